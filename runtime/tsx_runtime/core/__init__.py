@@ -1,0 +1,1 @@
+"""Registry, routing, batching, channels and supervision: the front end without its protocols."""

@@ -1,0 +1,91 @@
+"""A job: one accepted request on its way to a worker and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from tsx_runtime.errors import TsxError
+from tsx_runtime.wire import Buffer
+
+
+class Job(Protocol):
+    """What the core knows of a request. Of `answer` and `refuse` exactly one is called, exactly once."""
+
+    meta: bytes  # see `wire.request_meta`
+    body: Buffer
+    arrived: float  # time.monotonic() when the request was complete
+    deadline: float | None  # the same clock; past it the job is refused instead of run
+    gone: bool  # set by the lane when the client has left
+
+    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        """The handler's answer: an HTTP status, a header block (see `wire`), the body. The buffers are valid during the call."""
+
+    def refuse(self, error: TsxError) -> None:
+        """An error of tsx's own."""
+
+    def piece(self, headers: Buffer, body: Buffer) -> None:
+        """A part of a streamed answer; `answer` brings the last part. Only the first piece's headers count."""
+
+
+class Answer:
+    """What a `WaitingJob` yields. A streamed answer is there from its first piece on; its parts come from `parts()`."""
+
+    __slots__ = ("_rest", "body", "headers", "status")
+
+    def __init__(self, status: int, headers: bytes, body: bytes, rest: asyncio.Queue[bytes | TsxError | None] | None = None) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self._rest = rest
+
+    @property
+    def streamed(self) -> bool:
+        return self._rest is not None
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """All parts in order; raises `TsxError` where the worker failed in the middle."""
+        yield self.body
+        while self._rest is not None:
+            part = await self._rest.get()
+            if part is None:
+                return
+            if isinstance(part, TsxError):
+                raise part
+            yield part
+
+
+class WaitingJob:
+    """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
+
+    __slots__ = ("_rest", "arrived", "body", "deadline", "done", "gone", "meta")
+
+    def __init__(self, meta: bytes, body: Buffer, arrived: float, deadline: float | None = None) -> None:
+        self.meta = meta
+        self.body = body
+        self.arrived = arrived
+        self.deadline = deadline
+        self.gone = False
+        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._rest: asyncio.Queue[bytes | TsxError | None] | None = None
+
+    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        if self._rest is not None:
+            self._rest.put_nowait(bytes(body))
+            self._rest.put_nowait(None)
+        elif not self.done.done():  # a cancelled waiter leaves a cancelled future behind
+            self.done.set_result(Answer(status, bytes(headers), bytes(body)))
+
+    def refuse(self, error: TsxError) -> None:
+        if self._rest is not None:
+            self._rest.put_nowait(error)
+        elif not self.done.done():
+            self.done.set_exception(error)
+
+    def piece(self, headers: Buffer, body: Buffer) -> None:
+        if self._rest is not None:
+            self._rest.put_nowait(bytes(body))
+        elif not self.done.done():
+            self._rest = asyncio.Queue()
+            self.done.set_result(Answer(200, bytes(headers), bytes(body), self._rest))

@@ -1,0 +1,140 @@
+"""Everything that can go wrong while serving, as one tree with one table of statuses.
+
+    TsxError                     500  InternalServerException
+    ├── BadRequest               400  BadRequestException
+    ├── InvalidToken             401  InvalidKeyException
+    ├── ForeignOrigin            403  ForeignOriginException
+    ├── CannotRemoveDefault      403  InvalidModelVersionException
+    ├── ResourceNotFound         404  ResourceNotFoundException
+    ├── ModelNotFound            404  ModelNotFoundException
+    ├── ModelVersionNotFound     404  ModelVersionNotFoundException
+    ├── MethodNotAllowed         405  MethodNotAllowedException
+    ├── CleanupTimeout           408  RequestTimeoutException
+    ├── Conflict                 409  ConflictStatusException
+    ├── PayloadTooLarge          413  PayloadTooLargeException
+    ├── WorkerDied               500  InternalServerException
+    ├── LoadFailed               500  InternalServerException
+    ├── PredictionFailed         503  InternalServerException
+    ├── Unavailable              503  ServiceUnavailableException
+    │   ├── NoWorker
+    │   └── QueueFull
+    ├── OutOfResources           507  InternalServerException
+    └── SettingError             (never leaves the process: the command line prints it)
+
+Names, statuses and the `type` column are what TorchServe's clients look for. An error's text says what was
+wrong, with which value, and what to do next.
+"""
+
+from __future__ import annotations
+
+import json
+
+
+class TsxError(Exception):
+    """The root: carries the HTTP status and the `type` that TorchServe's clients know."""
+
+    status = 500
+    type = "InternalServerException"
+
+    def __init__(self, message: str, *, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.traceback = traceback
+
+
+class BadRequest(TsxError):
+    status = 400
+    type = "BadRequestException"
+
+
+class InvalidToken(TsxError):
+    status = 401
+    type = "InvalidKeyException"
+
+
+class ForeignOrigin(TsxError):
+    status = 403
+    type = "ForeignOriginException"
+
+
+class CannotRemoveDefault(TsxError):
+    status = 403
+    type = "InvalidModelVersionException"
+
+
+class ResourceNotFound(TsxError):
+    status = 404
+    type = "ResourceNotFoundException"
+
+
+class ModelNotFound(TsxError):
+    status = 404
+    type = "ModelNotFoundException"
+
+
+class ModelVersionNotFound(TsxError):
+    status = 404
+    type = "ModelVersionNotFoundException"
+
+
+class MethodNotAllowed(TsxError):
+    status = 405
+    type = "MethodNotAllowedException"
+
+
+class CleanupTimeout(TsxError):
+    status = 408
+    type = "RequestTimeoutException"
+
+
+class Conflict(TsxError):
+    status = 409
+    type = "ConflictStatusException"
+
+
+class PayloadTooLarge(TsxError):
+    status = 413
+    type = "PayloadTooLargeException"
+
+
+class WorkerDied(TsxError):
+    """The worker ended while it held the request."""
+
+
+class LoadFailed(TsxError):
+    """No worker could load the model; `traceback` is the worker's own."""
+
+
+class PredictionFailed(TsxError):
+    """The handler raised, or returned something that cannot be sent."""
+
+    status = 503
+
+
+class Unavailable(TsxError):
+    status = 503
+    type = "ServiceUnavailableException"
+
+
+class NoWorker(Unavailable):
+    """No worker serves this model, and none is on its way."""
+
+
+class QueueFull(Unavailable):
+    """The model's queue has reached its bound."""
+
+
+class OutOfResources(TsxError):
+    status = 507
+
+
+class SettingError(TsxError):
+    """A setting is unknown, or its value cannot be used."""
+
+    status = 400
+    type = "BadRequestException"
+
+
+def error_body(status: int, type: str, message: str) -> bytes:
+    """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end."""
+    return (json.dumps({"code": status, "type": type, "message": message}, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,1 @@
+"""Where the runtime runs: a server of its own, and later the platforms."""

@@ -1,0 +1,175 @@
+"""The frame that the front end and a worker speak, over one stream socket per worker. Knows nothing else.
+
+A frame is a fixed header, a table, the items, and an extra, all little-endian:
+
+    header   u8   kind          one of `Kind`
+             u8   version       `VERSION`; both ends come from one installation, so a difference is an error
+             u16  (zero)
+             u32  batch         number of the batch; a reply repeats its request's
+             u32  items         how many rows the table has
+             u64  size          bytes that follow the header
+    table    one row per item: u32 code, u32 length of meta, u32 length of body
+    items    meta and body of the first item, meta and body of the second, ...
+    extra    what is left of `size`
+
+    kind      from      items                                                   extra
+    LOAD      front     none                                                    the load order, JSON (`LoadOrder`)
+    LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", ...}, JSON
+    FAILED    worker    none                                                    {"message", "traceback"}, JSON; the worker exits
+    BATCH     front     a row a request: code 0, meta and body as it came       empty
+    PIECE     worker    one: code = position in the batch, body = the piece,    empty
+                        meta = header block (first piece of a request only)
+    REPLY     worker    a row a request, in the batch's order: code = HTTP      `MetricDelta`s, JSON, or empty
+                        status, meta = header block, body = the answer
+
+A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
+off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.
+The worker ends when the front end closes the socket; the front end takes the end of the stream for the worker's death.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypedDict
+
+VERSION = 1
+HEADER = struct.Struct("<BBHIIQ")
+ROW = struct.Struct("<III")
+MAX_ITEMS = 1 << 16
+MAX_SIZE = 1 << 36
+MAX_FIELD = (1 << 32) - 1
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Kind(enum.IntEnum):
+    LOAD = 1
+    LOADED = 2
+    FAILED = 3
+    BATCH = 4
+    PIECE = 5
+    REPLY = 6
+
+
+class LoadOrder(TypedDict):
+    """What a worker needs to know to load a model."""
+
+    model_name: str
+    model_version: str
+    model_dir: str  # absolute; becomes the worker's working directory
+    manifest: dict[str, Any]  # the parsed MANIFEST.json, or what stands in for it
+    model_config: dict[str, Any]  # the parsed model-config.yaml
+    handler: str  # as in the manifest; empty where nothing names one
+    service_envelope: str | None
+    gpu_id: int | None
+    batch_size: int
+    threads: int | None  # torch's threads within one operation; None leaves torch's own choice
+    limit_max_image_pixels: bool
+    decode_input_request: bool
+    max_response_size: int
+    server_version: str
+
+
+class MetricDelta(TypedDict):
+    """One value that a handler reported; the front end adds it up."""
+
+    name: str
+    type: str  # counter, gauge or histogram
+    unit: str
+    value: float
+    dimensions: dict[str, str]
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame: the peer is broken and the connection is of no further use."""
+
+
+class Header(NamedTuple):
+    kind: Kind
+    batch: int
+    items: int
+    size: int
+
+
+class Item(NamedTuple):
+    code: int
+    meta: Buffer
+    body: Buffer
+
+
+class Frame(NamedTuple):
+    kind: Kind
+    batch: int
+    items: list[Item]
+    extra: memoryview
+
+
+def encode(kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> list[Buffer]:
+    """The frame as buffers for `writelines` or `sendmsg`; no body is copied."""
+    lengths: list[int] = []
+    buffers: list[Buffer] = [b""]
+    size = ROW.size * len(items) + len(extra)
+    for code, meta, body in items:
+        meta_length, body_length = len(meta), len(body)
+        if body_length > MAX_FIELD:
+            raise FrameError(f"a body of {body_length} bytes does not fit a frame; the most is {MAX_FIELD}")
+        lengths += (code, meta_length, body_length)
+        size += meta_length + body_length
+        buffers += (meta, body)
+    buffers[0] = HEADER.pack(kind, VERSION, 0, batch, len(items), size) + struct.pack(f"<{len(lengths)}I", *lengths)
+    if extra:
+        buffers.append(extra)
+    return buffers
+
+
+def decode_header(buffer: Buffer) -> Header:
+    """Read the header from the start of `buffer` (at least `HEADER.size` bytes)."""
+    kind, version, zero, batch, items, size = HEADER.unpack_from(buffer)
+    if version != VERSION or zero or kind not in _KINDS:
+        raise FrameError(f"not a frame of version {VERSION}: {bytes(buffer[: HEADER.size]).hex()}")
+    if items > MAX_ITEMS or size > MAX_SIZE or items * ROW.size > size:
+        raise FrameError(f"a frame cannot hold {items} items in {size} bytes")
+    return Header(_KINDS[kind], batch, items, size)
+
+
+def decode(header: Header, payload: Buffer) -> Frame:
+    """Split what follows the header; items are views into `payload`."""
+    view = memoryview(payload)
+    offset = header.items * ROW.size
+    numbers = struct.unpack_from(f"<{header.items * 3}I", view)
+    items: list[Item] = []
+    for row in range(0, len(numbers), 3):
+        start = offset + numbers[row + 1]
+        end = start + numbers[row + 2]
+        items.append(Item(numbers[row], view[offset:start], view[start:end]))
+        offset = end
+    if offset > header.size:
+        raise FrameError(f"the items of a frame end at {offset}, behind its end at {header.size}")
+    return Frame(header.kind, header.batch, items, view[offset:])
+
+
+def request_meta(request_id: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The meta of a request; names keep the case in which they came."""
+    return b"%b\r\n%b\r\n%b" % (request_id.encode("latin-1"), query, header_block(headers))
+
+
+def header_block(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+
+
+def parse_request_meta(meta: Buffer) -> tuple[str, str, str]:
+    """(request id, query string, header block) of a request's meta."""
+    request_id, query, block = str(meta, "latin-1").split("\r\n", 2)
+    return request_id, query, block
+
+
+def parse_header_block(block: str) -> Iterator[tuple[str, str]]:
+    for line in block.split("\r\n"):
+        if line:
+            name, _, value = line.partition(": ")
+            yield name, value
+
+
+_KINDS = {int(kind): kind for kind in Kind}

@@ -1,0 +1,1 @@
+"""What `tsx deploy` and `tsx init` render."""
