@@ -1,0 +1,94 @@
+"""The committed digits model, in each of its forms, is as good as its metrics.json says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+METRICS = json.loads((DIGITS / "metrics.json").read_text(encoding="utf-8"))
+
+
+def load(name: str) -> ModuleType:
+    """A module of the example, without putting a name as common as `model` into `sys.modules`."""
+    spec = importlib.util.spec_from_file_location(f"examples_digits_{name}", DIGITS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def eager(weights: dict[str, torch.Tensor]) -> torch.nn.Module:
+    model: torch.nn.Module = load("model").DigitNet()
+    model.load_state_dict(weights)
+    return model
+
+
+VARIANTS: dict[str, Callable[[Path], torch.nn.Module]] = {
+    "digits.pth": lambda path: eager(torch.load(path, weights_only=True)),
+    "digits.safetensors": lambda path: eager(load_file(path)),
+    "digits.pt": lambda path: torch.jit.load(path),
+    "digits.pt2": lambda path: torch.export.load(path).module(),
+}
+
+
+@pytest.fixture(scope="module")
+def held_out() -> tuple[torch.Tensor, np.ndarray]:
+    split = load("data").load_split()
+    return torch.from_numpy(split.test_pixels.astype(np.float32) / 255).unsqueeze(1), split.test_labels
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_each_variant_reaches_the_stored_accuracy(file: str, held_out: tuple[torch.Tensor, np.ndarray]) -> None:
+    images, labels = held_out
+    with torch.inference_mode():
+        guesses = VARIANTS[file](DIGITS / file)(images).argmax(1).numpy()
+    accuracy = float((guesses == labels).mean())
+    assert len(labels) == METRICS["held_out"]
+    assert accuracy >= 0.98
+    assert accuracy == pytest.approx(
+        METRICS["accuracy"], abs=1.5 / len(labels)
+    )  # one picture may tip where sums are added in another order
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_each_variant_takes_one_image_and_many_alike(file: str, held_out: tuple[torch.Tensor, np.ndarray]) -> None:
+    images = held_out[0][:17]
+    model = VARIANTS[file](DIGITS / file)
+    with torch.inference_mode():
+        singly = torch.cat([model(image.unsqueeze(0)) for image in images])
+        torch.testing.assert_close(model(images), singly)
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them(file: str) -> None:
+    content = (DIGITS / file).read_bytes()
+    assert len(content) == METRICS["bytes"][file]
+    assert len(content) < 300_000
+    assert b"site-packages" not in content
+    assert str(DIGITS).encode() not in content
+
+
+def test_sample_images_are_held_out_pictures_of_their_digit(held_out: tuple[torch.Tensor, np.ndarray]) -> None:
+    images, labels = held_out
+    for digit in range(10):
+        with Image.open(DIGITS / "images" / f"{digit}.png") as picture:
+            pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
+        same = (images[:, 0] == pixels).all(dim=2).all(dim=1).numpy()
+        assert labels[same].tolist() == [digit]
+
+
+def test_names_of_the_classes_are_in_the_order_of_the_digits() -> None:
+    names = json.loads((DIGITS / "index_to_name.json").read_text(encoding="utf-8"))
+    assert list(names) == [str(digit) for digit in range(10)]
+    assert [names["0"], names["7"], names["9"]] == ["zero", "seven", "nine"]
