@@ -6,17 +6,53 @@ What belongs to one model (batch size, workers, device) is not here but in the a
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from tsx_runtime.errors import SettingError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONFIG_NAME = "tsx.toml"
+ENV_PREFIX = "TSX_"
+CONFIG_VARIABLE = "TSX_CONFIG"
+
+
+class Accepts(NamedTuple):
+    """Says, in an error, what a setting takes where its Python type does not say it."""
+
+    text: str
+
+
+def _check_address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+Address = Annotated[str, AfterValidator(_check_address), Accepts("an address such as http://127.0.0.1:8080")]
 
 
 class Settings(BaseModel):
     """Names and defaults are TorchServe's where it has the setting."""
 
-    inference_address: str = Field("http://127.0.0.1:8080", description="where predictions are answered")
-    management_address: str = Field("http://127.0.0.1:8081", description="where models are registered, scaled and described")
-    metrics_address: str = Field("http://127.0.0.1:8082", description="where Prometheus reads the metrics")
+    model_config = ConfigDict(extra="forbid")
+
+    inference_address: Address = Field("http://127.0.0.1:8080", description="where predictions are answered")
+    management_address: Address = Field("http://127.0.0.1:8081", description="where models are registered, scaled and described")
+    metrics_address: Address = Field("http://127.0.0.1:8082", description="where Prometheus reads the metrics")
     model_store: Path | None = Field(None, description="the directory that models are registered from")
     load_models: list[str] = Field([], description="what to load at start: archives, [name=]file, or 'all' in the model store")
     default_workers_per_model: int = Field(0, ge=0, description="workers of a model that asks for none; 0 = one a GPU, or one")
@@ -30,11 +66,149 @@ class Settings(BaseModel):
     limit_max_image_pixels: bool = Field(True, description="refuse images that would unpack to a gigantic size")
     decode_input_request: bool = Field(True, description="hand JSON and text bodies to the handler decoded")
     default_service_handler: str | None = Field(None, description="the handler of archives that name none")
-    inference_token: str | None = Field(None, description="bearer token that predictions must carry")
-    management_token: str | None = Field(None, description="bearer token that management and metrics calls must carry")
+    inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
+    management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")
     worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
+
+
+SECRETS = frozenset({"inference_token", "management_token"})
+
+
+def load_settings(cli: Mapping[str, object], env: Mapping[str, str], toml_path: Path | None = None) -> tuple[Settings, dict[str, str]]:
+    """The settings, and for each its origin in words. Raises `SettingError`.
+
+    `cli` holds only what was given, by setting name; text is read as in the environment. A relative path in `tsx.toml`
+    starts at the file's directory, any other at the working directory.
+    """
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    for found in [*_from_toml(toml_path), *_from_environment(env), *_from_command_line(cli)]:
+        values[found.name] = _convert(found)
+        origins[found.name] = found.origin
+    return Settings.model_validate(values), origins
+
+
+def find_config(option: Path | None, env: Mapping[str, str], directory: Path) -> Path | None:
+    """The file to read: the one named on the command line, or by TSX_CONFIG, or tsx.toml in `directory`."""
+    if option is not None:
+        return option
+    if env.get(CONFIG_VARIABLE):
+        return Path(env[CONFIG_VARIABLE])
+    usual = directory / CONFIG_NAME
+    return usual if usual.is_file() else None
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `http://HOST:PORT`; an IPv6 host stands in brackets there and not here."""
+    match = re.fullmatch(r"http://(?:\[([0-9a-fA-F:.]+)\]|([^\s/:\[\]@?#]+)):(\d{1,5})/?", address)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError("not of the form http://HOST:PORT")
+    return match[1] or match[2], int(match[3])
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'X'?` for the nearest of `known`, or nothing when none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def accepted(field: FieldInfo) -> str:
+    """What a setting takes, in words."""
+    for mark in field.metadata:
+        if isinstance(mark, Accepts):
+            return mark.text
+    kind = _kind(field)
+    if kind is bool:
+        return "true or false"
+    if kind is int:
+        least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+        return "a whole number" if least is None else f"a whole number, at least {least}"
+    if kind is Path:
+        return "a path"
+    return "a list, or text with commas" if typing.get_origin(kind) is list else "text, at least one character"
+
+
+class _Found(NamedTuple):
+    """A value as one source has it; `file` where that source is a TOML file, which has types of its own."""
+
+    name: str
+    value: object
+    origin: str
+    file: Path | None = None
+
+
+def _from_toml(path: Path | None) -> Iterable[_Found]:
+    if path is not None:
+        for name, value in _read_toml(path).items():
+            yield _Found(_known(name, Settings.model_fields, str(path)), value, str(path), path)
+
+
+def _from_environment(env: Mapping[str, str]) -> Iterable[_Found]:
+    variables = {ENV_PREFIX + name.upper(): name for name in Settings.model_fields}
+    for variable, text in env.items():
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
+            _known(variable, [*variables, CONFIG_VARIABLE], "the environment")
+            yield _Found(variables[variable], text, f"environment variable {variable}")
+
+
+def _from_command_line(cli: Mapping[str, object]) -> Iterable[_Found]:
+    for name, value in cli.items():
+        yield _Found(_known(name, Settings.model_fields, "the command line"), value, "command line")
+
+
+def _known(name: str, known: Iterable[str], origin: str) -> str:
+    known = list(known)
+    if name not in known:
+        hint = suggestion(name, known) or "; `tsx config show` lists all settings"
+        raise SettingError(f"unknown setting '{name}' in {origin}{hint}")
+    return name
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data: dict[str, Any] = tomllib.load(file)
+            return data
+    except OSError as error:
+        raise SettingError(f"cannot read the configuration file '{path}': {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"'{path}' is not valid TOML: {error}") from error
+
+
+def _convert(found: _Found) -> Any:
+    field = Settings.model_fields[found.name]
+    kind = _kind(field)
+    with_limits: Any = Annotated[field.annotation, field]
+    adapter = TypeAdapter[Any](with_limits)
+    try:
+        if found.file is None:
+            return adapter.validate_python(_from_text(found.value, kind))
+        # '8' is no number in TOML; strict JSON is what strict Python is, but takes text for a path.
+        value = adapter.validate_json(json.dumps(found.value, default=str), strict=True)
+        return found.file.parent / value if kind is Path else value
+    except ValueError as error:
+        shown = "what was given" if found.name in SECRETS else repr(found.value)
+        raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}): it takes {accepted(field)}") from error
+
+
+def _from_text(value: object, kind: Any) -> object:
+    """What a variable or `--set NAME=TEXT` means: commas part a list, and no path is empty."""
+    if not isinstance(value, str):
+        return value
+    if typing.get_origin(kind) is list:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if kind is Path and not value:
+        raise ValueError("an empty path")
+    return value
+
+
+def _kind(field: FieldInfo) -> Any:
+    """The field's type without its `None`."""
+    if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
+        return next(kind for kind in typing.get_args(field.annotation) if kind is not type(None))
+    return field.annotation

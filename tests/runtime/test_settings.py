@@ -1,0 +1,181 @@
+"""Every setting has one value, and it is known where that value came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings import Settings, accepted, find_config, load_settings, parse_address, suggestion
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "tsx.toml"
+    path.write_text(text)
+    return path
+
+
+def failure(cli: dict[str, object] | None = None, env: dict[str, str] | None = None, toml: Path | None = None) -> str:
+    with pytest.raises(SettingError) as caught:
+        load_settings(cli or {}, env or {}, toml)
+    return caught.value.message
+
+
+def test_without_any_source_all_settings_are_defaults() -> None:
+    settings, origins = load_settings({}, {"PATH": "/bin"})
+    assert settings == Settings()
+    assert set(origins) == set(Settings.model_fields)
+    assert set(origins.values()) == {"default"}
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+@pytest.mark.parametrize("in_env", [True, False])
+@pytest.mark.parametrize("on_command_line", [True, False])
+def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, in_file: bool, in_env: bool, on_command_line: bool
+) -> None:
+    toml = write(tmp_path, "job_queue_size = 2" if in_file else "")
+    env = {"TSX_JOB_QUEUE_SIZE": "3"} if in_env else {}
+    cli: dict[str, object] = {"job_queue_size": 4} if on_command_line else {}
+    settings, origins = load_settings(cli, env, toml)
+    expected = [
+        (on_command_line, 4, "command line"),
+        (in_env, 3, "environment variable TSX_JOB_QUEUE_SIZE"),
+        (in_file, 2, str(toml)),
+        (True, 100, "default"),
+    ]
+    value, origin = next((value, origin) for given_there, value, origin in expected if given_there)
+    assert settings.job_queue_size == value
+    assert origins["job_queue_size"] == origin
+
+
+def test_text_of_the_environment_is_read_as_the_type_of_the_setting() -> None:
+    env = {
+        "TSX_LIMIT_MAX_IMAGE_PIXELS": "false",
+        "TSX_WORKER_PRELOAD": "0",
+        "TSX_NUMBER_OF_GPU": "2",
+        "TSX_MODEL_STORE": "models",
+        "TSX_LOAD_MODELS": "digits.mar, noop=x.mar",
+        "TSX_INFERENCE_ADDRESS": "http://[::1]:80",
+    }
+    settings, _ = load_settings({}, env)
+    assert settings.limit_max_image_pixels is False
+    assert settings.worker_preload is False
+    assert settings.number_of_gpu == 2
+    assert settings.model_store == Path("models")
+    assert settings.load_models == ["digits.mar", "noop=x.mar"]
+    assert settings.inference_address == "http://[::1]:80"
+
+
+def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
+    settings, _ = load_settings({}, {}, write(tmp_path, 'model_store = "models"\ncache_dir = "/cache"'))
+    assert settings.model_store == tmp_path / "models"
+    assert settings.cache_dir == Path("/cache")
+
+
+def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_path: Path) -> None:
+    toml = write(tmp_path, "job_queue_sise = 2")
+    assert failure(toml=toml) == f"unknown setting 'job_queue_sise' in {toml}; did you mean 'job_queue_size'?"
+    assert "did you mean 'TSX_MODEL_STORE'?" in failure(env={"TSX_MODELSTORE": "x"})
+    assert "did you mean 'TSX_CONFIG'?" in failure(env={"TSX_CONFIGS": "x"})
+    assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
+
+
+def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> None:
+    assert failure(env={"TSX_ZZ": "1"}) == "unknown setting 'TSX_ZZ' in the environment; `tsx config show` lists all settings"
+
+
+def test_a_variable_of_another_program_is_none_of_ours() -> None:
+    load_settings({}, {"TS_CONFIG_FILE": "x", "XTSX_MODEL_STORE": "x"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "takes"),
+    [
+        ("TSX_JOB_QUEUE_SIZE", "many", "a whole number, at least 1"),
+        ("TSX_JOB_QUEUE_SIZE", "0", "a whole number, at least 1"),
+        ("TSX_NUMBER_OF_GPU", "", "a whole number, at least 0"),
+        ("TSX_WORKER_PRELOAD", "perhaps", "true or false"),
+        ("TSX_MODEL_STORE", "", "a path"),
+        ("TSX_METRICS_ADDRESS", "localhost:8082", "an address such as http://127.0.0.1:8080"),
+        ("TSX_METRICS_ADDRESS", "http://localhost:99999", "an address such as http://127.0.0.1:8080"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_origin_and_what_is_accepted(variable: str, text: str, takes: str) -> None:
+    name = variable.removeprefix("TSX_").lower()
+    assert failure(env={variable: text}) == f"{name} cannot be {text!r} (from environment variable {variable}): it takes {takes}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['job_queue_size = "2"', "job_queue_size = true", "job_queue_size = 1.5", "model_store = 3", 'load_models = "a"', "worker_preload = 1"],
+)
+def test_the_file_must_use_the_right_type(tmp_path: Path, line: str) -> None:
+    toml = write(tmp_path, line)
+    assert f"(from {toml})" in failure(toml=toml)
+
+
+def test_a_secret_is_never_repeated_in_an_error() -> None:
+    message = failure(cli={"management_token": 5})
+    assert message == "management_token cannot be what was given (from command line): it takes text, at least one character"
+    assert "from environment variable TSX_INFERENCE_TOKEN" in failure(env={"TSX_INFERENCE_TOKEN": ""})
+
+
+def test_a_file_that_cannot_be_read_or_is_not_toml_is_named(tmp_path: Path) -> None:
+    assert failure(toml=tmp_path / "none.toml") == f"cannot read the configuration file '{tmp_path}/none.toml': No such file or directory"
+    toml = write(tmp_path, "a = = 1")
+    assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
+    toml.write_bytes(b"a = '\xff'")
+    assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
+
+
+def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(tmp_path: Path) -> None:
+    assert find_config(None, {}, tmp_path) is None
+    here = write(tmp_path, "")
+    assert find_config(None, {}, tmp_path) == here
+    assert find_config(None, {"TSX_CONFIG": "a.toml"}, tmp_path) == Path("a.toml")
+    assert find_config(Path("b.toml"), {"TSX_CONFIG": "a.toml"}, tmp_path) == Path("b.toml")
+
+
+def test_settings_made_in_code_refuse_unknown_names() -> None:
+    wrong: dict[str, Any] = {"job_queue": 1}
+    with pytest.raises(ValidationError, match="job_queue"):
+        Settings(**wrong)
+
+
+def test_every_setting_says_what_it_takes_and_what_it_is_for() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert accepted(field), name
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("http://127.0.0.1:8080", ("127.0.0.1", 8080)),
+        ("http://localhost:0/", ("localhost", 0)),
+        ("http://[::1]:80", ("::1", 80)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, expected: tuple[str, int]) -> None:
+    assert parse_address(address) == expected
+
+
+@given(st.text(max_size=30))
+def test_no_text_is_half_an_address(text: str) -> None:
+    try:
+        host, port = parse_address("http://" + text)
+    except ValueError:
+        return
+    assert host
+    assert 0 <= port <= 65535
+
+
+def test_a_suggestion_is_made_only_for_what_is_near() -> None:
+    assert suggestion("resnet", ["resnet18", "bert"]) == "; did you mean 'resnet18'?"
+    assert suggestion("zzz", ["resnet18", "bert"]) == ""
