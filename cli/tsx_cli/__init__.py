@@ -1,1 +1,1 @@
-"""The commands."""
+"""The commands. Importing it has no effect and imports nothing."""

@@ -1,0 +1,8 @@
+"""`python -m tsx_cli` is `tsx`."""
+
+import sys
+
+from tsx_cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

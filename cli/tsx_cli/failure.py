@@ -1,0 +1,76 @@
+"""How a command ends when something is wrong: one message, an exit code, and a traceback only when asked for."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TextIO
+
+FAILED = 1
+USAGE = 2
+SHORT_TRACEBACK = 12
+
+
+class CliError(Exception):
+    """Says what was wrong, with which value, and what to do next."""
+
+    exit_code = FAILED
+
+    def __init__(self, message: str, *, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.traceback = traceback
+
+
+class UsageError(CliError):
+    """What was asked for makes no sense, whatever the state of the world."""
+
+    exit_code = USAGE
+
+
+def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
+    """Print what a person needs to know of `error`; returns the exit code."""
+    if not _expected(error):
+        print(_mark(f"Error: {type(error).__name__}: {error}", file), file=file)
+        _explain_unexpected(error, debug, file)
+        return FAILED
+    message = getattr(error, "message", None) or _os_error(error)
+    print(_mark(f"Error: {message}", file), file=file)
+    worker_traceback: str | None = getattr(error, "traceback", None)
+    if worker_traceback:
+        print(worker_traceback.rstrip() if debug else shortened(worker_traceback), file=file)
+    if debug:
+        traceback.print_exception(type(error), error, error.__traceback__, file=file)
+    return int(getattr(error, "exit_code", FAILED))
+
+
+def shortened(text: str, lines: int = SHORT_TRACEBACK) -> str:
+    """The end of a traceback, where the reason stands."""
+    all_lines = text.rstrip().splitlines()
+    if len(all_lines) <= lines:
+        return "\n".join(all_lines)
+    return "\n".join([f"  ... {len(all_lines) - lines} lines left out; --debug shows all", *all_lines[-lines:]])
+
+
+def _expected(error: BaseException) -> bool:
+    # Only a module that has been imported can have raised its error, and importing it for that would be slow.
+    trees = [("tsx_runtime.errors", "TsxError"), ("tsx_archiver", "ArchiveError")]
+    known = [getattr(sys.modules[module], name) for module, name in trees if module in sys.modules]
+    return isinstance(error, (CliError, OSError, *known))
+
+
+def _os_error(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: '{error.filename}'" if error.filename else error.strerror
+    return str(error)
+
+
+def _explain_unexpected(error: BaseException, debug: bool, file: TextIO) -> None:
+    if debug:
+        traceback.print_exception(type(error), error, error.__traceback__, file=file)
+    else:
+        print("This is a defect of tsx; run again with --debug to see where it happened.", file=file)
+
+
+def _mark(text: str, file: TextIO) -> str:
+    return f"\033[31m{text}\033[0m" if file.isatty() else text

@@ -1,0 +1,49 @@
+"""Groups of commands that import a command's module only when that command runs, so that help and completion stay quick."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class LazyGroup(TyperGroup):
+    """Shows each command by a line of text; `entries` gives that line and the module whose `app` is the command."""
+
+    entries: Mapping[str, tuple[str, str]] = {}  # name -> (module, short help)
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=help_text) for name, (_, help_text) in self.entries.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            command = typer.main.get_command(importlib.import_module(self.entries[args[0]][0]).app)
+            command.name = name
+        return name, command, rest
+
+
+class DefaultGroup(TyperGroup):
+    """A group that runs its command `default` where its first word is no command's name; its help is that command's with the others listed."""
+
+    default = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        shown = self.commands[self.default]
+        TyperGroup(
+            name=self.name,
+            help=shown.help,
+            params=shown.params,
+            commands={name: command for name, command in self.commands.items() if name != self.default},
+            subcommand_metavar=f"| {' | '.join(name for name in self.commands if name != self.default)} FILE",
+            rich_markup_mode=self.rich_markup_mode,
+        ).format_help(ctx, formatter)

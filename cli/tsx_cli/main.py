@@ -1,0 +1,80 @@
+"""The `tsx` command: its list of commands, and how every one of them ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.failure import FAILED, report
+from tsx_cli.lazy import LazyGroup
+from tsx_runtime.version import __version__
+
+INTERRUPTED = 130
+
+
+class Commands(LazyGroup):
+    entries = {
+        "archive": ("tsx_cli.archive", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
+        "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
+        "predict": ("tsx_cli.predict", "Send a file to a model of a running server and print the answer."),
+        "models": ("tsx_cli.models", "List, describe, register, scale and remove the models of a running server."),
+        "config": ("tsx_cli.config", "Show every setting and where its value came from."),
+        "init": ("tsx_cli.init", "Make the files of a new model: a handler, its configuration, a README."),
+    }
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="From a trained PyTorch model to a production endpoint.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tsx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 fine, 1 failed, 2 wrong usage."""
+    return run(typer.main.get_command(app), "tsx", sys.argv[1:] if argv is None else argv)
+
+
+def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
+    """Run a command and turn whatever ends it into an exit code and, where it failed, one message."""
+    debug, argv = hoist_debug(argv)
+    try:
+        command.main(args=list(argv), prog_name=prog_name)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED if end.code else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return FAILED
+    except Exception as error:  # the process's boundary
+        return report(error, debug=debug, file=sys.stderr)
+    return 0
+
+
+def hoist_debug(argv: Sequence[str]) -> tuple[bool, Sequence[str]]:
+    """`--debug` counts wherever it stands before a `--`; the commands need not know it."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    if "--debug" not in argv[:end]:
+        return False, argv
+    return True, [word for position, word in enumerate(argv) if word != "--debug" or position > end]
