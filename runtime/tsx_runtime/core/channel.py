@@ -1,0 +1,192 @@
+"""The front end's end of one worker's socket: a batch goes out as one frame, one frame comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from typing import Any, NamedTuple, Protocol, cast
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import Job
+
+SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
+
+logger = logging.getLogger("tsx.channel")
+
+
+class Sent(NamedTuple):
+    """A batch on its way."""
+
+    batch: int
+    jobs: list[Job]
+    at: float
+
+
+class Owner(Protocol):
+    """Who holds the channel: told of replies and of its end."""
+
+    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None: ...
+
+    def on_closed(self, channel: Channel) -> None: ...
+
+
+class Channel(asyncio.BufferedProtocol):
+    """Holds at most a few batches, in order; the first is being worked on, the others have not begun.
+
+    `loaded` gets the facts of the LOADED frame, or the `LoadError` of a FAILED frame or of an early end.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        loop = asyncio.get_running_loop()
+        self.owner = owner
+        self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.sent: deque[Sent] = deque()
+        self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
+        self._drained: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._next_batch = 0
+        self._small = bytearray(SMALL)
+        self._view = memoryview(self._small)
+        self._end = 0
+        self._large: bytearray | None = None
+        self._large_end = 0
+
+    @property
+    def batches(self) -> int:
+        return len(self.sent)
+
+    # What the owner calls
+
+    def load(self, order: wire.LoadOrder) -> None:
+        assert self._transport is not None
+        self._transport.writelines(wire.encode(wire.Kind.LOAD, 0, extra=json.dumps(order).encode()))
+
+    def send(self, jobs: list[Job], now: float) -> None:
+        assert self._transport is not None
+        if not self.sent:
+            self.began = now
+        batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
+        self.sent.append(Sent(batch, jobs, now))
+        self._transport.writelines(wire.encode(wire.Kind.BATCH, batch, [(0, job.meta, job.body) for job in jobs]))
+
+    def close(self) -> None:
+        """The worker ends when it has read to the end; `closed` tells when it has let go of the socket."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def drained(self) -> None:
+        """Wait until it holds nothing, or is closed."""
+        if self.sent and not self.closed.done():
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._drained, self.closed], return_when=asyncio.FIRST_COMPLETED)
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return memoryview(self._large)[self._large_end :]
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._large is not None:
+                self._large_end += nbytes
+                if self._large_end == len(self._large):
+                    whole, self._large = memoryview(self._large), None
+                    self._on_frame(wire.decode(wire.decode_header(whole), whole[wire.HEADER.size :]))
+            else:
+                self._end += nbytes
+                self._read_small()
+        except wire.FrameError as error:
+            logger.error("a worker sent what is not a frame, so it is ended: %s", error)
+            self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.loaded.done():
+            self.loaded.set_exception(EOFError("the worker ended before it had loaded the model"))
+            self.loaded.exception()  # its starter may be gone; then nobody asks
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self.owner.on_closed(self)
+
+    # Reading
+
+    def _read_small(self) -> None:
+        start = 0
+        while self._end - start >= wire.HEADER.size:
+            header = wire.decode_header(self._view[start : self._end])
+            end = start + wire.HEADER.size + header.size
+            if end - start > SMALL:
+                self._large = bytearray(end - start)
+                self._large_end = self._end - start
+                self._large[: self._large_end] = self._view[start : self._end]
+                start = self._end
+                break
+            if end > self._end:
+                break
+            self._on_frame(wire.decode(header, self._view[start + wire.HEADER.size : end]))
+            start = end
+        rest = self._end - start
+        if start and rest:
+            self._small[:rest] = self._small[start : self._end]
+        self._end = rest
+
+    def _on_frame(self, frame: wire.Frame) -> None:
+        if frame.kind is wire.Kind.REPLY:
+            sent = self._expect(frame)
+            if len(frame.items) != len(sent.jobs):
+                raise wire.FrameError(f"{len(frame.items)} answers for {len(sent.jobs)} requests")
+            self.sent.popleft()
+            self.began = time.monotonic()
+            if self._drained is not None and not self.sent:
+                self._drained.set_result(None)
+                self._drained = None
+            self.owner.on_reply(self, sent, frame)
+        elif frame.kind is wire.Kind.PIECE:
+            sent = self._expect(frame)
+            self.began = time.monotonic()
+            for position, meta, body in frame.items:
+                if position >= len(sent.jobs):
+                    raise wire.FrameError(f"a piece for request {position} of a batch of {len(sent.jobs)}")
+                sent.jobs[position].piece(meta, body)
+        elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
+            self._on_loaded(frame)
+        else:
+            raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
+
+    def _expect(self, frame: wire.Frame) -> Sent:
+        if not self.sent or self.sent[0].batch != frame.batch:
+            raise wire.FrameError(f"an answer for batch {frame.batch}, which is not under way")
+        return self.sent[0]
+
+    def _on_loaded(self, frame: wire.Frame) -> None:
+        try:
+            facts = json.loads(bytes(frame.extra))
+        except ValueError as error:
+            raise wire.FrameError(f"the worker's report is not JSON: {error}") from error
+        if frame.kind is wire.Kind.LOADED:
+            self.loaded.set_result(facts)
+        else:
+            self.loaded.set_exception(LoadError(str(facts.get("message")), str(facts.get("traceback"))))
+            self.loaded.exception()
+
+
+class LoadError(Exception):
+    """The worker's own report of why the model does not load."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.traceback = traceback

@@ -1,0 +1,25 @@
+"""A model without a server: for `tsx archive --check`, for measurements, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.settings import Settings
+
+
+@asynccontextmanager
+async def open_model(
+    path: Path, settings: Settings, *, workers: int = 1, batch_size: int | None = None, handler: str | None = None
+) -> AsyncIterator[ModelVersion]:
+    """The archive, or unpacked directory, with that many workers ready. Raises as `Registry.register_path` does."""
+    registry = Registry(settings)
+    registry.warm_up()
+    order = RegisterOrder(url=path.name, handler=handler, batch_size=batch_size, initial_workers=workers, loaded_at_startup=True)
+    try:
+        yield await registry.register_path(path, order)
+    finally:
+        await registry.close()

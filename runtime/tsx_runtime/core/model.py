@@ -1,0 +1,222 @@
+"""A model and its versions: an opened archive, a queue, and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tsx_archiver import ModelConfig, OpenArchive
+from tsx_runtime import wire
+from tsx_runtime.core.batching import Limits
+from tsx_runtime.core.devices import cpu_count
+from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.supervisor import Supervisor, Worker
+from tsx_runtime.errors import TsxError
+from tsx_runtime.settings import Settings
+from tsx_runtime.version import __version__
+
+
+@dataclass(frozen=True)
+class RegisterOrder:
+    """What a registration asks for; None leaves it to the archive's model-config.yaml, then to the settings."""
+
+    url: str
+    model_name: str | None = None
+    version: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay: int | None = None  # ms
+    initial_workers: int | None = None
+    response_timeout: int | None = None  # s
+    startup_timeout: int | None = None  # s
+    device_type: str | None = None
+    loaded_at_startup: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
+
+    batch_size: int
+    max_batch_delay: int
+    response_timeout: int
+    startup_timeout: int
+    max_retry_timeout: int
+    queue_size: int
+    min_workers: int
+    max_workers: int
+    device_type: str | None
+    device_ids: tuple[int, ...]
+    threads: int | None
+    wait: bool
+
+
+def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> Plan:
+    workers, most = _workers(order, config, settings, gpus)
+    return Plan(
+        batch_size=_first(order.batch_size, config.batch_size, 1),
+        max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, 100),
+        response_timeout=_first(order.response_timeout, config.response_timeout, settings.default_response_timeout),
+        startup_timeout=_first(order.startup_timeout, config.startup_timeout, settings.default_startup_timeout),
+        max_retry_timeout=_first(config.max_retry_timeout, 300),
+        queue_size=_first(config.job_queue_size, settings.job_queue_size),
+        min_workers=workers,
+        max_workers=most,
+        device_type=order.device_type or config.device_type,
+        device_ids=tuple(config.device_ids or ()),
+        threads=config.threads,
+        wait=config.batch_policy == "wait",
+    )
+
+
+def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> tuple[int, int]:
+    if order.initial_workers is not None:
+        return order.initial_workers, order.initial_workers
+    if config.min_workers and config.min_workers > 0 and (config.max_workers or config.min_workers) >= config.min_workers:
+        return config.min_workers, config.max_workers or config.min_workers
+    workers = settings.default_workers_per_model
+    if order.loaded_at_startup:
+        workers = workers or (gpus if order.device_type != "cpu" and config.device_type != "cpu" else 0) or 1
+    return workers, workers
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
+
+
+class ModelVersion:
+    """One version that is registered. `submit` takes requests at once; they wait while workers are on their way."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        archive: OpenArchive,
+        order: RegisterOrder,
+        chosen: Plan,
+        settings: Settings,
+        starter: ProcessStarter,
+        *,
+        ids: Iterator[int],
+        next_gpu: Callable[[tuple[int, ...]], int | None],
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.archive = archive
+        self.plan = chosen
+        self.url = order.url
+        self.handler = order.handler or archive.manifest.handler or settings.default_service_handler or ""
+        self.runtime = order.runtime or archive.manifest.runtime
+        self.loaded_at_startup = order.loaded_at_startup
+        self.min_workers = chosen.min_workers
+        self.max_workers = chosen.max_workers
+        self._settings = settings
+        label = f'Model "{name}" [Version {version}]'
+        wait = chosen.max_batch_delay / 1000 if chosen.wait else None
+        self._dispatcher = Dispatcher(label, Limits(chosen.batch_size, wait=wait), chosen.queue_size)
+        self._supervisor = Supervisor(
+            label,
+            self._dispatcher,
+            starter,
+            self._load_order,
+            ids=ids,
+            next_gpu=lambda: None if chosen.device_type == "cpu" else next_gpu(chosen.device_ids),
+            response_timeout=chosen.response_timeout,
+            startup_timeout=chosen.startup_timeout,
+            max_retry_timeout=chosen.max_retry_timeout,
+        )
+        self.submit: Callable[[Job], None] = self._dispatcher.submit
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.archive.config
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.archive.manifest.data
+
+    @property
+    def batch_size(self) -> int:
+        return self.plan.batch_size
+
+    @property
+    def max_batch_delay(self) -> int:
+        return self.plan.max_batch_delay
+
+    @property
+    def response_timeout(self) -> int:
+        return self.plan.response_timeout
+
+    @property
+    def startup_timeout(self) -> int:
+        return self.plan.startup_timeout
+
+    @property
+    def queue_size(self) -> int:
+        return self.plan.queue_size
+
+    @property
+    def workers(self) -> list[Worker]:
+        return self._supervisor.workers
+
+    @property
+    def last_error(self) -> str | None:
+        return self._supervisor.last_error
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self._dispatcher.queue)
+
+    @property
+    def stats(self) -> Stats:
+        return self._dispatcher.stats
+
+    async def scale(self, min_workers: int, max_workers: int) -> None:
+        """Start workers up to the minimum or end them down to the maximum; wait until that is done. Raises `LoadFailed`."""
+        self.min_workers, self.max_workers = min_workers, max_workers
+        await self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
+
+    async def finished(self) -> None:
+        """Wait until every accepted request is answered."""
+        await self._dispatcher.quiet()
+
+    def refuse_waiting(self, error: TsxError) -> None:
+        self._dispatcher.refuse_waiting(error)
+
+    async def close(self) -> None:
+        await self._supervisor.scale(0)
+        self.archive.close()
+
+    def _load_order(self, worker: Worker) -> wire.LoadOrder:
+        threads = self.plan.threads or max(1, cpu_count() // max(1, len(self.workers)))
+        return wire.LoadOrder(
+            model_name=self.name,
+            model_version=self.version,
+            model_dir=str(self.archive.directory),
+            manifest=self.manifest,
+            model_config=self.config.raw,
+            handler=self.handler,
+            service_envelope=None,
+            gpu_id=worker.gpu_id,
+            batch_size=self.batch_size,
+            threads=threads,
+            limit_max_image_pixels=self._settings.limit_max_image_pixels,
+            decode_input_request=self._settings.decode_input_request,
+            max_response_size=self._settings.max_response_size,
+            server_version=__version__,
+        )
+
+
+class Model:
+    """The versions of one name. The first that is registered is the default until another is set."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.versions: dict[str, ModelVersion] = {}
+        self.default = ""

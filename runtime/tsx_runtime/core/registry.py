@@ -1,0 +1,216 @@
+"""The models: register, find, scale, set default, unregister."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from tsx_archiver import ArchiveError, ArchiveMissing, Limits, OpenArchive, open_archive
+from tsx_runtime.core.devices import gpu_count
+from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan
+from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.routing import choose
+from tsx_runtime.errors import (
+    BadRequest,
+    CannotRemoveDefault,
+    CleanupTimeout,
+    Conflict,
+    LoadFailed,
+    ModelNotFound,
+    ModelVersionNotFound,
+    Unavailable,
+)
+from tsx_runtime.settings import Settings
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
+
+logger = logging.getLogger("tsx.registry")
+
+
+class Registry:
+    """All models of this server. Not thread safe: it lives on the event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.models: dict[str, Model] = {}
+        self.gpus = gpu_count() if settings.number_of_gpu is None else settings.number_of_gpu
+        self._starter = ProcessStarter(preload=settings.worker_preload)
+        self._ids = itertools.count(FIRST_WORKER_ID)
+        self._turn = itertools.count()
+        self._taken: set[tuple[str, str]] = set()
+        self._closing: set[tuple[str, str]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    def warm_up(self) -> None:
+        """Have the process that workers come from import torch while the rest of the server starts."""
+        self._starter.warm_up()
+
+    def find(self, name: str, version: str | None = None) -> ModelVersion:
+        model = self.models.get(name)
+        return choose(name, model.versions if model else None, model.default if model else "", version)
+
+    # Registering
+
+    async def register(self, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+        """Register from the model store. With `wait`, its workers are ready on return, or the model is not registered.
+
+        Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed.
+        """
+        return await self.register_path(self._in_store(order.url), order, wait=wait)
+
+    async def register_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+        """Register an archive or directory that lies anywhere: what the command line names itself."""
+        try:
+            archive = await asyncio.to_thread(open_archive, path, cache=self.settings.cache_dir, limits=self._limits())
+        except ArchiveMissing as error:
+            raise ModelNotFound(f"Model not found: {order.url}. {error}") from error
+        except ArchiveError as error:
+            raise BadRequest(str(error)) from error
+        try:
+            version = self._add(archive, order)
+        except BaseException:
+            archive.close()
+            raise
+        for problem in archive.problems:
+            logger.warning("%s: %s", order.url, problem)
+        starting = version.scale(version.min_workers, version.max_workers)
+        if wait:
+            try:
+                await starting
+            except LoadFailed:
+                await self._remove(version)
+                raise
+        else:
+            self._in_background(starting)
+        return version
+
+    def _add(self, archive: OpenArchive, order: RegisterOrder) -> ModelVersion:
+        name = order.model_name or archive.manifest.model_name
+        number = order.version or archive.manifest.version
+        for what, value in (("model name", name), ("version", number)):
+            if not NAME.fullmatch(value):
+                raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
+        if (name, number) in self._taken:
+            raise Conflict(f"Model version {number} is already registered for model {name}")
+        chosen = plan(order, archive.config, self.settings, self.gpus)
+        gpus = GpuChooser(self.gpus, self._turn)
+        version = ModelVersion(name, number, archive, order, chosen, self.settings, self._starter, ids=self._ids, next_gpu=gpus)
+        self._taken.add((name, number))
+        model = self.models.setdefault(name, Model(name))
+        model.versions[number] = version
+        model.default = model.default or number
+        return version
+
+    def _in_store(self, url: str) -> Path:
+        store = self.settings.model_store
+        if not url:
+            raise BadRequest("Parameter url is required.")
+        if "://" in url:
+            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s): this server loads models from its model store only")
+        if ".." in url or "\\" in url or "\0" in url or Path(url).is_absolute():
+            raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+        if store is None:
+            raise ModelNotFound(f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY")
+        return store / url
+
+    def _limits(self) -> Limits:
+        return Limits(max_total_size=self.settings.max_archive_size, max_members=self.settings.max_archive_files)
+
+    # Changing
+
+    async def scale(self, name: str, version: str | None, min_workers: int, max_workers: int | None = None, *, wait: bool = True) -> None:
+        """Raises BadRequest, ModelNotFound, ModelVersionNotFound, LoadFailed (only with `wait`)."""
+        most = min_workers if max_workers is None else max_workers
+        if min_workers < 0 or most < min_workers:
+            raise BadRequest("max_worker cannot be less than min_worker.")
+        scaling = self.find(name, version).scale(min_workers, most)
+        if wait:
+            await scaling
+        else:
+            self._in_background(scaling)
+
+    def set_default(self, name: str, version: str) -> None:
+        model = self.models.get(name)
+        if model is None:
+            raise ModelNotFound(f"Model not found: {name}")
+        if version not in model.versions:
+            raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
+        model.default = version
+
+    async def unregister(self, name: str, version: str | None = None) -> None:
+        """What is accepted is answered first. Raises CannotRemoveDefault, and CleanupTimeout, after which the model is still there."""
+        found = self.find(name, version)
+        if found.version == self.models[name].default and len(self.models[name].versions) > 1:
+            raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
+        if (name, found.version) in self._closing:
+            raise Conflict(f"Model version {found.version} of model {name} is being unregistered already")
+        self._closing.add((name, found.version))
+        try:
+            await asyncio.wait_for(found.finished(), self.settings.unregister_model_timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise CleanupTimeout(f"Timed out while cleaning resources: {name}") from None
+        finally:
+            self._closing.discard((name, found.version))
+        await self._remove(found)
+
+    async def close(self, drain: float = 0.0) -> None:
+        """End all workers; with `drain`, give accepted requests that many seconds first."""
+        versions = [version for model in self.models.values() for version in model.versions.values()]
+        if drain:
+            finished = [asyncio.ensure_future(version.finished()) for version in versions]
+            if finished:
+                _, late = await asyncio.wait(finished, timeout=drain)
+                for task in late:
+                    task.cancel()
+        for version in versions:
+            version.refuse_waiting(Unavailable("The server is stopping."))
+        await asyncio.gather(*(self._remove(version) for version in versions))
+        if self._background:
+            await asyncio.wait(self._background)
+        await asyncio.to_thread(self._starter.close)
+
+    async def _remove(self, version: ModelVersion) -> None:
+        model = self.models.get(version.name)
+        if model is not None and model.versions.get(version.version) is version:
+            del model.versions[version.version]
+            if not model.versions:
+                del self.models[version.name]
+            elif model.default == version.version:
+                model.default = next(iter(model.versions))
+        await version.close()
+        self._taken.discard((version.name, version.version))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """A failure is already logged and in the model's description."""
+        task = asyncio.create_task(_swallow_load_failure(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+class GpuChooser:
+    """Devices by turns: over all models where a model names none, over its own `deviceIds` where it does."""
+
+    def __init__(self, gpus: int, turn: Iterator[int]) -> None:
+        self._gpus = gpus
+        self._turn = turn
+        self._own_turn = itertools.count()
+
+    def __call__(self, device_ids: tuple[int, ...]) -> int | None:
+        if not self._gpus:
+            return None
+        if device_ids:
+            return device_ids[next(self._own_turn) % len(device_ids)]
+        return next(self._turn) % self._gpus
+
+
+async def _swallow_load_failure(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except LoadFailed:
+        return
