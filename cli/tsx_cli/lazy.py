@@ -28,7 +28,7 @@ class LazyGroup(TyperGroup):
 
 
 class DefaultGroup(TyperGroup):
-    """A group that runs its command `default` where its first word is no command's name; its help is that command's with the others listed."""
+    """Runs its command `default` where the first word names no command; its help is that command's, with the others listed."""
 
     default = ""
 

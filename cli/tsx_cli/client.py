@@ -1,0 +1,120 @@
+"""The commands' way to a running server, over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from tsx_cli.failure import CliError, UsageError
+from tsx_runtime.version import __version__
+
+CONNECT_TIMEOUT = 10
+ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
+
+
+class RequestFailed(CliError):
+    """The server answered with an error; `status` is its code."""
+
+    def __init__(self, status: int, message: str, *, traceback: str | None = None) -> None:
+        super().__init__(message, traceback=traceback)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer below 400; `parts` yields the body as it arrives."""
+
+    status: int
+    content_type: str
+    parts: Iterator[bytes]
+
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+    def json(self) -> Any:
+        return json.loads(self.body())
+
+
+class Server:
+    """One address of a server. Errors are `CliError`s in the server's own words."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of .port
+            valid = False
+        if not valid:
+            raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080")
+        self.url = url
+        self._prefix = parts.path.rstrip("/")
+        self._headers = {"User-Agent": f"tsx/{__version__}", "Connection": "close"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._host = ANY_HOST.get(parts.hostname or "", parts.hostname or "")
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._secure = parts.scheme == "https"
+
+    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
+        connection = self._connect()
+        try:
+            connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
+        parts = _parts(connection, response)
+        if response.status >= 400:
+            raise _failure(response.status, b"".join(parts))
+        return Response(response.status, response.headers.get("content-type", ""), parts)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
+        if self._secure:
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT, context=context)
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise CliError(
+                f"no server answers at {self.url} ({_reason(error)}); start one with `tsx serve MODEL`, or say where it is with --url"
+            ) from error
+        connection.sock.settimeout(None)  # how long a model may take is the server's to say
+        return connection
+
+
+def path(*segments: str, **query: object) -> str:
+    """A path of the API; segments are quoted, and what is None is left out of the query."""
+    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items() if value is not None}
+    return "".join(f"/{quote(segment, safe='')}" for segment in segments) + (f"?{urlencode(given)}" if given else "")
+
+
+def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    try:
+        while part := response.read1():
+            yield part
+    except (OSError, http.client.HTTPException) as error:
+        raise CliError(f"the answer broke off: {_reason(error)}; the server's own output says more") from error
+    finally:
+        connection.close()
+
+
+def _failure(status: int, body: bytes) -> RequestFailed:
+    """The error of TorchServe's form, or what a proxy or a handler sent in its place."""
+    try:
+        told = json.loads(body)
+        return RequestFailed(status, str(told["message"]).rstrip(), traceback=told.get("traceback"))
+    except (ValueError, TypeError, KeyError):
+        text = body.decode("utf-8", "replace").strip()
+        return RequestFailed(status, f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(": "))
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__

@@ -1,0 +1,36 @@
+"""`tsx config`: what is set, and by what."""
+
+from __future__ import annotations
+
+import typer
+
+from tsx_cli.options import AsJson, Assignments, Config, read_settings
+from tsx_cli.output import print_json, print_table
+from tsx_runtime.settings import SECRETS, Settings
+
+app = typer.Typer(add_completion=False, help="Show every setting and where its value came from.", no_args_is_help=True)
+
+
+@app.callback()
+def config() -> None:
+    pass
+
+
+@app.command()
+def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
+    """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
+    settings, origins = read_settings(config, assignments)
+    values = {name: "(hidden)" if name in SECRETS and value else value for name, value in settings.model_dump(mode="json").items()}
+    if as_json:
+        print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
+        return
+    rows = [(name, _shown(value), origins[name], Settings.model_fields[name].description) for name, value in values.items()]
+    print_table(["setting", "value", "from", "what it is"], rows)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,187 @@
+"""`tsx models`: the management API of a running server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.client import Server, path
+from tsx_cli.failure import UsageError
+from tsx_cli.options import AsJson, Config, Url, read_settings
+from tsx_cli.output import print_json, print_table, size
+
+PAGE = 100
+
+Name = Annotated[str, typer.Argument(help="Name of the model.")]
+Version = Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once; the workers start in the background.")]
+
+app = typer.Typer(
+    add_completion=False, help="List, describe, register, scale and remove the models of a running server.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_models(as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+    """List all models with their versions."""
+    server = _server(url, config)
+    names = [model["modelName"] for model in _all_models(server)]
+    versions = {name: server.call("GET", path("models", name, "all")).json() for name in names}
+    if as_json:
+        print_json([version for name in names for version in versions[name]])
+        return
+    if not names:
+        print(f"no model is registered at {server.url}; add one of the model store with `tsx models register FILE`")
+        return
+    defaults = {name: _default_version(server, name, versions[name]) for name in names}
+    rows = [_row(version, version["modelVersion"] == defaults[name]) for name in names for version in versions[name]]
+    print_table(["model", "version", "default", "workers", "device", "batch size", "waiting", "archive"], rows)
+
+
+@app.command()
+def describe(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+    """Show one model: its versions, their workers, and why a worker could not load."""
+    server = _server(url, config)
+    told = server.call("GET", path("models", name, version or "all")).json()
+    if as_json:
+        print_json(told)
+        return
+    for each in told:
+        _print_version(each)
+
+
+@app.command()
+def register(
+    archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
+    name: Annotated[str | None, typer.Option(help="Name to serve it under; the archive's own if not given.")] = None,
+    handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Most requests in one batch.")] = None,
+    max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Most milliseconds that a request waits for company.")] = None,
+    response_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take for a batch.")] = None,
+    startup_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take to load the model.")] = None,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Register an archive of the model store and start its workers."""
+    query = path(
+        "models",
+        url=archive,
+        model_name=name,
+        handler=handler,
+        initial_workers=workers,
+        batch_size=batch_size,
+        max_batch_delay=max_batch_delay,
+        response_timeout=response_timeout,
+        startup_timeout=startup_timeout,
+        synchronous=not no_wait,
+    )
+    _say(_server(url, config).call("POST", query).json(), as_json)
+
+
+@app.command()
+def scale(
+    name: Name,
+    workers: Annotated[int | None, typer.Argument(min=0, help="How many workers.")] = None,
+    minimum: Annotated[int | None, typer.Option("--min", min=0, help="Least workers, in place of WORKERS.")] = None,
+    maximum: Annotated[int | None, typer.Option("--max", min=0, help="Most workers, in place of WORKERS.")] = None,
+    version: Version = None,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Change how many workers serve a model, and wait until they are ready."""
+    if (workers is None) == (minimum is None and maximum is None):
+        raise UsageError(f"say how many workers '{name}' shall have: `tsx models scale {name} 2`, or --min and --max")
+    least = workers if minimum is None else minimum
+    most = workers if maximum is None else maximum
+    query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)
+    _say(_server(url, config).call("PUT", query).json(), as_json)
+
+
+@app.command()
+def set_default(
+    name: Name,
+    version: Annotated[str, typer.Argument(help="The version that answers where a request names none.")],
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Choose the version that answers requests which name none."""
+    _say(_server(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
+
+
+@app.command()
+def unregister(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+    """Stop a model's workers and forget it; the archive stays in the model store."""
+    target = path("models", name, *([] if version is None else [version]))
+    _say(_server(url, config).call("DELETE", target).json(), as_json)
+
+
+def _server(url: str | None, config: Path | None) -> Server:
+    settings, _ = read_settings(config)
+    return Server(url or settings.management_address, settings.management_token)
+
+
+def _all_models(server: Server) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = []
+    token: str | None = "0"
+    while token is not None:
+        page = server.call("GET", path("models", limit=PAGE, next_page_token=token)).json()
+        models += page["models"]
+        token = page.get("nextPageToken")
+    return models
+
+
+def _default_version(server: Server, name: str, versions: list[dict[str, Any]]) -> str:
+    if len(versions) == 1:
+        return str(versions[0]["modelVersion"])
+    return str(server.call("GET", path("models", name)).json()[0]["modelVersion"])
+
+
+def _row(told: dict[str, Any], default: bool) -> list[object]:
+    workers = told["workers"]
+    ready = sum(worker["status"] == "READY" for worker in workers)
+    return [
+        told["modelName"],
+        told["modelVersion"],
+        "yes" if default else "",
+        f"{ready} of {told['minWorkers']}" if ready != told["minWorkers"] else ready,
+        _devices(workers),
+        told["batchSize"],
+        told.get("jobQueueStatus", {}).get("pendingRequests", 0),
+        told["modelUrl"],
+    ]
+
+
+def _devices(workers: list[dict[str, Any]]) -> str:
+    gpus = sorted({worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0] for worker in workers if worker.get("gpu")})
+    return f"gpu {', '.join(gpus)}".rstrip() if any(worker.get("gpu") for worker in workers) else "cpu"
+
+
+def _print_version(told: dict[str, Any]) -> None:
+    facts = [(name, value) for name, value in told.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
+    queue = told.get("jobQueueStatus", {})
+    facts += [(name, queue[name]) for name in queue]
+    print_table([told["modelName"], told["modelVersion"]], facts)
+    workers = [
+        (worker["id"], worker["status"], worker["pid"], "gpu" if worker["gpu"] else "cpu", size(worker["memoryUsage"]), worker["startTime"])
+        for worker in told["workers"]
+    ]
+    if workers:
+        print_table(["worker", "status", "pid", "device", "memory", "since"], workers)
+    for name in ("status", "lastError"):
+        if told.get(name):
+            print(str(told[name]).rstrip())
+
+
+def _say(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        print(answer["status"])

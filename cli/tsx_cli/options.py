@@ -1,0 +1,33 @@
+"""Options that several commands have, and the settings that follow from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsx_cli.failure import UsageError
+from tsx_runtime.settings import Settings, find_config, load_settings
+
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Give any setting a value; may be repeated. `tsx config show` lists them."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Url = Annotated[str | None, typer.Option("--url", help="Address of the server, if not the one of the settings.")]
+
+
+def read_settings(config: Path | None, assignments: Iterable[str] | None = None, **given: object) -> tuple[Settings, dict[str, str]]:
+    """The settings of this call and their origins; of `given`, what is None was not given."""
+    cli: dict[str, object] = {}
+    for assignment in assignments or []:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set takes NAME=VALUE, not '{assignment}'")
+        cli[name] = value
+    cli.update((name, value) for name, value in given.items() if value is not None)
+    return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()))

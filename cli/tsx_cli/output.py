@@ -1,0 +1,45 @@
+"""What commands print: tables for people, JSON for programs, and plain columns where no terminal is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    console = Console()
+    if not console.is_terminal:
+        print_columns([list(columns), *cells])
+        return
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Whole lines, for a program that reads them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit takes any number")

@@ -1,0 +1,162 @@
+"""`tsx predict`: one request to a running server, and its answer in a form that fits where it goes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import sys
+import uuid
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+from rich.console import Console
+from rich.json import JSON
+from rich.text import Text
+
+from tsx_cli.client import Response, Server, path
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.options import AsJson, Config, Url, read_settings
+from tsx_cli.output import print_json, size
+
+BAR = 30
+SHOWN_LABELS = 20
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")],
+    version: Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")] = None,
+    content_type: Annotated[str | None, typer.Option(help="Content type of the file, if the guess is wrong.")] = None,
+    field: Annotated[str | None, typer.Option(help="Send the file as this field of a form.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, as it came, into this file.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Send a file to a model of a running server and print the answer.
+
+    On a terminal the answer is laid out for reading; elsewhere its bytes are passed on as they came.
+    """
+    if output is not None and as_json:
+        raise UsageError("--output writes the answer as it came and --json prints it; give one of them")
+    settings, _ = read_settings(config)
+    data = _read(file)
+    kind = content_type or guess_content_type(file, data)
+    body, kind = (data, kind) if field is None else form(field, Path(file).name, kind, data)
+    server = Server(url or settings.inference_address, settings.inference_token)
+    target = path("predictions", model, *([] if version is None else [version]))
+    response = server.call("POST", target, body, {"Content-Type": kind})
+    if output is not None:
+        with output.open("wb") as sink:
+            _pass_on(response, sink)
+    elif as_json:
+        print_json(describe(response))
+    elif sys.stdout.isatty():
+        show(response, Console())
+    else:
+        _pass_on(response, sys.stdout.buffer)
+
+
+def guess_content_type(name: str, data: bytes) -> str:
+    """From the name where it says anything, else from the bytes."""
+    guess, encoding = mimetypes.guess_type(name, strict=False)
+    if guess is not None and encoding is None:
+        return guess
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "application/octet-stream"
+    try:
+        json.loads(text)
+    except ValueError:
+        return "text/plain; charset=utf-8"
+    return "application/json"
+
+
+def form(field: str, file_name: str, content_type: str, data: bytes) -> tuple[bytes, str]:
+    """(body, content type) of a multipart form with one file."""
+    boundary = uuid.uuid4().hex
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(field)}"; filename="{_quoted(file_name)}"\r\n'
+        f"Content-Type: {content_type}\r\n\r\n"
+    )
+    return head.encode() + data + f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
+
+
+def describe(response: Response) -> dict[str, object]:
+    """The answer for a program: JSON as it is, other text as text, bytes in base64."""
+    body = response.body()
+    told: dict[str, object] = {"status": response.status, "content_type": response.content_type or None}
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return {**told, "base64": base64.b64encode(body).decode()}
+    try:
+        return {**told, "answer": json.loads(text)}
+    except ValueError:
+        return {**told, "answer": text}
+
+
+def show(response: Response, console: Console) -> None:
+    """Lay out an answer for a person; a stream of text appears as it comes."""
+    if response.content_type.startswith("text/"):
+        for part in response.parts:
+            console.file.write(part.decode("utf-8", "replace"))
+            console.file.flush()
+        console.file.write("\n")
+        return
+    body = response.body()
+    try:
+        value = json.loads(body)
+    except ValueError:
+        _show_unparsed(body, response.content_type, console)
+        return
+    if labels := as_probabilities(value):
+        width = max(len(label) for label, _ in labels)
+        for label, probability in labels:
+            console.print(Text(f"{label:<{width}}  {probability:7.2%}  "), Text("█" * round(probability * BAR), "green"), sep="")
+    else:
+        console.print(JSON.from_data(value, ensure_ascii=False))
+
+
+def as_probabilities(value: object) -> list[tuple[str, float]]:
+    """The labels of a classifier's answer, as `image_classifier` gives it; empty for any other answer."""
+    if not isinstance(value, dict) or not 0 < len(value) <= SHOWN_LABELS:
+        return []
+    if not all(isinstance(number, float) and 0 <= number <= 1 for number in value.values()):
+        return []
+    return list(value.items())
+
+
+def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
+    try:
+        console.print(Text(body.decode("utf-8")))
+    except UnicodeDecodeError:
+        kind = f" of {content_type}" if content_type else " that are not text"
+        raise CliError(f"the answer is {size(len(body))}{kind}; write it into a file with --output FILE") from None
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    source = Path(file)
+    if not source.exists():
+        raise CliError(f"there is no file '{file}' to send")
+    if source.is_dir():
+        raise CliError(f"'{file}' is a directory; name one file to send")
+    return source.read_bytes()
+
+
+def _pass_on(response: Response, sink: BinaryIO) -> None:
+    for part in response.parts:
+        sink.write(part)
+        sink.flush()
+
+
+def _quoted(text: str) -> str:
+    return text.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
