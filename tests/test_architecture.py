@@ -1,0 +1,168 @@
+"""The rooms stay apart: imports point down the floors of docs/architecture.md, and importing anything changes nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {
+    "tsx_archiver": ROOT / "archiver",
+    "model_archiver": ROOT / "archiver",
+    "tsx_runtime": ROOT / "runtime",
+    "tsx_cli": ROOT / "cli",
+    "tsx_templates": ROOT / "templates",
+}
+
+# What each part may import besides itself: the floors below it. `tsx_runtime` itself is the package's empty top.
+GROUND = {"tsx_archiver", "tsx_runtime.errors", "tsx_runtime.wire", "tsx_runtime.version", "tsx_templates"}
+SETTINGS = GROUND | {"tsx_runtime.settings"}
+CORE = SETTINGS | {"tsx_runtime.core", "tsx_runtime.worker.entry", "tsx_runtime.worker.preload"}
+HTTP = CORE | {"tsx_runtime.http"}
+TARGETS = HTTP | {"tsx_runtime.targets"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "tsx_archiver": set(),
+    "model_archiver": {"tsx_archiver"},
+    "tsx_templates": set(),
+    "tsx_runtime.version": set(),
+    "tsx_runtime.errors": set(),
+    "tsx_runtime.wire": set(),
+    "tsx_runtime.settings": GROUND,
+    # All that the core knows of a worker: the function that its process starts with, and the name of what the fork server imports.
+    "tsx_runtime.worker.entry": {"tsx_runtime.worker"},
+    "tsx_runtime.worker.preload": {"tsx_runtime.worker"},
+    "tsx_runtime.worker": {
+        "tsx_runtime.worker.entry",
+        "tsx_runtime.worker.preload",
+        "tsx_archiver",
+        "tsx_runtime.errors",
+        "tsx_runtime.wire",
+        "tsx_runtime.version",
+    },
+    "tsx_runtime.core": CORE,
+    "tsx_runtime.http": CORE,
+    "tsx_runtime.targets": HTTP,
+    "tsx_cli": TARGETS,
+}
+
+HEAVY = {"torch", "torchvision", "numpy", "PIL", "onnxruntime", "onnx", "safetensors", "sklearn"}
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    """(dotted module name, file) of everything that is shipped."""
+    for package, room in ROOMS.items():
+        for file in sorted((room / package).rglob("*.py")):
+            parts = file.relative_to(room).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+MODULES = dict(files())
+
+
+def part(module: str) -> str | None:
+    """The entry of MAY_IMPORT that a module of ours belongs to; None for the empty top of tsx_runtime and for foreign modules."""
+    return next((name for name in MAY_IMPORT if module == name or module.startswith(name + ".")), None)
+
+
+def imported(module: str, file: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file names in an import, at any depth, with its line; `from package import module` counts as the module."""
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield (inner if inner in MODULES else base), node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES:
+            yield node.value, node.lineno  # a module named in text is one that will be imported
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down_the_floors(module: str) -> None:
+    here = part(module)
+    if here is None:
+        assert module == "tsx_runtime", f"{module} stands on no floor: add it to MAY_IMPORT and to docs/architecture.md"
+        return
+    upward = [
+        f"line {line}: {name}"
+        for name, line in imported(module, MODULES[module])
+        if name.partition(".")[0] in ROOMS and name != "tsx_runtime" and part(name) not in MAY_IMPORT[here] | {here}
+    ]
+    assert not upward
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if part(name) not in ("tsx_runtime.worker", "tsx_runtime.worker.preload", None)]
+)
+def test_only_workers_import_torch_and_its_kin(module: str) -> None:
+    heavy = [f"line {line}: {name}" for name, line in imported(module, MODULES[module]) if name.partition(".")[0] in HEAVY]
+    assert not heavy
+
+
+IMPORT_IN_A_BARE_PROCESS = """
+import json, os, sys, threading
+sys.dont_write_bytecode = True
+opened = []
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
+        opened.append(str(arguments[0]))
+    elif event in ("socket.bind", "socket.connect", "subprocess.Popen", "os.fork", "os.mkdir", "os.putenv"):
+        opened.append(f"{event} {arguments!r}")
+sys.addaudithook(watch)
+import signal
+handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+__import__(sys.argv[1])
+print(json.dumps({
+    "heavy": sorted({"torch", "numpy", "PIL", "onnxruntime"} & set(sys.modules)),
+    "threads": threading.active_count(),
+    "did": opened,
+    "handlers_kept": all(signal.getsignal(number) == handler for number, handler in handlers.items()),
+    "root_handlers": len(sys.modules["logging"].getLogger().handlers) if "logging" in sys.modules else 0,
+}))
+"""
+
+ENTRANCES = ["tsx_archiver", "model_archiver", "tsx_cli.main", "tsx_templates", "tsx_runtime", "tsx_runtime.core", "tsx_runtime.worker"]
+
+
+@pytest.mark.parametrize("module", [*ENTRANCES, "tsx_runtime.core.registry", "tsx_runtime.http.app", "tsx_runtime.targets.server"])
+def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", IMPORT_IN_A_BARE_PROCESS, module], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout) == {"heavy": [], "threads": 1, "did": [], "handlers_kept": True, "root_handlers": 0}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_imports_neither_torch_nor_the_server() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tsx_cli", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "serve" in finished.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines() if line.startswith("import time:")}
+    assert "typer" in loaded
+    assert not loaded & {"torch", "numpy", "fastapi", "uvicorn", "pydantic", "boto3", "tsx_runtime.core.registry"}
+
+
+def test_every_file_of_the_runtime_has_its_line_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE))
+    runtime = ROOT / "runtime" / "tsx_runtime"
+    missing = [name for name in named if not (runtime / name).exists()]
+    assert not missing, "docs/architecture.md names files that are not there"
+    covering = {name.rstrip("/") for name in named if name.endswith("/")}
+    present = [file.relative_to(runtime).as_posix() for file in runtime.rglob("*.py") if file.name != "__init__.py"]
+    unnamed = [name for name in present if name not in named and not any(name.startswith(folder + "/") for folder in covering)]
+    assert not unnamed, "docs/architecture.md has no line for these files of the runtime"
