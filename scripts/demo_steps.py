@@ -1,0 +1,162 @@
+"""The steps of scripts/demo, with the real commands: archive, serve, ask, stop. Exits 1 and says why when one goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+DIGITS = ROOT / "examples" / "digits"
+PLACE = ROOT / ".demo"
+TSX = Path(sys.executable).with_name("tsx")
+ASKED, EXPECTED = 7, "seven"
+START_SECONDS = 120
+STOP_SECONDS = 30
+
+
+class DemoFailed(Exception):
+    """What went wrong, for a person."""
+
+
+def step(number: int, title: str, *command: object) -> None:
+    words = [str(word) for word in command]
+    words = [os.path.relpath(word, ROOT) if word.startswith(str(ROOT)) else word for word in words]
+    print(f"\n{number}. {title}\n   $ {shlex.join(words)}", flush=True)
+
+
+def say(text: str) -> None:
+    print("\n".join(f"   {line}" for line in text.splitlines()), flush=True)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def settings_of_the_demo() -> dict[str, str]:
+    """The environment for the commands: free ports, everything below .demo/, and none of the user's own tsx settings."""
+    inference, management, metrics = free_ports(3)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
+    return own | {
+        "TSX_INFERENCE_ADDRESS": f"http://127.0.0.1:{inference}",
+        "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}",
+        "TSX_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}",
+        "TSX_CACHE_DIR": str(PLACE / "cache"),
+    }
+
+
+def archive(environment: dict[str, str]) -> Path:
+    made = PLACE / "digits.mar"
+    made.unlink(missing_ok=True)
+    command = ["archive", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py"]
+    command += ["--extra-files", DIGITS / "index_to_name.json", "--config-file", DIGITS / "model-config.yaml"]
+    step(1, "Pack the trained weights, the network, the handler and the names of the classes into one file", "tsx", *command)
+    finished = subprocess.run([TSX, *command], cwd=PLACE, env=environment, capture_output=True, text=True, check=False)
+    say(finished.stdout + finished.stderr)
+    if finished.returncode != 0 or not made.is_file():
+        raise DemoFailed(f"tsx archive ended with exit code {finished.returncode} and made {'a' if made.is_file() else 'no'} digits.mar")
+    return made
+
+
+def serve(made: Path, environment: dict[str, str], held: ExitStack) -> subprocess.Popen[bytes]:
+    """The server, once it says that it is healthy. It never outlives `held`."""
+    step(2, "Serve it", "tsx", "serve", made)
+    log = PLACE / "server.log"
+    started = time.monotonic()
+    output = held.enter_context(log.open("wb"))
+    server = subprocess.Popen([TSX, "serve", made], cwd=PLACE, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    held.callback(lambda: server.poll() is None and server.kill())
+    while not healthy(environment["TSX_INFERENCE_ADDRESS"]):
+        if server.poll() is not None:
+            raise DemoFailed(f"the server ended with exit code {server.returncode}; its output:\n{log.read_text(errors='replace')}")
+        if time.monotonic() > started + START_SECONDS:
+            raise DemoFailed(f"the server was not ready after {START_SECONDS} s; its output:\n{log.read_text(errors='replace')}")
+        time.sleep(0.05)
+    say(f"Ready after {time.monotonic() - started:.1f} s at {environment['TSX_INFERENCE_ADDRESS']}; what it prints is in .demo/server.log")
+    return server
+
+
+def healthy(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/ping", timeout=5) as answer:
+            return bool(json.load(answer)["status"] == "Healthy")
+    except (OSError, ValueError, KeyError):  # not there yet, or there and still loading
+        return False
+
+
+def drawn(image: Path) -> str:
+    """The picture in characters, two for a pixel."""
+    with Image.open(image) as picture:
+        grey = picture.convert("L")
+        return "\n".join(
+            "".join(" .:-=+*#%@"[int(grey.getpixel((x, y))) * 9 // 255] * 2 for x in range(grey.width)) for y in range(grey.height)
+        )
+
+
+def ask(environment: dict[str, str], digit: int) -> dict[str, float]:
+    url = f"{environment['TSX_INFERENCE_ADDRESS']}/predictions/digits"
+    request = urllib.request.Request(url, data=(DIGITS / "images" / f"{digit}.png").read_bytes(), headers={"Content-Type": "image/png"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            labels: dict[str, float] = json.load(answer)
+            return labels
+    except urllib.error.HTTPError as error:
+        raise DemoFailed(f"the server answered {error.code}: {error.read().decode(errors='replace')}") from error
+
+
+def ask_one(environment: dict[str, str]) -> None:
+    image = DIGITS / "images" / f"{ASKED}.png"
+    step(3, "Send it a picture that it has never seen", "curl", environment["TSX_INFERENCE_ADDRESS"] + "/predictions/digits", "-T", image)
+    say(drawn(image))
+    labels = ask(environment, ASKED)
+    for label, probability in labels.items():
+        say(f"{label:>6} {probability:7.2%}")
+    best = max(labels, key=labels.__getitem__)
+    if best != EXPECTED:
+        raise DemoFailed(f"the picture shows a {EXPECTED}, and the answer is {best}: {labels}")
+    say(f"It is a {best}: right.")
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    step(4, "Stop it", "kill", server.pid)
+    server.send_signal(signal.SIGTERM)
+    try:
+        code = server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise DemoFailed(f"the server was still there {STOP_SECONDS} s after it was asked to stop") from None
+    if code != 0:
+        raise DemoFailed(f"the server stopped with exit code {code}; its output is in .demo/server.log")
+    say("It answered what it had accepted, ended its workers, and exited with code 0.")
+
+
+def main() -> int:
+    environment = settings_of_the_demo()
+    try:
+        with ExitStack() as held:
+            server = serve(archive(environment), environment, held)
+            ask_one(environment)
+            stop(server)
+    except DemoFailed as failed:
+        print(f"\nThe demo failed: {failed}", file=sys.stderr)
+        return 1
+    print("\nThat is all: from a file to an answer. The README goes on from here.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
