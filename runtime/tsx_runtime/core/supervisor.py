@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 import psutil
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, LoadError, Sent
+from tsx_runtime.core.channel import Channel, LoadError
 from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
 from tsx_runtime.errors import LoadFailed, OutOfResources, TsxError, WorkerDied
