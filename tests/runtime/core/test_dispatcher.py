@@ -1,0 +1,278 @@
+"""The dispatcher and its channels against a peer that speaks the wire format from the other end of a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+
+from tsx_runtime import wire
+from tsx_runtime.core.batching import Limits
+from tsx_runtime.core.channel import Channel, LoadError
+from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.errors import NoWorker, QueueFull, Unavailable, WorkerDied
+
+TIMEOUT = 10.0
+
+
+class Peer:
+    """The worker's end of a channel, moved by the test."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self) -> wire.Frame:
+        header = wire.decode_header(await self._exactly(wire.HEADER.size))
+        return wire.decode(header, await self._exactly(header.size))
+
+    async def write(self, *buffers: wire.Buffer) -> None:
+        await self._loop.sock_sendall(self._sock, b"".join(bytes(buffer) for buffer in buffers))
+
+    async def reply(self, frame: wire.Frame, extra: bytes = b"") -> None:
+        """The echo of a batch."""
+        items = [(200, b"x-n: 1\r\n", item.body) for item in frame.items]
+        await self.write(*wire.encode(wire.Kind.REPLY, frame.batch, items, extra))
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = await asyncio.wait_for(self._loop.sock_recv(self._sock, size - len(data)), TIMEOUT)
+            assert part, "the channel was closed"
+            data += part
+        return data
+
+
+async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
+    front, back = socket.socketpair()
+    front.setblocking(False)
+    back.setblocking(False)
+    channel = Channel(dispatcher)
+    await asyncio.get_running_loop().create_connection(lambda: channel, sock=front)
+    return channel, Peer(back)
+
+
+async def started(limits: Limits = Limits(4), queue_size: int = 100) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
+    dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, queue_size)
+    dispatcher.accept(True)
+    channel, peer = await connect(dispatcher)
+    dispatcher.add(channel)
+    return dispatcher, channel, peer
+
+
+def job(body: bytes = b"x", deadline: float | None = None) -> WaitingJob:
+    return WaitingJob(wire.request_meta("id", b"", []), body, time.monotonic(), deadline)
+
+
+def submit(dispatcher: Dispatcher, *bodies: bytes) -> list[WaitingJob]:
+    jobs = [job(body) for body in bodies]
+    for each in jobs:
+        dispatcher.submit(each)
+    return jobs
+
+
+async def answer(each: WaitingJob) -> bytes:
+    return (await asyncio.wait_for(each.done, TIMEOUT)).body
+
+
+def test_what_arrives_together_leaves_together_and_answers_go_to_their_own_requests():
+    async def main():
+        dispatcher, _, peer = await started()
+        jobs = submit(dispatcher, b"a", b"b", b"c")
+        frame = await peer.read()
+        assert [bytes(item.body) for item in frame.items] == [b"a", b"b", b"c"]
+        await peer.reply(frame)
+        assert [await answer(each) for each in jobs] == [b"a", b"b", b"c"]
+        assert (await jobs[0].done).headers == b"x-n: 1\r\n"
+        assert dispatcher.stats.batch_sizes == {3: 1}
+        assert dispatcher.stats.answers == {200: 3}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [300_000, 5_000_000])
+def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
+    async def main():
+        dispatcher, _, peer = await started()
+        bodies = [bytes([number]) * size for number in range(3)]
+        jobs = submit(dispatcher, *bodies)
+        frame = await peer.read()
+        await asyncio.gather(peer.reply(frame), *(answer(each) for each in jobs))
+        assert [await answer(each) for each in jobs] == bodies
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_refuses_at_once():
+    async def main():
+        dispatcher, _, peer = await started(Limits(1), queue_size=2)
+        first = submit(dispatcher, b"1")
+        await peer.read()
+        early = submit(dispatcher, b"2")  # the only worker may hold one more full batch
+        await peer.read()
+        submit(dispatcher, b"3", b"4")
+        [refused] = submit(dispatcher, b"5")
+        with pytest.raises(QueueFull, match=r"has no worker to serve inference request.*2 requests wait"):
+            await answer(refused)
+        assert not first[0].done.done()
+        assert not early[0].done.done()
+
+    asyncio.run(main())
+
+
+def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits():
+    async def main():
+        dispatcher = Dispatcher("Model", Limits(4), 10)
+        with pytest.raises(NoWorker):
+            await answer(submit(dispatcher, b"a")[0])
+        dispatcher.accept(True)
+        [waiting] = submit(dispatcher, b"b")
+        channel, peer = await connect(dispatcher)
+        dispatcher.add(channel)
+        await peer.reply(await peer.read())
+        assert await answer(waiting) == b"b"
+        [left] = submit(dispatcher, b"c")
+        dispatcher.remove(channel)
+        dispatcher.accept(False)
+        with pytest.raises(NoWorker):
+            await answer(left)
+
+    asyncio.run(main())
+
+
+def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
+    async def main():
+        dispatcher, channel, peer = await started(Limits(2))
+        jobs = submit(dispatcher, b"1", b"2")
+        await peer.read()
+        jobs += submit(dispatcher, b"3", b"4")
+        await peer.read()
+        jobs += submit(dispatcher, b"5")
+        peer.close()
+        await channel.closed
+        lost = channel.sent.popleft().jobs
+        dispatcher.refuse_lost(lost, WorkerDied("Worker died."))
+        second, new_peer = await connect(dispatcher)
+        dispatcher.add(second)
+        frame = await new_peer.read()
+        assert [bytes(item.body) for item in frame.items] == [b"3", b"4"]
+        await new_peer.reply(frame)
+        await new_peer.reply(await new_peer.read())
+        assert [await answer(each) for each in jobs[2:]] == [b"3", b"4", b"5"]
+        for each in jobs[:2]:
+            with pytest.raises(WorkerDied):
+                await answer(each)
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run():
+    async def main():
+        dispatcher, _, peer = await started()
+        gone, late, fine = job(b"gone"), job(b"late", deadline=time.monotonic() - 1), job(b"fine")
+        gone.gone = True
+        for each in (gone, late, fine):
+            dispatcher.submit(each)
+        frame = await peer.read()
+        assert [bytes(item.body) for item in frame.items] == [b"fine"]
+        for each in (gone, late):
+            with pytest.raises(Unavailable):
+                await answer(each)
+        await peer.reply(frame)
+        assert await answer(fine) == b"fine"
+
+    asyncio.run(main())
+
+
+def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
+    async def main():
+        dispatcher, _, peer = await started()
+        [each] = submit(dispatcher, b"x")
+        frame = await peer.read()
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"a: b\r\n", b"one ")]))
+        first = await asyncio.wait_for(each.done, TIMEOUT)
+        assert first.streamed
+        assert first.headers == b"a: b\r\n"
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"two ")]))
+        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"three")]))
+        assert [part async for part in first.parts()] == [b"one ", b"two ", b"three"]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_waits_for_company_sends_when_the_wait_is_over():
+    async def main():
+        dispatcher, _, peer = await started(Limits(8, wait=0.05))
+        jobs = submit(dispatcher, b"a")
+        await asyncio.sleep(0)
+        jobs += submit(dispatcher, b"b")
+        frame = await peer.read()
+        assert len(frame.items) == 2
+        assert time.monotonic() - jobs[0].arrived >= 0.05
+
+    asyncio.run(main())
+
+
+def test_metric_deltas_are_added_up():
+    async def main():
+        dispatcher, _, peer = await started()
+        delta = {"name": "Tokens", "type": "counter", "unit": "count", "value": 2.0, "dimensions": {"ModelName": "m"}}
+        for _ in range(2):
+            [each] = submit(dispatcher, b"x")
+            await peer.reply(await peer.read(), json.dumps([delta]).encode())
+            await answer(each)
+        [(key, metric)] = dispatcher.stats.handler_metrics.items()
+        assert key == ("Tokens", "counter", "count", (("ModelName", "m"),))
+        assert (metric.sum, metric.count, metric.last) == (4.0, 2, 2.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 64,
+        b"".join(map(bytes, wire.encode(wire.Kind.REPLY, 77, [(200, b"", b"")]))),
+        b"".join(map(bytes, wire.encode(wire.Kind.REPLY, 1, [(200, b"", b""), (200, b"", b"")]))),
+        b"".join(map(bytes, wire.encode(wire.Kind.PIECE, 1, [(9, b"", b"")]))),
+        b"".join(map(bytes, wire.encode(wire.Kind.BATCH, 1, []))),
+        b"".join(map(bytes, wire.encode(wire.Kind.LOADED, 0, extra=b"not json"))),
+    ],
+)
+def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(garbage):
+    async def main():
+        dispatcher, channel, peer = await started()
+        submit(dispatcher, b"x")
+        await peer.read()
+        await peer.write(garbage)
+        await asyncio.wait_for(channel.closed, TIMEOUT)
+        assert len(channel.sent) == 1
+        assert channel not in dispatcher.channels
+
+    asyncio.run(main())
+
+
+def test_a_worker_reports_that_it_has_loaded_or_why_not():
+    async def main():
+        dispatcher = Dispatcher("Model", Limits(4), 10)
+        channel, peer = await connect(dispatcher)
+        await peer.write(*wire.encode(wire.Kind.LOADED, 0, extra=b'{"device": "cpu"}'))
+        assert await asyncio.wait_for(channel.loaded, TIMEOUT) == {"device": "cpu"}
+        channel, peer = await connect(dispatcher)
+        await peer.write(*wire.encode(wire.Kind.FAILED, 0, extra=b'{"message": "no weights", "traceback": "Traceback"}'))
+        with pytest.raises(LoadError, match="no weights"):
+            await asyncio.wait_for(channel.loaded, TIMEOUT)
+        channel, peer = await connect(dispatcher)
+        peer.close()
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(channel.loaded, TIMEOUT)
+
+    asyncio.run(main())
