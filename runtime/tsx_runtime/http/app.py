@@ -1,0 +1,144 @@
+"""The FastAPI apps of the three listeners, made of the routes of the rooms beside this one."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http import faults, management, metrics, openapi
+from tsx_runtime.http.asgi import NO_CACHE, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
+from tsx_runtime.http.auth import Guard, build_guards
+from tsx_runtime.http.describe import is_healthy
+from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.schemas import Health
+from tsx_runtime.settings import Settings
+
+ROOMS = ("inference", "management", "metrics")
+
+
+class ServerApp(FastAPI):
+    """FastAPI for all but predictions, which go straight to their endpoint.
+
+    Every answer gets a request id and forbids caching; every error is the error JSON; each route is behind its guard.
+    """
+
+    def __init__(self, title: str, counts: Counts) -> None:
+        super().__init__(
+            title=title, version=_version(), docs_url=None, redoc_url=None, redirect_slashes=False
+        )  # /docs would load scripts from afar
+        self.counts = counts
+        self.predictions: Predictions | None = None
+        self.guards: dict[str, Guard] = {}  # by the first segment of the path
+        faults.install(self)
+        self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
+        self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if self.predictions is not None and path.startswith(("/predictions/", "/explanations/")):
+            await self.predictions(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self.counts.add(message["status"])
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *NO_CACHE]
+            await send(message)
+
+        try:
+            if guard := self.guards.get(scope["path"].split("/", 2)[1]):
+                guard.check(scope["headers"])
+            if scope["path"] != "/" and scope["path"].endswith("/"):  # `/models/` is `/models`
+                scope["path"] = scope["path"].rstrip("/") or "/"
+            await super().__call__(scope, receive, answer)
+        except TsxError as error:
+            await self._refuse(scope, send, request_id, error)
+        except Exception as error:  # the boundary of a request
+            refusal = faults.unexpected(error, request_id)
+            if begun:
+                raise  # half an answer is out: the server must close the connection
+            await self._refuse(scope, send, request_id, refusal)
+
+    async def _refuse(self, scope: Scope, send: Send, request_id: str, error: TsxError) -> None:
+        status, headers, body = faults.fault(error)
+        self.counts.add(status)
+        await send_whole(send, scope, status, headers, request_id, body)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            if self.predictions is not None:
+                document["paths"] = openapi.prediction_paths() | document["paths"]
+        return super().openapi()
+
+    async def _describe(self, request: Request) -> Response:
+        return Response(openapi.to_json(self.openapi()), media_type="application/json")
+
+
+def build_apps(registry: Registry, settings: Settings) -> dict[str, FastAPI]:
+    """One app a listener, by the names in `ROOMS`; listeners with the same address share one app with the routes of all."""
+    counts = Counts()
+    guards = build_guards(settings)
+    addresses = {"inference": settings.inference_address, "management": settings.management_address, "metrics": settings.metrics_address}
+    shared: dict[str, ServerApp] = {}
+    apps: dict[str, FastAPI] = {}
+    for room, address in addresses.items():
+        names = [other for other in ROOMS if normal(addresses[other]) == normal(address)]
+        app = shared.setdefault(normal(address), ServerApp(f"tsx {', '.join(names)}", counts))
+        apps[room] = app
+        if room == "inference":
+            app.predictions = Predictions(registry, settings.max_request_size, guards.inference, counts, openapi.describe_predictions)
+            app.include_router(_ping_router(registry))
+        elif room == "management":
+            app.include_router(management.build_router(registry, settings.max_request_size))
+            _guard(app, "models", guards.management)
+        else:
+            app.include_router(metrics.build_router(registry, counts))
+            _guard(app, "metrics", guards.metrics)
+    return apps
+
+
+def normal(address: str) -> str:
+    """Equal for addresses that are the same place."""
+    return address.strip().rstrip("/").lower() if not address.startswith("unix:") else address.strip()
+
+
+def _guard(app: ServerApp, segment: str, guard: Guard | None) -> None:
+    if guard is not None:
+        app.guards[segment] = guard
+
+
+def _ping_router(registry: Registry) -> APIRouter:
+    router = APIRouter(tags=["inference"])
+
+    async def ping() -> Response:
+        healthy = is_healthy(registry.models.values())
+        body = Health(status="Healthy" if healthy else "Unhealthy").model_dump_json(indent=2) + "\n"
+        return Response(body, 200 if healthy else 500, media_type="application/json")
+
+    router.add_api_route(
+        "/ping", ping, methods=["GET"], summary="Is the server healthy", responses={200: {"model": Health}, 500: {"model": Health}}
+    )
+    router.add_api_route("/ping", ping, methods=["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"], include_in_schema=False)
+    return router
+
+
+def _version() -> str:
+    try:
+        return version("tsx-serve")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0"

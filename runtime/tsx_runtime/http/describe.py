@@ -1,0 +1,84 @@
+"""From the core's models to the JSON that describes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tsx_runtime.core.supervisor import Worker, WorkerState
+from tsx_runtime.http.gpu import Gpu
+from tsx_runtime.http.schemas import DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tsx_runtime.core.model import Model, ModelVersion
+
+PAGE = 100
+
+
+def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedModel:
+    config = version.config
+    pending = version.pending
+    return DescribedModel(
+        model_name=version.name,
+        model_version=version.version,
+        model_url=version.url,
+        runtime=version.runtime or "python",
+        min_workers=version.min_workers,
+        max_workers=version.max_workers,
+        batch_size=version.batch_size,
+        max_batch_delay=version.max_batch_delay,
+        response_timeout=version.response_timeout,
+        startup_timeout=version.startup_timeout,
+        max_retry_timeout_in_sec=version.plan.max_retry_timeout,
+        client_timeout_in_mills=config.client_timeout or 0,
+        parallel_type=config.parallel_type,
+        parallel_level=config.parallel_level,
+        device_type=config.device_type,
+        device_ids=list(config.device_ids) if config.device_ids else None,
+        loaded_at_startup=version.loaded_at_startup,
+        workers=[describe_worker(worker, gpus) for worker in version.workers],
+        job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_size - pending), pending_requests=pending),
+        worker_restarts=version.stats.restarts,
+        last_error=version.last_error,
+    )
+
+
+def describe_worker(worker: Worker, gpus: dict[int, Gpu]) -> DescribedWorker:
+    gpu = None if worker.gpu_id is None else gpus.get(worker.gpu_id)
+    return DescribedWorker(
+        id=worker.id,
+        start_time=worker.started.strftime("%Y-%m-%dT%H:%M:%S.") + f"{worker.started.microsecond // 1000:03d}Z",
+        status=worker.state.value,
+        memory_usage=worker.memory(),
+        pid=worker.pid,
+        gpu=worker.gpu_id is not None,
+        gpu_usage="N/A" if gpu is None or worker.gpu_id is None else gpu.usage(worker.gpu_id),
+        restarts=worker.restarts,
+    )
+
+
+def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
+    """One page, sorted by name. A limit that TorchServe does not allow becomes the greatest, a bad start the first."""
+    if not 0 <= limit <= PAGE:
+        limit = PAGE
+    start = max(0, start)
+    ordered = sorted(models, key=lambda model: model.name)
+    page = [ListedModel(model_name=model.name, model_url=model.versions[model.default].url) for model in ordered[start : start + limit]]
+    following = start + limit
+    return ModelList(next_page_token=str(following) if following < len(ordered) else None, models=page)
+
+
+def is_healthy(models: Iterable[Model]) -> bool:
+    """False when a default version has fewer ready workers than it should, and a worker of it was given up.
+
+    A worker is given up once its restarts have gone on for `maxRetryTimeoutInSec`, or have failed alike three times.
+    """
+    for model in models:
+        version = model.versions.get(model.default)
+        if version is None:
+            continue
+        ready = sum(worker.state is WorkerState.READY for worker in version.workers)
+        if ready < version.min_workers and any(worker.state is WorkerState.FAILED for worker in version.workers):
+            return False
+    return True

@@ -1,0 +1,101 @@
+"""Errors on their way to a client: one mapping from an exception to a status and TorchServe's error JSON (contract 1.4)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from tsx_runtime.errors import (
+    BadRequest,
+    InvalidToken,
+    LoadFailed,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    QueueFull,
+    ResourceNotFound,
+    TsxError,
+    error_body,
+)
+from tsx_runtime.http.asgi import JSON, NO_CACHE, Pair
+
+NOT_FOUND = "Requested resource is not found, please refer to API document."
+NOT_ALLOWED = "Requested method is not allowed, please refer to API document."
+UNEXPECTED = "The server failed unexpectedly; its log has the traceback under the x-request-id of this answer."
+
+logger = logging.getLogger("tsx.http")
+
+
+def fault(error: TsxError) -> tuple[int, tuple[Pair, ...], bytes]:
+    """Status, headers and body. Only a failed load carries the worker's traceback: whoever registers a model needs it."""
+    message = error.message
+    if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
+        message = f"{message}\n{error.traceback}"
+    return error.status, (JSON, *_extra(error), *NO_CACHE), error_body(error.status, error.type, message)
+
+
+def unexpected(error: BaseException, request_id: str) -> TsxError:
+    """What nobody foresaw: the traceback goes to the log, once, and stays out of the answer."""
+    logger.error("request %s failed unexpectedly", request_id, exc_info=error)
+    return TsxError(UNEXPECTED)
+
+
+def _extra(error: TsxError) -> tuple[Pair, ...]:
+    if isinstance(error, InvalidToken):
+        return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
+        return ((b"connection", b"close"),)
+    if isinstance(error, QueueFull):
+        return ((b"retry-after", b"1"),)
+    return ()
+
+
+def install(app: FastAPI) -> None:
+    """Nothing but the error JSON leaves the app, whoever raised."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TsxError)
+        return _response(error)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _response(from_http(error), error.headers)
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _response(from_validation(error.errors()))
+
+    app.add_exception_handler(TsxError, on_error)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+
+
+def from_http(error: HTTPException) -> TsxError:
+    """The framework's own refusals."""
+    if error.status_code == 404:
+        return ResourceNotFound(NOT_FOUND)
+    if error.status_code == 405:
+        return MethodNotAllowed(NOT_ALLOWED)
+    return BadRequest(str(error.detail))
+
+
+def from_validation(problems: Any) -> BadRequest:
+    """Name the parameter and its value. (TorchServe takes the default for a number that does not parse.)"""
+    texts = []
+    for problem in problems:
+        name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
+        texts.append(f"Parameter {name or 'body'} is {problem.get('input')!r}: {problem['msg']}.")
+    return BadRequest(" ".join(texts))
+
+
+def _response(error: TsxError, headers: Any = None) -> Response:
+    """The app adds the headers that every answer has."""
+    status, pairs, body = fault(error)
+    response = Response(body, status, headers)
+    for name, value in pairs[: -len(NO_CACHE)]:
+        response.headers[name.decode()] = value.decode()
+    return response

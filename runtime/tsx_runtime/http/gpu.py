@@ -1,0 +1,80 @@
+"""What the GPUs are doing, asked of `nvidia-smi` when somebody wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import NamedTuple
+
+QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
+TIMEOUT = 5.0  # seconds; a hung driver must not hang the answer
+
+
+class Gpu(NamedTuple):
+    number: str  # in nvidia-smi's counting
+    uuid: str
+    utilization: float | None  # percent; None where the device does not tell
+    memory_utilization: float | None  # percent of the time that memory was read or written
+    memory_used: float | None  # MiB
+    memory_total: float | None  # MiB
+
+    def usage(self, gpu_id: int) -> str:
+        """In the words of TorchServe's description of a worker."""
+        return (
+            f"gpuId::{gpu_id} utilization.gpu [%]::{_whole(self.utilization)} % "
+            f"utilization.memory [%]::{_whole(self.memory_utilization)} % memory.used [MiB]::{_whole(self.memory_used)} MiB"
+        )
+
+
+async def read_gpus() -> dict[int, Gpu]:
+    """The visible GPUs by the number that a worker knows them under; empty where there is no `nvidia-smi`."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "nvidia-smi",
+            f"--query-gpu={QUERY}",
+            "--format=csv,noheader,nounits",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return {}
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT)
+    except (TimeoutError, asyncio.TimeoutError):
+        process.kill()
+        await process.wait()
+        return {}
+    return visible(parse(output.decode()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def parse(output: str) -> list[Gpu]:
+    gpus = []
+    for line in output.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 6:
+            gpus.append(Gpu(fields[0], fields[1], *(_number(field) for field in fields[2:])))
+    return gpus
+
+
+def visible(gpus: list[Gpu], setting: str | None) -> dict[int, Gpu]:
+    """`CUDA_VISIBLE_DEVICES` chooses and orders them, by index or by the beginning of the UUID; it ends at the first unknown one."""
+    if setting is None:
+        return dict(enumerate(gpus))
+    chosen: dict[int, Gpu] = {}
+    for position, entry in enumerate(part.strip() for part in setting.split(",")):
+        found = next((gpu for gpu in gpus if gpu.number == entry or (entry.startswith("GPU-") and gpu.uuid.startswith(entry))), None)
+        if found is None:
+            break
+        chosen[position] = found
+    return chosen
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # "[N/A]"
+
+
+def _whole(value: float | None) -> str:
+    return "N/A" if value is None else str(int(value))

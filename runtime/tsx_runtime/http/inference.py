@@ -1,0 +1,148 @@
+"""The inference routes that run a model: from an ASGI request to a job, and from its answer to the client.
+
+Predictions are answered straight on ASGI: no framework's request, no dependencies, no validation lie on their path.
+What the body means is the worker's business; here it is bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import Answer, WaitingJob
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import ResourceNotFound, TsxError
+from tsx_runtime.http import faults
+from tsx_runtime.http.asgi import (
+    JSON,
+    NO_CACHE,
+    ClientGone,
+    Counts,
+    Pair,
+    Receive,
+    Scope,
+    Send,
+    check_status,
+    handler_headers,
+    new_request_id,
+    read_body,
+    send_whole,
+)
+from tsx_runtime.http.auth import Guard
+
+EXPLAIN: Pair = (b"explain", b"True")
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
+
+logger = logging.getLogger("tsx.http")
+
+
+class Predictions:
+    """`/predictions/{model}[/{version}[/{rest}]]` and `/explanations/{model}[/{version}]`, any verb (contract 1.2)."""
+
+    def __init__(
+        self, registry: Registry, limit: int, guard: Guard | None, counts: Counts, describe: Callable[[str], dict[str, Any]]
+    ) -> None:
+        self.registry = registry
+        self.limit = limit
+        self.guard = guard
+        self.counts = counts
+        self.describe = describe  # the OpenAPI document of one model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        try:
+            if self.guard is not None:
+                self.guard.check(scope["headers"])
+            if scope["method"] == "OPTIONS":
+                await self._options(scope, send, request_id)
+                return
+            job = await self._job(scope, receive, request_id)
+            try:
+                answer = await job.done
+            except asyncio.CancelledError:
+                job.gone = True
+                raise
+            check_status(answer.status)
+            headers = handler_headers(answer.headers)
+        except ClientGone:
+            return
+        except TsxError as error:
+            await self._send(send, scope, request_id, *faults.fault(error))
+        except Exception as error:  # the boundary of a request
+            await self._send(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
+        else:
+            if answer.streamed:
+                self.counts.add(answer.status)
+                await self._stream(scope, receive, send, job, answer, [(b"x-request-id", request_id.encode()), *headers])
+            else:
+                await self._send(send, scope, request_id, answer.status, headers, answer.body)
+
+    async def _job(self, scope: Scope, receive: Receive, request_id: str) -> WaitingJob:
+        """The request, submitted."""
+        segments = scope["path"].split("/", 4)  # "", predictions, model, version, rest
+        if len(segments) < 3 or not segments[2]:
+            raise ResourceNotFound(faults.NOT_FOUND)
+        version = self.registry.find(segments[2], (segments[3] or None) if len(segments) > 3 else None)
+        headers: list[Pair] = scope["headers"]
+        if len(segments) > 4 and segments[4]:
+            headers = with_header(headers, (b"url_path", url_path(segments[4])))
+        if segments[1] == "explanations":
+            headers = with_header(headers, EXPLAIN)
+        body = await read_body(scope, receive, self.limit)
+        now = time.monotonic()
+        timeout = version.config.client_timeout  # ms; 0 or None: none
+        job = WaitingJob(
+            wire.request_meta(request_id, scope["query_string"], headers), body, now, now + timeout / 1000 if timeout else None
+        )
+        version.submit(job)
+        return job
+
+    async def _options(self, scope: Scope, send: Send, request_id: str) -> None:
+        segments = scope["path"].split("/")
+        self.registry.find(segments[2], (segments[3] or None) if len(segments) > 3 else None)
+        body = json.dumps(self.describe(segments[2]), indent=2).encode() + b"\n"
+        await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
+
+    async def _send(self, send: Send, scope: Scope, request_id: str, status: int, headers: tuple[Pair, ...], body: bytes) -> None:
+        self.counts.add(status)
+        await send_whole(send, scope, status, headers, request_id, body)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send, job: WaitingJob, answer: Answer, headers: list[Pair]) -> None:
+        """Each part as one chunk. A stream that breaks off ends without its last chunk, so that the client can tell."""
+        shows = scope["method"] != "HEAD"
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        watcher = asyncio.ensure_future(_watch(receive, job))
+        try:
+            async for part in answer.parts():
+                if job.gone:
+                    return
+                if part and shows:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except TsxError as error:
+            logger.warning("request %s: its stream broke off: %s", headers[0][1].decode(), error.message)
+        finally:
+            watcher.cancel()
+
+
+async def _watch(receive: Receive, job: WaitingJob) -> None:
+    """Tell the job when its client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    job.gone = True
+
+
+def with_header(headers: list[Pair], pair: Pair) -> list[Pair]:
+    """`pair` in place of whatever the client sent under that name."""
+    return [*(other for other in headers if other[0] != pair[0]), pair]
+
+
+def url_path(rest: str) -> bytes:
+    """What follows the version in the path, as a header's value: what a header cannot carry is percent-encoded."""
+    return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()

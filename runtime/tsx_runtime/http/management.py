@@ -1,0 +1,268 @@
+"""The management routes: register, list, describe, scale, set default, unregister (contract 1.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, RootModel, ValidationError
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.supervisor import WorkerState
+from tsx_runtime.errors import BadRequest, LoadFailed, NoWorker, PredictionFailed
+from tsx_runtime.http import faults, openapi
+from tsx_runtime.http.asgi import new_request_id, read_body
+from tsx_runtime.http.describe import PAGE, describe_version, list_models
+from tsx_runtime.http.gpu import read_gpus
+from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, Status
+
+RUNTIMES = ("python", "python3", "python2")  # what archives name; all run in this server's own Python
+PROCESSING = "Processing worker updates..."
+
+ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
+VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
+Customized = Annotated[Flag, Query(description="ask the handler's describe_handle as well")]
+MinWorker = Annotated[int, Query(ge=0, description="least workers")]
+MaxWorker = Annotated[int | None, Query(ge=0, description="most workers; min_worker if not given")]
+Synchronous = Annotated[Flag, Query(description="answer when it is done")]
+Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect there or here")]
+
+
+class Described(RootModel[list[DescribedModel]]):
+    pass
+
+
+class Management:
+    """The routes' bodies; they hold nothing but the registry."""
+
+    def __init__(self, registry: Registry, limit: int) -> None:
+        self.registry = registry
+        self.limit = limit
+
+    async def register(self, request: Request) -> Response:
+        parameters = await self._parameters(request)
+        order = _order(parameters)
+        try:
+            version = await self.registry.register(order, wait=parameters.synchronous)
+        except LoadFailed as error:
+            raise _start_failed(order.model_name or order.url, None, error) from error
+        if version.min_workers and not parameters.synchronous:
+            return _status(PROCESSING, 202)
+        text = f'Model "{version.name}" Version: {version.version} registered with {version.min_workers} initial workers'
+        return _status(text if version.min_workers else f"{text}. Use scale workers API to add workers for the model.")
+
+    async def list(self, limit: int = PAGE, next_page_token: int = 0) -> Response:
+        return _json(list_models(self.registry.models.values(), limit, next_page_token))
+
+    async def describe(self, model: str, version: str | None, customized: bool) -> Response:
+        default = self.registry.find(model, None if version == "all" else version)
+        versions = list(self.registry.models[model].versions.values()) if version == "all" else [default]
+        gpus = await read_gpus() if any(worker.gpu_id is not None for found in versions for worker in found.workers) else {}
+        described = [describe_version(found, gpus) for found in versions]
+        if customized:
+            answers = await asyncio.gather(*(ask_handler(found) for found in versions))
+            for one, answer in zip(described, answers, strict=True):
+                one.customized_metadata = answer
+        return _json(Described(described))
+
+    async def scale(self, model: str, version: str | None, min_worker: int, max_worker: int | None, synchronous: bool) -> Response:
+        try:
+            await self.registry.scale(model, version, min_worker, max_worker, wait=synchronous)
+        except LoadFailed as error:
+            raise _start_failed(model, version, error) from error
+        if not synchronous:
+            return _status(PROCESSING, 202)
+        text = f"Workers scaled to {min_worker} for model: {model}"
+        return _status(f"{text}, version: {version}" if version else text)
+
+    async def set_default(self, model: str, version: str) -> Response:
+        self.registry.set_default(model, version)
+        return _status(f'Default version successfully updated for model "{model}" to "{version}"')
+
+    async def unregister(self, model: str, version: str | None) -> Response:
+        await self.registry.unregister(model, version)
+        return _status(f'Model "{model}" unregistered')
+
+    async def _parameters(self, request: Request) -> RegisterParameters:
+        given: dict[str, Any] = {}
+        for name, value in request.query_params.multi_items():
+            given.setdefault(name, value)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+            given |= _json_object(await read_body(request.scope, request.receive, self.limit))
+        try:
+            return RegisterParameters.model_validate(given)
+        except ValidationError as error:
+            raise faults.from_validation(error.errors()) from error
+
+
+async def ask_handler(version: ModelVersion) -> Any:
+    """What the handler's `describe_handle` says: a request with the header `describe`. JSON where it is JSON, else text."""
+    if not any(worker.state is WorkerState.READY for worker in version.workers):
+        raise NoWorker(f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.')
+    meta = wire.request_meta(new_request_id(), b"", [(b"describe", b"True")])
+    job = WaitingJob(meta, b"", time.monotonic())
+    version.submit(job)
+    answer = await job.done
+    body = b"".join([part async for part in answer.parts()])
+    if answer.status >= 400:
+        raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode(errors="replace")
+
+
+def _message(body: bytes) -> str:
+    """The text of a worker's error JSON, or of whatever else the handler sent."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:1000].decode(errors="replace")
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body) if body.strip() else {}
+    except ValueError as error:
+        raise BadRequest(f"The request's body is not JSON: {error}.") from error
+    if not isinstance(given, dict):
+        raise BadRequest('The request\'s body must be a JSON object such as {"url": "digits.mar"}.')
+    return given
+
+
+def _order(parameters: RegisterParameters) -> RegisterOrder:
+    if not parameters.url:
+        raise BadRequest("Parameter url is required.")
+    if parameters.runtime is not None and parameters.runtime.lower() not in RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {parameters.runtime}")
+    return RegisterOrder(
+        url=parameters.url,
+        model_name=parameters.model_name,
+        handler=parameters.handler,
+        runtime=parameters.runtime,
+        batch_size=parameters.batch_size,
+        max_batch_delay=parameters.max_batch_delay,
+        initial_workers=parameters.initial_workers,
+        response_timeout=parameters.response_timeout,
+        startup_timeout=parameters.startup_timeout,
+    )
+
+
+def _start_failed(model: str, version: str | None, error: LoadFailed) -> LoadFailed:
+    """TorchServe's words, which its clients look for, then the worker's own."""
+    words = f"Failed to start workers for model {model} version: {version or 'null'}"
+    return LoadFailed(f"{words}. {error.message}", traceback=error.traceback)
+
+
+def _status(text: str, code: int = 200) -> Response:
+    return _json(Status(status=text), code)
+
+
+def _json(model: BaseModel, code: int = 200) -> Response:
+    """Pretty-printed with a newline at the end, as TorchServe's."""
+    return Response(model.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n", code, media_type="application/json")
+
+
+def build_router(registry: Registry, limit: int) -> APIRouter:
+    router = APIRouter(tags=["management"])
+    management = Management(registry, limit)
+    _add_model_routes(router, management)
+    _add_version_routes(router, management)
+    return router
+
+
+def _add_model_routes(router: APIRouter, management: Management) -> None:
+    @router.get("/models", summary="List the models", response_model=ModelList, responses=openapi.failures(400))
+    async def list_(
+        limit: Annotated[int, Query(description="models of one page, at most 100")] = PAGE,
+        next_page_token: Annotated[int, Query(description="where the page begins")] = 0,
+    ) -> Response:
+        return await management.list(limit, next_page_token)
+
+    @router.post(
+        "/models",
+        summary="Register a model from the model store",
+        response_model=Status,
+        responses=openapi.failures(400, 404, 409, 500) | {202: {"model": Status, "description": "its workers are being started"}},
+        openapi_extra=openapi.register_parameters(),
+    )
+    async def register(request: Request) -> Response:
+        return await management.register(request)
+
+    @router.get("/models/{model}", summary="Describe its default version", response_model=Described, responses=openapi.failures(404, 503))
+    async def describe(model: ModelName, customized: Customized = False) -> Response:
+        return await management.describe(model, None, customized)
+
+    @router.put(
+        "/models/{model}",
+        summary="Scale its default version",
+        response_model=Status,
+        responses=openapi.failures(400, 404, 500) | {202: {"model": Status, "description": "under way"}},
+    )
+    async def scale(
+        model: ModelName,
+        min_worker: MinWorker = 1,
+        max_worker: MaxWorker = None,
+        synchronous: Synchronous = False,
+        model_version: Annotated[str | None, Query(description="this version instead of the default one")] = None,
+        number_gpu: Ignored = None,
+        timeout: Ignored = None,
+    ) -> Response:
+        return await management.scale(model, model_version, min_worker, max_worker, synchronous)
+
+    @router.delete(
+        "/models/{model}", summary="Unregister its default version", response_model=Status, responses=openapi.failures(403, 404, 408, 409)
+    )
+    async def unregister(model: ModelName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
+        return await management.unregister(model, None)
+
+
+def _add_version_routes(router: APIRouter, management: Management) -> None:
+    @router.get(
+        "/models/{model}/{version}",
+        summary="Describe one version, or with the version `all` every one",
+        response_model=Described,
+        responses=openapi.failures(404, 503),
+    )
+    async def describe(model: ModelName, version: VersionName, customized: Customized = False) -> Response:
+        return await management.describe(model, version, customized)
+
+    @router.put(
+        "/models/{model}/{version}",
+        summary="Scale one version",
+        response_model=Status,
+        responses=openapi.failures(400, 404, 500) | {202: {"model": Status, "description": "under way"}},
+    )
+    async def scale(
+        model: ModelName,
+        version: VersionName,
+        min_worker: MinWorker = 1,
+        max_worker: MaxWorker = None,
+        synchronous: Synchronous = False,
+        number_gpu: Ignored = None,
+        timeout: Ignored = None,
+    ) -> Response:
+        return await management.scale(model, version, min_worker, max_worker, synchronous)
+
+    @router.put(
+        "/models/{model}/{version}/set-default", summary="Set the default version", response_model=Status, responses=openapi.failures(404)
+    )
+    async def set_default(model: ModelName, version: VersionName) -> Response:
+        return await management.set_default(model, version)
+
+    @router.delete(
+        "/models/{model}/{version}", summary="Unregister one version", response_model=Status, responses=openapi.failures(403, 404, 408, 409)
+    )
+    async def unregister(model: ModelName, version: VersionName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
+        return await management.unregister(model, version)
+
+    @router.options("/models/{model}", include_in_schema=False)
+    async def options(model: ModelName) -> Response:
+        management.registry.find(model)
+        return Response(openapi.to_json(openapi.describe_management(model)), media_type="application/json")

@@ -1,0 +1,123 @@
+"""The parts of the OpenAPI documents that no signature tells: predictions, whose bodies are opaque, and examples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tsx_runtime.http.schemas import ErrorBody, RegisterParameters
+
+TITLE = "tsx"
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+_WHY = {
+    400: "the request cannot be used",
+    401: "the token is missing or wrong",
+    403: "not allowed",
+    404: "no such model, version or route",
+    408: "requests of the model were not finished in time",
+    409: "it is registered already",
+    413: "the body is larger than max_request_size",
+    500: "the worker died, or could not load the model; the text has its traceback",
+    503: "no worker, a full queue, or the handler failed",
+    507: "the worker ran out of memory",
+}
+
+
+def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody, "description": _WHY[status]} for status in statuses}
+
+
+def to_json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def register_parameters() -> dict[str, Any]:
+    """`POST /models` takes the same keys from the query string or a JSON body."""
+    schema = RegisterParameters.model_json_schema()
+    query = [
+        {
+            "name": name,
+            "in": "query",
+            "required": name == "url",
+            "description": field.get("description", ""),
+            "schema": {key: value for key, value in field.items() if key not in ("description", "title")},
+        }
+        for name, field in schema["properties"].items()
+    ]
+    body = {"required": False, "content": {"application/json": {"schema": schema, "example": schema["examples"][0]}}}
+    return {"parameters": query, "requestBody": body}
+
+
+def prediction_paths() -> dict[str, Any]:
+    """The paths of predictions and explanations. Any verb is taken; POST stands for them."""
+    version = _parameter("version", "one of its versions; the default one if not given", "1.0")
+    rest = _parameter("rest", "handed to the handler as the request header `url_path`", "v1/completions")
+    model = _parameter("model", "a registered model", "digits")
+    paths: dict[str, Any] = {}
+    for path, parameters in (
+        ("/predictions/{model}", [model]),
+        ("/predictions/{model}/{version}", [model, version]),
+        ("/predictions/{model}/{version}/{rest}", [model, version, rest]),
+        ("/explanations/{model}", [model]),
+        ("/explanations/{model}/{version}", [model, version]),
+    ):
+        paths[path] = _prediction(path, parameters)
+    return paths
+
+
+def describe_predictions(name: str) -> dict[str, Any]:
+    """The OpenAPI document of one model's predictions."""
+    return _of_one_model(name, {path: item for path, item in prediction_paths().items() if "{version}" not in path})
+
+
+def describe_management(name: str) -> dict[str, Any]:
+    """The OpenAPI document of one model's management: what `OPTIONS /models/{model}` answers."""
+    status = {"200": {"description": "done"}, "404": {"description": _WHY[404], "content": _ERROR}}
+    verbs = {"get": "Describe the model", "put": "Scale its workers", "delete": "Unregister it"}
+    item = {verb: {"summary": summary, "parameters": [], "responses": status} for verb, summary in verbs.items()}
+    return _of_one_model(name, {"/models/{model}": item})
+
+
+def _of_one_model(name: str, paths: dict[str, Any]) -> dict[str, Any]:
+    concrete = {}
+    for path, item in paths.items():
+        concrete[path.replace("{model}", name)] = {
+            verb: operation | {"parameters": [one for one in operation["parameters"] if one["name"] != "model"]}
+            for verb, operation in item.items()
+        }
+    schemas = {"ErrorBody": ErrorBody.model_json_schema()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"{TITLE}: {name}", "version": "1"},
+        "paths": concrete,
+        "components": {"schemas": schemas},
+    }
+
+
+def _parameter(name: str, description: str, example: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}, "example": example}
+
+
+def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    explains = path.startswith("/explanations")
+    words = path.strip("/").replace("{", "").replace("}", "").replace("/", "_")
+    binary = {"type": "string", "format": "binary"}
+    operation = {
+        "tags": ["inference"],
+        "summary": "Explain a prediction" if explains else "Predict",
+        "description": "The body stays as it is; the handler gets a form's fields by their names, and any other body as `body`. "
+        "Query parameters are inputs as well. The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
+        "operationId": f"post_{words}",
+        "parameters": parameters,
+        "requestBody": {
+            "content": {
+                "application/octet-stream": {"schema": binary},
+                "application/json": {"schema": {}, "example": {"data": [0.1, 0.2]}},
+                "text/plain": {"schema": {"type": "string"}, "example": "a sentence"},
+                "multipart/form-data": {"schema": {"type": "object", "properties": {"data": binary}}},
+            }
+        },
+        "responses": {"200": {"description": "what the handler returned", "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}}}}
+        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (401, 404, 413, 500, 503, 507)},
+    }
+    return {"post": operation}

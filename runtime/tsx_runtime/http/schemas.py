@@ -1,0 +1,145 @@
+"""The JSON of the HTTP API, with the names and the order of TorchServe's (contract 1.3)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
+
+
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+Flag = Annotated[bool, BeforeValidator(_lower)]  # query strings write a boolean in any case
+
+
+class Camel(BaseModel):
+    """Fields are camelCase outside, as in Java."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, protected_namespaces=())
+
+
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: XXX"}]}
+    )
+
+    code: int
+    type: str
+    message: str
+
+
+class Status(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": 'Model "digits" Version: 1.0 registered with 1 initial workers'}]})
+
+    status: str
+
+
+class Health(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "Healthy"}]})
+
+    status: str
+
+
+class RegisterParameters(BaseModel):
+    """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
+
+    model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
+
+    url: str | None = Field(None, description="name of the archive's file in the model store; required")
+    model_name: str | None = Field(None, description="the archive's own if not given")
+    runtime: str | None = Field(None, description="the archive's own if not given")
+    handler: str | None = Field(None, description="the archive's own if not given")
+    batch_size: int | None = Field(None, ge=1, description="most requests of one batch; the archive's own if not given, or 1")
+    max_batch_delay: int | None = Field(None, ge=0, description="milliseconds; the archive's own if not given, or 100")
+    initial_workers: int | None = Field(None, ge=0, description="the archive's minWorkers if not given, or default_workers_per_model")
+    synchronous: Flag = Field(True, description="answer when the workers are ready")
+    response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
+    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
+
+
+class ListedModel(Camel):
+    model_name: str
+    model_url: str
+
+
+class ModelList(Camel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]}]})
+
+    next_page_token: str | None = None
+    models: list[ListedModel]
+
+
+class DescribedWorker(Camel):
+    id: str
+    start_time: str
+    status: str
+    memory_usage: int = Field(description="resident bytes")
+    pid: int | None = None
+    gpu: bool
+    gpu_usage: str
+    restarts: int = 0
+
+
+class JobQueue(Camel):
+    remaining_capacity: int
+    pending_requests: int
+
+
+_WORKER: JsonDict = {"id": "9000", "startTime": "2026-02-08T11:03:20.974Z", "status": "READY", "memoryUsage": 209715200, "pid": 98972}
+_DESCRIBED: JsonDict = {
+    "modelName": "digits",
+    "modelVersion": "1.0",
+    "modelUrl": "digits.mar",
+    "runtime": "python",
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "batchSize": 8,
+    "maxBatchDelay": 100,
+    "responseTimeout": 120,
+    "startupTimeout": 120,
+    "loadedAtStartup": True,
+    "workers": [{**_WORKER, "gpu": False, "gpuUsage": "N/A", "restarts": 0}],
+    "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
+    "workerRestarts": 0,
+}
+
+
+class DescribedModel(Camel):
+    """One version. A field that does not apply is absent."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
+
+    model_name: str
+    model_version: str
+    model_url: str
+    runtime: str
+    min_workers: int
+    max_workers: int
+    batch_size: int
+    max_batch_delay: int = Field(description="milliseconds")
+    response_timeout: int = Field(description="seconds")
+    startup_timeout: int = Field(description="seconds")
+    max_retry_timeout_in_sec: int | None = None
+    client_timeout_in_mills: int | None = None
+    parallel_type: str | None = None
+    parallel_level: int | None = None
+    device_type: str | None = None
+    device_ids: list[int] | None = None
+    continuous_batching: bool = False
+    use_job_ticket: bool = False
+    use_venv: bool = False
+    stateful: bool = False
+    sequence_max_idle_m_sec: int = 0
+    sequence_timeout_m_sec: int = 0
+    max_num_sequence: int = 0
+    max_sequence_job_queue_size: int = 0
+    loaded_at_startup: bool
+    workers: list[DescribedWorker]
+    job_queue_status: JobQueue
+    customized_metadata: Any = Field(default=None, description="what the handler's describe_handle gives; with customized=true only")
+    worker_restarts: int = Field(0, description="how often a worker of this version was started again")
+    last_error: str | None = Field(None, description="traceback of the last worker that could not load the model")
