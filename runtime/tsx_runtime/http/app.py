@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,13 +12,14 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults, management, metrics, openapi
 from tsx_runtime.http.asgi import NO_CACHE, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
-from tsx_runtime.http.auth import Guard, build_guards
+from tsx_runtime.http.auth import Guard, Guards, build_guards
 from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.schemas import Health
 from tsx_runtime.settings import Settings
 
 ROOMS = ("inference", "management", "metrics")
+SEPARATE = tuple((room,) for room in ROOMS)
 
 
 class ServerApp(FastAPI):
@@ -32,7 +34,7 @@ class ServerApp(FastAPI):
         )  # /docs would load scripts from afar
         self.counts = counts
         self.predictions: Predictions | None = None
-        self.guards: dict[str, Guard] = {}  # by the first segment of the path
+        self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         faults.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
@@ -89,37 +91,25 @@ class ServerApp(FastAPI):
         return Response(openapi.to_json(self.openapi()), media_type="application/json")
 
 
-def build_apps(registry: Registry, settings: Settings) -> dict[str, FastAPI]:
-    """One app a listener, by the names in `ROOMS`; listeners with the same address share one app with the routes of all."""
+def build_apps(registry: Registry, settings: Settings, listeners: Sequence[Collection[str]] = SEPARATE) -> list[ServerApp]:
+    """One app a listener, each with the routes of the rooms (see `ROOMS`) that share its address."""
     counts = Counts()
     guards = build_guards(settings)
-    addresses = {"inference": settings.inference_address, "management": settings.management_address, "metrics": settings.metrics_address}
-    shared: dict[str, ServerApp] = {}
-    apps: dict[str, FastAPI] = {}
-    for room, address in addresses.items():
-        names = [other for other in ROOMS if normal(addresses[other]) == normal(address)]
-        app = shared.setdefault(normal(address), ServerApp(f"tsx {', '.join(names)}", counts))
-        apps[room] = app
-        if room == "inference":
-            app.predictions = Predictions(registry, settings.max_request_size, guards.inference, counts, openapi.describe_predictions)
-            app.include_router(_ping_router(registry))
-        elif room == "management":
-            app.include_router(management.build_router(registry, settings.max_request_size))
-            _guard(app, "models", guards.management)
-        else:
-            app.include_router(metrics.build_router(registry, counts))
-            _guard(app, "metrics", guards.metrics)
-    return apps
+    return [_build_app(registry, settings.max_request_size, rooms, guards, counts) for rooms in listeners]
 
 
-def normal(address: str) -> str:
-    """Equal for addresses that are the same place."""
-    return address.strip().rstrip("/").lower() if not address.startswith("unix:") else address.strip()
-
-
-def _guard(app: ServerApp, segment: str, guard: Guard | None) -> None:
-    if guard is not None:
-        app.guards[segment] = guard
+def _build_app(registry: Registry, limit: int, rooms: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
+    app = ServerApp(f"tsx {', '.join(room for room in ROOMS if room in rooms)}", counts)
+    if "inference" in rooms:
+        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
+        app.include_router(_ping_router(registry))
+    if "management" in rooms:
+        app.include_router(management.build_router(registry, limit))
+        app.guards["models"] = guards.management
+    if "metrics" in rooms:
+        app.include_router(metrics.build_router(registry, counts))
+        app.guards["metrics"] = guards.metrics
+    return app
 
 
 def _ping_router(registry: Registry) -> APIRouter:
