@@ -1,0 +1,42 @@
+"""`tsx init`: the files that a new model starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsx_archiver.names import is_model_name
+from tsx_cli.failure import CliError, UsageError
+from tsx_templates.render import render_tree
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    directory: Annotated[Path | None, typer.Option("--directory", "-d", help="Where to write; a new directory NAME if not given.")] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that are there.")] = False,
+) -> None:
+    """Write a handler, a network, their configuration, samples and a README that says the next three commands."""
+    if not is_model_name(name):
+        raise UsageError(f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter or digit first")
+    target = directory or Path(name)
+    files = {target / path: text for path, text in render_tree("model", {"name": name, "class_name": class_name(name)}).items()}
+    there = [str(path) for path in files if path.exists()]
+    if there and not force:
+        raise CliError(f"{', '.join(there)} would be overwritten; choose another --directory, or add --force")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        print(f"wrote {path}")
+    print(f"{target / 'README.md'} has the next steps")
+
+
+def class_name(name: str) -> str:
+    """`my-model.v2` -> `MyModelV2`."""
+    words = "".join(char if char.isalnum() else " " for char in name).split()
+    joined = "".join(word[0].upper() + word[1:] for word in words)
+    return joined if joined[0].isalpha() else f"Model{joined}"
