@@ -13,6 +13,7 @@ SUFFIX = ".j2"
 def render_tree(tree: str, values: Mapping[str, object]) -> dict[PurePosixPath, str]:
     """The files of the template directory `tree`, by their path; a value that a template misses is an error."""
     loader = PackageLoader("tsx_templates", tree)
-    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # the files are no HTML
+    # No escaping: the files are no HTML.
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     names = [name for name in loader.list_templates() if name.endswith(SUFFIX)]
     return {PurePosixPath(name.removesuffix(SUFFIX)): environment.get_template(name).render(values) for name in names}
