@@ -7,17 +7,12 @@ until the page ends or serves something else. The ports 8080 to 8082 of the page
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+) (run|write (\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/*.md")])
+PORTS = {"INFERENCE": 8080, "MANAGEMENT": 8081, "METRICS": 8082}
 
 
 class Block(NamedTuple):
@@ -47,30 +43,34 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 class Reader:
     """A person at a terminal, who types what the page says."""
 
-    def __init__(self, directory: Path, ports: list[int]) -> None:
+    def __init__(self, directory: Path, environment: dict[str, str], start_server: Callable[..., Any]) -> None:
         self.directory = directory
-        self.ports = dict(zip((8080, 8081, 8082), ports, strict=True))
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
-        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
-        self.environment["TSX_CACHE_DIR"] = str(directory / "cache")
-        for name, port in zip(("INFERENCE", "MANAGEMENT", "METRICS"), self.ports.values(), strict=True):
-            self.environment[f"TSX_{name}_ADDRESS"] = f"http://127.0.0.1:{port}"
-        self.server: subprocess.Popen[bytes] | None = None
+        self.environment = environment
+        self.addresses = {f"127.0.0.1:{port}": environment[f"TSX_{role}_ADDRESS"][7:] for role, port in PORTS.items()}
+        self.start_server = start_server
+        self.server: Any = None
 
     def follow(self, block: Block) -> None:
         if block.file is not None:
             (self.directory / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
-            self._run([sys.executable, "-c", self._with_ports(block.text)], "")
+            self._run([sys.executable, "-c", self._with_addresses(block.text)], "")
         else:
             for command, expected in commands(block.text):
                 if command.startswith("tsx serve "):
-                    self._serve(command)
+                    self.stop()
+                    self.server = self.start_server(["bash", "-c", f"exec {command}"], self.directory, self.environment)
                 else:
-                    self._run(["bash", "-c", self._with_ports(command)], self._with_ports(expected))
+                    self._run(["bash", "-c", self._with_addresses(command)], self._with_addresses(expected))
 
-    def _with_ports(self, text: str) -> str:
-        return re.sub(r"(?<=127\.0\.0\.1:)80(80|81|82)\b", lambda match: str(self.ports[int(match[0])]), text)
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.stop()
+
+    def _with_addresses(self, text: str) -> str:
+        for written, address in self.addresses.items():
+            text = text.replace(written, address)
+        return text
 
     def _run(self, command: list[str], expected: str) -> None:
         done = subprocess.run(
@@ -89,41 +89,11 @@ class Reader:
             f"{command[-1]}\nprinted\n{done.stdout}\nand the page says\n{expected}"
         )
 
-    def _serve(self, command: str) -> None:
-        self.stop()
-        log = self.directory / "server.log"
-        with log.open("wb") as output:
-            self.server = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self.directory, env=self.environment, stdout=output, stderr=subprocess.STDOUT
-            )
-        deadline = time.monotonic() + 120
-        while not self._healthy():
-            assert self.server.poll() is None, log.read_text(errors="replace")
-            assert time.monotonic() < deadline, log.read_text(errors="replace")
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[8080]}/ping", timeout=5) as answer:
-                return bool(json.load(answer)["status"] == "Healthy")
-        except (OSError, ValueError):
-            time.sleep(0.02)  # between two tries, not instead of an event
-            return False
-
-    def stop(self) -> None:
-        if self.server is not None:
-            self.server.send_signal(signal.SIGTERM)
-            assert self.server.wait(60) == 0, (self.directory / "server.log").read_text(errors="replace")
-            self.server = None
-
 
 @pytest.fixture
-def reader(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[Reader]:
+def reader(tmp_path: Path, user_environment: dict[str, str], start_server: Callable[..., Any]) -> Reader:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    person = Reader(tmp_path, free_ports(3))
-    yield person
-    if person.server is not None:
-        person.server.kill()
-        person.server.wait()
+    return Reader(tmp_path, user_environment, start_server)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,0 +1,175 @@
+"""The wheel and the sdist hold what they must, and the wheel works in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
+PACKAGES = {
+    "tsx_archiver": "archiver",
+    "model_archiver": "archiver",
+    "tsx_runtime": "runtime",
+    "tsx_cli": "cli",
+    "tsx_templates": "templates",
+}
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that was made from it."""
+    made = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def shipped_files() -> Iterator[str]:
+    """Every file of every package, as it is named in a wheel."""
+    for package, room in PACKAGES.items():
+        for file in (ROOT / room / package).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file.relative_to(ROOT / room).as_posix()
+
+
+def test_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[str]) -> None:
+    packed = {name for name in wheel_names if ".dist-info/" not in name}
+    assert packed == set(shipped_files())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= packed
+    assert any(name.startswith("tsx_templates/") and not name.endswith((".py", "py.typed")) for name in packed), "no templates"
+
+
+def test_wheel_carries_its_licence(wheel: Path, wheel_names: set[str]) -> None:
+    licence = next(name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE"))
+    metadata = next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+        assert "License-Expression: Apache-2.0" in archive.read(metadata).decode().splitlines()
+
+
+def test_sdist_holds_what_a_checkout_needs(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        "constraints.txt",
+        "scripts/test",
+        "scripts/demo",
+        "examples/digits/digits.pt2",
+    }
+    assert needed <= names
+    assert {f"{room}/{name}" for name in shipped_files() for room in [PACKAGES[name.partition("/")[0]]]} <= names
+    assert not [name for name in names if name.startswith((".venv", ".demo", ".ci"))]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts directory of a fresh environment: tsx from the wheel, its dependencies borrowed from the environment of the tests."""
+    place = tmp_path_factory.mktemp("fresh") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
+    python = place / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True
+    )
+    borrowed = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    }  # a path line reads no .pth there, so no tsx of a checkout comes along
+    Path(site.stdout.strip(), "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
+    return place / "bin"
+
+
+def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["tsx", "torchserve", "torch-model-archiver"])
+def test_installed_command_answers_help(name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
+    assert "usage" in run(installed / name, "--help", cwd=tmp_path, environment=user_environment).lower()
+
+
+def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
+    installed: Path, tmp_path: Path, user_environment: dict[str, str], start_server: Callable[..., Any]
+) -> None:
+    user_environment["PATH"] = f"{installed}{os.pathsep}{os.environ['PATH']}"
+    where = "import tsx_archiver, tsx_cli, tsx_runtime; print(tsx_archiver.__file__, tsx_cli.__file__, tsx_runtime.__file__)"
+    files = run(installed / "python", "-c", where, cwd=tmp_path, environment=user_environment).split()
+    assert all(file.startswith(str(installed.parent)) for file in files)
+
+    extra = ["--extra-files", DIGITS / "index_to_name.json", "--config-file", DIGITS / "model-config.yaml"]
+    run(
+        *(installed / "tsx", "archive", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py"),
+        *("--handler", DIGITS / "handler.py", *extra),
+        cwd=tmp_path,
+        environment=user_environment,
+    )
+    server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, user_environment)
+    answer = run(installed / "tsx", "predict", "digits", DIGITS / "images" / "4.png", cwd=tmp_path, environment=user_environment)
+    assert '"four"' in answer.splitlines()[1]
+    server.stop()
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def everything_needed() -> set[str]:
+    """The installed distributions that tsx, its development extra and its build need here."""
+    todo = [Requirement("tsx-serve[dev,onnx]"), Requirement("hatchling")]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        requirement = todo.pop()
+        key = (normal(requirement.name), frozenset(requirement.extras))
+        if key in seen:
+            continue
+        try:
+            requires = distribution(requirement.name).requires or []
+        except PackageNotFoundError:
+            continue  # for another extra, or another system
+        seen.add(key)
+        for inner in map(Requirement, requires):
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in {"", *requirement.extras}):
+                todo.append(inner)
+    return {name for name, _ in seen} - {"tsx-serve"}
+
+
+def test_constraints_pin_everything_that_is_tested() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    here = {normal(pin.name): str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
+    cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
+    tested = {name: distribution(name).version.partition("+")[0] for name in everything_needed() if not cuda.match(name)}
+    assert {name: here.get(name) for name in tested} == tested
