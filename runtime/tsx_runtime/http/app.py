@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults, management, metrics, openapi
-from tsx_runtime.http.asgi import NO_CACHE, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
+from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.auth import Guard, Guards, build_guards
 from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.inference import Predictions
@@ -29,9 +29,8 @@ class ServerApp(FastAPI):
     """
 
     def __init__(self, title: str, counts: Counts) -> None:
-        super().__init__(
-            title=title, version=_version(), docs_url=None, redoc_url=None, redirect_slashes=False
-        )  # /docs would load scripts from afar
+        # no /docs: FastAPI's page loads its scripts from another host
+        super().__init__(title=title, version=_version(), docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
         self.predictions: Predictions | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
@@ -43,37 +42,44 @@ class ServerApp(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        path: str = scope["path"]
-        if self.predictions is not None and path.startswith(("/predictions/", "/explanations/")):
+        if scope.get("root_path"):
+            _strip_root(scope)
+        if self.predictions is not None and scope["path"].startswith(("/predictions/", "/explanations/")):
             await self.predictions(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
-        begun = False
+        begun = ended = False
 
         async def answer(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, ended
             if message["type"] == "http.response.start":
                 begun = True
                 self.counts.add(message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *NO_CACHE]
+            else:
+                ended = not message.get("more_body", False)
             await send(message)
 
         try:
-            if guard := self.guards.get(scope["path"].split("/", 2)[1]):
+            path: str = scope["path"]
+            if guard := self.guards.get(path[1:].partition("/")[0]):
                 guard.check(scope["headers"])
-            if scope["path"] != "/" and scope["path"].endswith("/"):  # `/models/` is `/models`
-                scope["path"] = scope["path"].rstrip("/") or "/"
+            if path.endswith("/"):  # `/models/` is `/models`
+                scope["path"] = path.rstrip("/") or "/"
             await super().__call__(scope, receive, answer)
+        except ClientGone:
+            return
         except TsxError as error:
             await self._refuse(scope, send, request_id, error)
         except Exception as error:  # the boundary of a request
             refusal = faults.unexpected(error, request_id)
-            if begun:
-                raise  # half an answer is out: the server must close the connection
-            await self._refuse(scope, send, request_id, refusal)
+            if not begun:
+                await self._refuse(scope, send, request_id, refusal)
+            elif not ended:
+                raise  # half an answer is out: only closing the connection tells the client
 
     async def _refuse(self, scope: Scope, send: Send, request_id: str, error: TsxError) -> None:
         status, headers, body = faults.fault(error)
@@ -89,6 +95,14 @@ class ServerApp(FastAPI):
 
     async def _describe(self, request: Request) -> Response:
         return Response(openapi.to_json(self.openapi()), media_type="application/json")
+
+
+def _strip_root(scope: Scope) -> None:
+    """A server behind a prefix is told of it: guards and routes both go by the path without it."""
+    root, path = scope["root_path"].rstrip("/"), scope["path"]
+    if path.startswith(f"{root}/"):
+        scope["path"] = path[len(root) :]
+    scope["root_path"] = ""
 
 
 def build_apps(registry: Registry, settings: Settings, listeners: Sequence[Collection[str]] = SEPARATE) -> list[ServerApp]:

@@ -69,6 +69,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return _response(from_validation(error.errors()))
 
+    async def on_unexpected(request: Request, error: Exception) -> Response:
+        return _response(TsxError(UNEXPECTED))  # the framework raises it again afterwards, and the app logs it
+
+    app.add_exception_handler(Exception, on_unexpected)
     app.add_exception_handler(TsxError, on_error)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)

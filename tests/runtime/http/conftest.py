@@ -1,0 +1,236 @@
+"""A real server for the HTTP tests: uvicorn on free ports, the real registry, real workers, real archives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.http.app import SEPARATE, build_apps
+from tsx_runtime.settings import Settings
+
+DEADLINE = 60.0
+
+TALKER = """
+import json, os, time
+from pathlib import Path
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [act(idx, row, context) for idx, row in enumerate(data)]
+
+
+def act(idx, row, context):
+    headers = context.get_all_request_header(idx)
+    word = headers.get("x-do", "")
+    if headers.get("describe") == "True":
+        return json.dumps({"labels": 10})
+    if word == "raise":
+        raise RuntimeError("no such image")
+    if word == "exit":
+        os._exit(7)
+    if word == "wait":
+        while not Path(headers["x-file"]).exists():
+            time.sleep(0.002)
+        return "waited"
+    if word == "stream":
+        for part in ("a", "b", ""):
+            send_piece(idx, context, part)
+        return "c"
+    if word == "break":
+        send_piece(idx, context, "a")
+        os._exit(7)
+    if word == "metrics":
+        context.metrics.add_counter("Seen", 2)
+        context.metrics.add_time("Took", 3.5, unit="ms")
+        context.metrics.add_metric("Size of it", 4, "count", metric_type="histogram")
+        context.metrics.add_counter("Requests2XX", 1)
+    if word == "bytes":
+        return bytes(row["body"])
+    if word == "status":
+        context.set_response_status(int(headers["x-status"]), "Own words", idx)
+        return "body of it"
+    if word == "headers":
+        context.set_response_content_type(idx, "text/csv")
+        context.set_response_header(idx, "X-Own", "1")
+        context.set_response_header(idx, "Cache-Control", "max-age=60")
+        context.set_response_header(idx, "X-Request-Id", "mine")
+        return "a,b"
+    shown = {name: shown_value(value) for name, value in row.items()}
+    version = context.manifest["model"]["modelVersion"]
+    return json.dumps({"row": shown, "headers": dict(headers), "id": context.get_request_id(idx), "version": version})
+
+
+def shown_value(value):
+    return {"bytes": value.decode("latin-1")} if isinstance(value, (bytes, bytearray)) else value
+
+
+def send_piece(idx, context, part):
+    from ts.handler_utils.utils import send_intermediate_predict_response
+
+    send_intermediate_predict_response([part], {idx: context.get_request_id(idx)}, "Intermediate", 200, context)
+"""
+
+BROKEN = """
+def handle(data, context):
+    import no_such_module_anywhere
+"""
+
+
+def write_mar(store: Path, file: str, *, name: str = "talker", version: str = "1.0", handler: str = TALKER, config: str = "") -> Path:
+    model = {"modelName": name, "modelVersion": version, "handler": "handler.py"}
+    with zipfile.ZipFile(store / file, "w") as archive:
+        archive.writestr("handler.py", handler)
+        if config:
+            archive.writestr("model-config.yaml", config)
+            model["configFile"] = "model-config.yaml"
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "python", "model": model, "archiverVersion": "0.12.0"}))
+    return store / file
+
+
+@dataclass
+class RunningServer:
+    """The server in a thread of its own, and a client for each of its listeners."""
+
+    settings: Settings
+    registry: Registry
+    loop: asyncio.AbstractEventLoop
+    addresses: dict[str, str]
+    clients: dict[str, httpx.Client] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clients = {room: httpx.Client(base_url=address, timeout=DEADLINE) for room, address in self.addresses.items()}
+
+    @property
+    def inference(self) -> httpx.Client:
+        return self.clients["inference"]
+
+    @property
+    def management(self) -> httpx.Client:
+        return self.clients["management"]
+
+    @property
+    def metrics(self) -> httpx.Client:
+        return self.clients["metrics"]
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function, or what it returns if that is awaitable, on the server's loop."""
+
+        async def call() -> Any:
+            result = function()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(DEADLINE)
+
+    def write_mar(self, file: str, **content: str) -> Path:
+        assert self.settings.model_store is not None
+        return write_mar(self.settings.model_store, file, **content)
+
+    def register(self, file: str, **order: Any) -> None:
+        self.call(lambda: self.registry.register(RegisterOrder(url=file, **order)))
+
+
+@contextlib.contextmanager
+def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[RunningServer]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in listeners]
+    addresses = {
+        room: f"http://127.0.0.1:{sock.getsockname()[1]}" for sock, rooms in zip(sockets, listeners, strict=True) for room in rooms
+    }
+    ready = threading.Event()
+    made: list[Any] = []
+
+    async def main() -> None:
+        registry = Registry(settings)
+        registry.warm_up()
+        apps = build_apps(registry, settings, listeners)
+        servers = [uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)) for app in apps]
+        made.extend([registry, asyncio.get_running_loop(), servers])
+        ready.set()
+        await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
+        await registry.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
+    thread.start()
+    assert ready.wait(DEADLINE)
+    registry, loop, servers = made
+    server = RunningServer(settings, registry, loop, addresses)
+    try:
+        yield server
+    finally:
+        for client in server.clients.values():
+            client.close()
+        for one in servers:
+            one.should_exit = True
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+
+
+def make_settings(store: Path, **values: Any) -> Settings:
+    return Settings.model_validate(
+        {"model_store": store, "cache_dir": store / "cache", "worker_preload": False, "max_request_size": 100_000} | values
+    )
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model store: a model that talks in two versions, one with workers of its own, and one that does not load."""
+    directory = tmp_path_factory.mktemp("store")
+    write_mar(directory, "talker.mar")
+    write_mar(directory, "talker2.mar", version="2.0")
+    write_mar(directory, "other.mar", name="other", config="batchSize: 4\nmaxBatchDelay: 50\nresponseTimeout: 9\n")
+    write_mar(directory, "broken.mar", name="broken", handler=BROKEN)
+    (directory / "junk.mar").write_bytes(b"not an archive")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(store: Path) -> Iterator[RunningServer]:
+    """Shared by tests that change nothing in it: `talker` 1.0 (one worker) and 2.0 (none)."""
+    with running_server(make_settings(store)) as running:
+        running.register("talker.mar", initial_workers=1)
+        running.register("talker2.mar", initial_workers=0)
+        yield running
+
+
+@pytest.fixture
+def empty(store: Path, own_server: RunningServer) -> Iterator[RunningServer]:
+    """A server without models, cleaned up afterwards."""
+    yield own_server
+
+    async def unregister_all() -> None:
+        for model in list(own_server.registry.models.values()):
+            for version in sorted(model.versions, key=lambda version: version == model.default):
+                await own_server.registry.unregister(model.name, version)
+
+    own_server.call(unregister_all)
+
+
+@pytest.fixture(scope="session")
+def own_server(store: Path) -> Iterator[RunningServer]:
+    with running_server(make_settings(store)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def start_server(store: Path) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """For tests that need settings of their own: `with start_server(inference_token="x") as server: ...`"""
+
+    def start(listeners: Any = SEPARATE, **values: Any) -> contextlib.AbstractContextManager[RunningServer]:
+        return running_server(make_settings(store, **values), listeners)
+
+    return start

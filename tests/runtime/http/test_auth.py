@@ -1,0 +1,117 @@
+"""Who may call what."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
+from tsx_runtime.http.auth import Guard, build_guards, is_loopback, required_tokens
+from tsx_runtime.settings import Settings
+
+
+def settings(**values: object) -> Settings:
+    return Settings.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1:8080", "http://127.9.8.7:1", "http://localhost:8080", "http://[::1]:8080", "HTTP://LOCALHOST", "unix:/tmp/tsx.sock"],
+)
+def test_loopback_addresses_are_told(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://0.0.0.0:8080",
+        "http://[::]:8080",
+        "http://10.0.0.1",
+        "http://localhost.evil.org",
+        "http://127.0.0.1.evil.org",
+        "http://",
+        "http://[::1",
+    ],
+)
+def test_other_addresses_are_not_loopback(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_defaults_need_no_token() -> None:
+    required_tokens(settings())
+
+
+@pytest.mark.parametrize(
+    ("address", "token"),
+    [("inference_address", "inference_token"), ("management_address", "management_token"), ("metrics_address", "management_token")],
+)
+def test_an_open_address_needs_its_token(address: str, token: str) -> None:
+    open_address = {address: "http://0.0.0.0:9000"}
+    with pytest.raises(SettingError) as caught:
+        required_tokens(settings(**open_address))
+    assert address in caught.value.message
+    assert f"Set {token}" in caught.value.message
+    required_tokens(settings(**open_address, **{token: "secret"}))
+    required_tokens(settings(**open_address, disable_token_authorization=True))
+
+
+def test_inference_on_loopback_without_token_has_no_guard() -> None:
+    guards = build_guards(settings())
+    assert guards.inference is None
+    assert guards.management is not None
+    assert guards.metrics is not None
+
+
+def test_disabled_authorization_checks_no_token() -> None:
+    guards = build_guards(
+        settings(inference_token="a", management_token="b", disable_token_authorization=True, management_address="http://0.0.0.0:1")
+    )
+    assert guards.inference is None
+    assert guards.management is None
+
+
+@pytest.mark.parametrize(
+    "authorization", [b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic secret", b"secret", b"Bearer secret2", b"Bearer \xff"]
+)
+def test_a_token_must_be_right(authorization: bytes) -> None:
+    guard = Guard(token=b"secret")
+    with pytest.raises(InvalidToken) as caught:
+        guard.check([(b"authorization", authorization)])
+    assert "Token Authorization failed" in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("authorization", [b"Bearer secret", b"bearer secret", b"Bearer  secret"])
+def test_the_right_token_passes(authorization: bytes) -> None:
+    Guard(token=b"secret").check([(b"host", b"example.org"), (b"authorization", authorization)])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"host", b"evil.org"),
+        (b"host", b"localhost.evil.org:8081"),
+        (b"host", b"[::1"),
+        (b"origin", b"http://evil.org"),
+        (b"origin", b"null"),
+    ],
+)
+def test_another_site_is_refused_on_loopback(header: tuple[bytes, bytes]) -> None:
+    guard = build_guards(settings()).management
+    assert guard is not None
+    with pytest.raises(ForeignOrigin) as caught:
+        guard.check([(b"host", b"localhost:8081"), header])
+    assert header[1].decode() in caught.value.message
+
+
+@pytest.mark.parametrize("host", [b"localhost:8081", b"127.0.0.1:8081", b"LOCALHOST", b"[::1]:8081", b"127.0.0.2"])
+def test_this_machine_may_call_itself(host: bytes) -> None:
+    guard = build_guards(settings()).management
+    assert guard is not None
+    guard.check([(b"host", host), (b"origin", b"http://" + host)])
+
+
+def test_an_address_open_to_others_takes_any_host() -> None:
+    guard = build_guards(settings(management_address="http://0.0.0.0:8081", management_token="secret")).management
+    assert guard is not None
+    guard.check([(b"host", b"models.example.org"), (b"authorization", b"Bearer secret")])

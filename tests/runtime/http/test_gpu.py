@@ -1,0 +1,35 @@
+"""What nvidia-smi prints, read."""
+
+from __future__ import annotations
+
+from tsx_runtime.http.gpu import parse, visible
+
+OUTPUT = """\
+0, GPU-5d0bf3f5-7b2b-4c6e-8a5a-0b8f5d9f0001, 37, 12, 678, 81559
+1, GPU-a1b2c3d4-7b2b-4c6e-8a5a-0b8f5d9f0002, [N/A], [N/A], 3, 81559
+"""
+
+
+def test_each_line_is_a_gpu() -> None:
+    first, second = parse(OUTPUT)
+    assert (first.utilization, first.memory_used, first.memory_total) == (37, 678, 81559)
+    assert second.utilization is None
+
+
+def test_usage_is_told_in_the_words_of_torchserve() -> None:
+    first, second = parse(OUTPUT)
+    assert first.usage(0) == "gpuId::0 utilization.gpu [%]::37 % utilization.memory [%]::12 % memory.used [MiB]::678 MiB"
+    assert second.usage(1) == "gpuId::1 utilization.gpu [%]::N/A % utilization.memory [%]::N/A % memory.used [MiB]::3 MiB"
+
+
+def test_output_that_is_no_table_holds_no_gpu() -> None:
+    assert parse("No devices were found\n") == []
+
+
+def test_visible_devices_choose_and_order() -> None:
+    gpus = parse(OUTPUT)
+    assert visible(gpus, None) == {0: gpus[0], 1: gpus[1]}
+    assert visible(gpus, "1,0") == {0: gpus[1], 1: gpus[0]}
+    assert visible(gpus, "GPU-a1b2c3d4") == {0: gpus[1]}
+    assert visible(gpus, "0,7,1") == {0: gpus[0]}
+    assert visible(gpus, "") == {}

@@ -1,0 +1,330 @@
+"""Predictions over HTTP: a real server, real workers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import uuid
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+PATH = "/predictions/talker"
+
+FRAGILE = """
+import os
+
+def handle(data, context):
+    if data is None:
+        if os.path.exists({flag!r}):
+            raise RuntimeError("gone")
+    else:
+        os._exit(1)
+"""
+
+
+def raw_exchange(address, request, until=b""):
+    """What the server sends for these very bytes, up to `until` or to the end of the connection."""
+    parts = urlsplit(address)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as sock:
+        sock.sendall(request)
+        received = b""
+        while not until or until not in received:
+            piece = sock.recv(65536)
+            if not piece:
+                break
+            received += piece
+    return received
+
+
+def until(condition):
+    """Wait for what gives no event."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def error_of(response):
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert list(body) == ["code", "type", "message"]
+    assert body["code"] == response.status_code
+    assert response.text == json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    return body["type"], body["message"]
+
+
+def test_a_binary_body_is_given_as_body(server):
+    answer = server.inference.post(PATH, content=b"\x00\xff", headers={"content-type": "application/octet-stream"}).json()
+    assert answer["row"] == {"body": {"bytes": "\x00\xff"}}
+
+
+def test_a_json_body_is_given_decoded(server):
+    assert server.inference.post(PATH, json={"a": [1]}).json()["row"] == {"body": {"a": [1]}}
+
+
+def test_a_text_body_is_given_as_text(server):
+    answer = server.inference.post(PATH, content="müsli", headers={"content-type": "text/plain; charset=utf-8"}).json()
+    assert answer["row"] == {"body": "müsli"}
+
+
+def test_bad_json_is_given_as_it_is(server):
+    answer = server.inference.post(PATH, content=b"{", headers={"content-type": "application/json"}).json()
+    assert answer["row"] == {"body": {"bytes": "{"}}
+
+
+def test_a_multipart_form_is_given_by_field(server):
+    answer = server.inference.post(PATH, files={"data": ("a.png", b"\x89PNG", "image/png"), "more": ("b", b"x")}).json()
+    assert answer["row"]["data"] == {"bytes": "\x89PNG"}
+    assert answer["headers"]["data"] == {"content-type": "image/png"}
+
+
+def test_a_urlencoded_form_is_given_by_field(server):
+    assert server.inference.post(PATH, data={"data": "1"}).json()["row"] == {"data": {"bytes": "1"}}
+
+
+def test_query_parameters_are_inputs(server):
+    row = server.inference.get(PATH, params={"data": "test", "more": "ä b"}).json()["row"]
+    assert row["data"] == "test"
+    assert row["more"] == "ä b"
+
+
+@pytest.mark.parametrize("verb", ["GET", "POST", "PUT", "PATCH", "DELETE", "REPORT"])
+def test_every_verb_predicts(server, verb):
+    assert server.inference.request(verb, PATH, content=b"x", headers={"x-do": "bytes"}).text == "x"
+
+
+def test_the_handler_sees_the_clients_headers(server):
+    assert server.inference.post(PATH, headers={"X-Mine": "1"}).json()["headers"]["x-mine"] == "1"
+
+
+def test_the_answer_is_the_handlers_with_an_id_and_without_caching(server):
+    answer = server.inference.post(PATH, content=b"abc", headers={"x-do": "bytes", "x-request-id": "the-clients"})
+    assert answer.content == b"abc"
+    assert "content-type" not in answer.headers
+    assert uuid.UUID(answer.headers["x-request-id"]).version == 4
+    assert answer.headers["pragma"] == "no-cache"
+    assert answer.headers["cache-control"] == "no-cache; no-store, must-revalidate, private"
+    assert answer.headers["expires"] == "Thu, 01 Jan 1970 00:00:00 UTC"
+    assert answer.headers["content-length"] == "3"
+
+
+def test_the_id_of_the_answer_is_the_one_the_handler_knows(server):
+    answer = server.inference.post(PATH)
+    assert answer.json()["id"] == answer.headers["x-request-id"]
+
+
+def test_a_handlers_headers_are_in_the_answer(server):
+    answer = server.inference.post(PATH, headers={"x-do": "headers"})
+    assert answer.headers["content-type"] == "text/csv"
+    assert answer.headers["x-own"] == "1"
+    assert answer.headers["cache-control"] == "max-age=60"
+    assert answer.headers["x-request-id"] != "mine"
+
+
+@pytest.mark.parametrize("status", [201, 404, 507])
+def test_a_handlers_status_stands_with_its_body(server, status):
+    answer = server.inference.post(PATH, headers={"x-do": "status", "x-status": str(status)})
+    assert (answer.status_code, answer.text) == (status, "body of it")
+
+
+def test_a_status_without_body_has_none(server):
+    answer = server.inference.post(PATH, headers={"x-do": "status", "x-status": "204"})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
+
+
+def test_a_version_can_be_asked_for(server):
+    assert server.inference.post(f"{PATH}/1.0").json()["version"] == "1.0"
+    assert server.inference.post(f"{PATH}/1.0/").json()["version"] == "1.0"
+    assert server.inference.post(f"{PATH}/").json()["version"] == "1.0"
+
+
+def test_what_follows_the_version_is_the_header_url_path(server):
+    headers = server.inference.post(f"{PATH}/1.0/v1/chat", headers={"url_path": "the clients"}).json()["headers"]
+    assert headers["url_path"] == "v1/chat"
+    assert "url_path" not in server.inference.post(f"{PATH}/1.0").json()["headers"]
+
+
+def test_a_path_cannot_add_headers(server):
+    headers = server.inference.post(f"{PATH}/1.0/a%0D%0Aexplain:%20True").json()["headers"]
+    assert "explain" not in headers
+    assert headers["url_path"] == "a%0D%0Aexplain: True"
+
+
+def test_explanations_say_so_in_a_header(server):
+    for path in ("/explanations/talker", "/explanations/talker/1.0"):
+        assert server.inference.post(path, headers={"explain": "no"}).json()["headers"]["explain"] == "True"
+
+
+def test_head_has_the_headers_of_the_answer_alone(server):
+    answer = server.inference.head(PATH, params={"a": "b"})
+    assert answer.status_code == 200
+    assert int(answer.headers["content-length"]) > 0
+    assert answer.content == b""
+    assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
+
+
+def test_options_describe_the_models_predictions(server):
+    document = server.inference.options(PATH).json()
+    assert list(document["paths"]) == ["/predictions/talker", "/explanations/talker"]
+    assert error_of(server.inference.options("/predictions/nobody")) == ("ModelNotFoundException", "Model not found: nobody")
+
+
+def test_a_stream_comes_in_chunks(server):
+    received = raw_exchange(
+        str(server.inference.base_url),
+        b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: stream\r\nContent-Length: 0\r\n\r\n",
+        b"0\r\n\r\n",
+    )
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    assert b"content-length" not in head.lower()
+    assert b"x-request-id: " in head.lower()
+    assert body == b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n"
+
+
+def test_a_head_of_a_stream_has_no_body(server):
+    assert server.inference.head(PATH, headers={"x-do": "stream"}).content == b""
+    assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
+
+
+def test_a_stream_whose_worker_dies_ends_without_its_last_chunk(empty):
+    empty.register("talker.mar", initial_workers=1)
+    with pytest.raises(httpx.RemoteProtocolError):
+        empty.inference.post(PATH, headers={"x-do": "break"})
+
+
+def test_an_unknown_model_is_not_found(server):
+    answer = server.inference.post("/predictions/nobody", content=b"x" * 1000)
+    assert answer.status_code == 404
+    assert error_of(answer) == ("ModelNotFoundException", "Model not found: nobody")
+    assert uuid.UUID(answer.headers["x-request-id"])
+    assert answer.headers["pragma"] == "no-cache"
+
+
+def test_an_unknown_version_is_not_found(server):
+    answer = server.inference.post(f"{PATH}/9.9")
+    assert answer.status_code == 404
+    assert error_of(answer) == ("ModelVersionNotFoundException", "Model version: 9.9 does not exist for model: talker")
+
+
+@pytest.mark.parametrize("path", ["/predictions", "/predictions/", "/explanations/", "/nothing", "/", "//predictions/talker", "/models"])
+def test_an_unknown_route_is_not_found(server, path):
+    answer = server.inference.get(str(server.inference.base_url) + path)
+    assert answer.status_code in (404, 405)
+    assert error_of(answer)[0] in ("ResourceNotFoundException", "MethodNotAllowedException")
+
+
+def test_a_version_without_workers_says_how_to_get_some(server):
+    answer = server.inference.post(f"{PATH}/2.0")
+    assert answer.status_code == 503
+    kind, message = error_of(answer)
+    assert kind == "ServiceUnavailableException"
+    assert 'Model "talker" [Version 2.0] has no worker to serve inference request. Please use scale workers API to add workers.' in message
+
+
+def test_a_handler_that_raises_answers_503(server):
+    answer = server.inference.post(PATH, headers={"x-do": "raise"})
+    assert answer.status_code == 503
+    kind, message = error_of(answer)
+    assert kind == "InternalServerException"
+    assert message.startswith("Prediction failed")
+    assert "no such image" in message
+    assert "Traceback" not in message
+
+
+def test_a_worker_that_dies_answers_500(empty):
+    empty.register("talker.mar", initial_workers=1)
+    answer = empty.inference.post(PATH, headers={"x-do": "exit"})
+    assert answer.status_code == 500
+    assert error_of(answer)[0] == "InternalServerException"
+    assert "Worker died." in error_of(answer)[1]
+    assert empty.inference.post(PATH, content=b"again", headers={"x-do": "bytes"}).text == "again"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_refused_by_name(server, chunked):
+    body = bytes(100_001)
+    answer = server.inference.post(PATH, content=iter([body[:50_000], body[50_000:]]) if chunked else body)
+    assert answer.status_code == 413
+    kind, message = error_of(answer)
+    assert kind == "PayloadTooLargeException"
+    assert "max_request_size, which is 100000 bytes" in message
+    assert answer.headers["connection"] == "close"
+    assert server.inference.post(PATH, content=bytes(100_000), headers={"x-do": "bytes"}).content == bytes(100_000)
+
+
+def test_a_client_that_asks_first_is_refused_before_it_sends(server):
+    request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100001\r\nExpect: 100-continue\r\n\r\n"
+    received = raw_exchange(str(server.inference.base_url), request)
+    assert received.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(server):
+    request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    assert raw_exchange(str(server.inference.base_url), request, b"\r\n\r\n").startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def test_a_connection_carries_one_request_after_the_other(server):
+    one = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 1\r\n\r\n"
+    received = raw_exchange(str(server.inference.base_url), one + b"1" + one + b"2" + one + b"3", b"\r\n\r\n3")
+    assert [part[:1] for part in received.split(b"\r\n\r\n")[1:]] == [b"1", b"2", b"3"]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server):
+    parts = urlsplit(str(server.inference.base_url))
+    with socket.create_connection((parts.hostname, parts.port)) as sock:
+        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123")
+    assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(start_server, tmp_path, store):
+    gate = tmp_path / "open"
+    with start_server(job_queue_size=1) as server:
+        server.register("talker.mar", initial_workers=1)
+        version = server.registry.find("talker")
+        statuses = []
+
+        def ask():
+            statuses.append(
+                httpx.post(f"{server.inference.base_url}{PATH}", headers={"x-do": "wait", "x-file": str(gate)}, timeout=60).status_code
+            )
+
+        threads = [threading.Thread(target=ask) for _ in range(5)]  # one at work, at most one more sent ahead, one in the queue
+        for thread in threads:
+            thread.start()
+        until(lambda: version.stats.refusals["QueueFull"])
+        answer = server.inference.post(PATH)
+        gate.touch()
+        for thread in threads:
+            thread.join(60)
+        refused = statuses.count(503)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert "jobQueueSize" in error_of(answer)[1]
+    assert 1 <= refused < 5
+    assert set(statuses) == {200, 503}
+
+
+def test_ping_is_healthy_by_any_verb(server):
+    for verb in ("GET", "POST", "PUT"):
+        answer = server.inference.request(verb, "/ping")
+        assert (answer.status_code, answer.text) == (200, '{\n  "status": "Healthy"\n}\n')
+
+
+def test_ping_is_unhealthy_once_a_worker_is_given_up(empty, store):
+    flag = store / "flag"
+    flag.unlink(missing_ok=True)
+    handler = FRAGILE.format(flag=str(flag))
+    empty.write_mar("fragile.mar", name="fragile", handler=handler)
+    empty.register("fragile.mar", initial_workers=1)
+    assert empty.inference.get("/ping").status_code == 200
+    flag.touch()
+    assert empty.inference.post("/predictions/fragile").status_code == 500
+    until(lambda: empty.inference.get("/ping").status_code != 200)
+    answer = empty.inference.get("/ping")
+    assert (answer.status_code, answer.json()) == (500, {"status": "Unhealthy"})
