@@ -24,7 +24,7 @@ def findings(names: Sequence[str], alone: Sequence[Reply], batched: Sequence[Rep
     found = []
     for position, name in enumerate(names):
         if alone[position].status >= 400:
-            found.append(f"{name}: answered {alone[position].status} when sent alone: {_clip(alone[position].body)}")
+            found.append(f"{name}: answered {alone[position].status} when sent alone: {clip(alone[position].body)}")
             continue
         told = difference(alone[position], batched[position], tolerance)
         if told is None:
@@ -40,12 +40,12 @@ def difference(alone: Reply, batched: Reply, tolerance: float) -> str | None:
     Numbers may differ by `tolerance`, absolute or relative; types and the order of keys may not; what is no JSON must be equal to the byte.
     """
     if batched.status != alone.status:
-        return f"the status is {alone.status} alone and {batched.status} in a batch: {_clip(batched.body)}"
+        return f"the status is {alone.status} alone and {batched.status} in a batch: {clip(batched.body)}"
     if batched.content_type != alone.content_type:
         return f"the content type is {alone.content_type or 'absent'} alone and {batched.content_type or 'absent'} in a batch"
     one, other = _parse(alone.body), _parse(batched.body)
     if one is NOT_JSON and other is NOT_JSON:
-        return None if alone.body == batched.body else f"the bytes differ: {_clip(alone.body)} alone, {_clip(batched.body)} in a batch"
+        return None if alone.body == batched.body else f"the bytes differ: {clip(alone.body)} alone, {clip(batched.body)} in a batch"
     return _json_difference(one, other, tolerance, "")
 
 
@@ -59,14 +59,14 @@ def _json_difference(one: object, other: object, tolerance: float, where: str) -
             return f"{_place(where)} has {len(one)} items alone and {len(other)} in a batch"
         pairs = enumerate(zip(one, other, strict=True))
         return next((told for index, (a, b) in pairs if (told := _json_difference(a, b, tolerance, f"{where}[{index}]"))), None)
-    return None if _equal(one, other, tolerance) else f"{_place(where)} is {_clip(one)} alone and {_clip(other)} in a batch"
+    return None if _equal(one, other, tolerance) else f"{_place(where)} is {clip(one)} alone and {clip(other)} in a batch"
 
 
 def _dict_difference(one: dict[str, object], other: dict[str, object], tolerance: float, where: str) -> str | None:
     if one.keys() != other.keys():
-        return f"{_place(where)} has the keys {_clip(list(one))} alone and {_clip(list(other))} in a batch"
+        return f"{_place(where)} has the keys {clip(list(one))} alone and {clip(list(other))} in a batch"
     if list(one) != list(other):
-        return f"{_place(where)} has its keys in another order in a batch: {_clip(list(one))}, {_clip(list(other))}"
+        return f"{_place(where)} has its keys in another order in a batch: {clip(list(one))}, {clip(list(other))}"
     return next((told for key in one if (told := _json_difference(one[key], other[key], tolerance, f"{where}.{key}"))), None)
 
 
@@ -109,6 +109,6 @@ def _place(where: str) -> str:
     return f"the answer's {where.removeprefix('.')}" if where else "the answer"
 
 
-def _clip(value: object) -> str:
+def clip(value: object) -> str:
     text = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

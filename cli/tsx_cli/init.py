@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_archiver.names import is_model_name
+from tsx_archiver import is_model_name
 from tsx_cli.failure import CliError, UsageError
 from tsx_templates.render import render_tree
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tsx_archiver import Limits
 from tsx_cli.failure import UsageError
 from tsx_runtime.settings import Settings, find_config, load_settings
 
@@ -18,6 +19,16 @@ Assignments = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Give any setting a value; may be repeated. `tsx config show` lists them."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Handler = Annotated[
+    str | None,
+    typer.Option("--handler", metavar="NAME|FILE.py[:FUNCTION]", help="Handler: one that comes with tsx, or a file of your own."),
+]
+ModelFile = Annotated[
+    Path | None, typer.Option("--model-file", help="Python file with the model's class, for weights that are only weights.")
+]
+ExtraFiles = Annotated[
+    list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
+]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the server, if not the one of the settings.")]
 
 
@@ -31,3 +42,8 @@ def read_settings(config: Path | None, assignments: Iterable[str] | None = None,
         cli[name] = value
     cli.update((name, value) for name, value in given.items() if value is not None)
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()))
+
+
+def archive_limits(settings: Settings) -> Limits:
+    """What the server would refuse to unpack, the commands refuse as well."""
+    return Limits(members=settings.max_archive_files, total=settings.max_archive_size)

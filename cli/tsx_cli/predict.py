@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import mimetypes
 import sys
 import uuid
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from tsx_cli.client import Response, Server, path
 from tsx_cli.failure import CliError, UsageError
+from tsx_cli.inputs import guess_content_type
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import print_json, size
 
@@ -60,22 +60,6 @@ def predict(
         show(response, Console())
     else:
         _pass_on(response, sys.stdout.buffer)
-
-
-def guess_content_type(name: str, data: bytes) -> str:
-    """From the name where it says anything, else from the bytes."""
-    guess, encoding = mimetypes.guess_type(name, strict=False)
-    if guess is not None and encoding is None:
-        return guess
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    try:
-        json.loads(text)
-    except ValueError:
-        return "text/plain; charset=utf-8"
-    return "application/json"
 
 
 def form(field: str, file_name: str, content_type: str, data: bytes) -> tuple[bytes, str]:

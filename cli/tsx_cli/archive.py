@@ -1,0 +1,198 @@
+"""`tsx archive`: pack a model, look into an archive, take one apart, check one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from tsx_archiver import Finding, Inspection, Limits, inspect_archive, open_archive, verify_archive
+from tsx_cli.failure import FAILED, CliError, UsageError
+from tsx_cli.inputs import is_archive, split_list
+from tsx_cli.lazy import DefaultGroup
+from tsx_cli.model_spec import Parts, kind_in_words
+from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile, archive_limits, read_settings
+from tsx_cli.output import print_json, print_table, size
+from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
+
+
+class ArchiveGroup(DefaultGroup):
+    default = "pack"
+
+
+class Form(str, Enum):
+    DEFAULT = "default"
+    ZIP_STORE = "zip-store"
+    TGZ = "tgz"
+    NO_ARCHIVE = "no-archive"
+
+
+Archive = Annotated[Path, typer.Argument(metavar="FILE", help="A .mar, .model or .tar.gz file, or an unpacked directory.")]
+
+app = typer.Typer(cls=ArchiveGroup, add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def archive() -> None:
+    pass
+
+
+@app.command("pack", hidden=True)
+def pack_command(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Trained models; each becomes one archive.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model, if not the file's.")] = None,
+    version: Annotated[str | None, typer.Option("--version", "-v", help="Version of the model; 1.0 if not given.")] = None,
+    handler: Handler = None,
+    model_file: ModelFile = None,
+    extra_files: ExtraFiles = None,
+    requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r", help="Python packages the handler needs.")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
+    export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
+    format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = Form.DEFAULT,
+    index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json that lies beside the model file.")] = True,
+    samples: Annotated[
+        list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive takes them along.")
+    ] = None,
+    check_it: Annotated[bool, typer.Option("--check", help="Load it, send the samples alone and in batches, compare the answers.")] = False,
+    tolerance: Annotated[float, typer.Option(min=0, help="How far numbers may be apart, absolutely or relatively.")] = 1e-4,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an archive that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pack trained models, each into one .mar file: `tsx archive model.pt`.
+
+    Name, version and kind of model are worked out and said. With --check, FILE may also be an archive that exists. Exit code 3:
+    --check loaded the model but had no sample to send. A model file called as one of the commands below is written ./inspect.
+    """
+    parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
+    order = Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
+    if name is not None and len(files or []) > 1:
+        raise UsageError(f"--name {name} can name one archive, and {len(files or [])} files are given")
+    paths: list[Path | None] = [*files] if files else [None]
+    results = [one(path, order, check_it, tolerance, quiet=as_json) for path in paths]
+    if as_json:
+        print_json([asdict(result) for result in results])
+    if codes := {result.exit_code for result in results} - {0}:
+        raise typer.Exit(FAILED if FAILED in codes else NOTHING_SENT)
+
+
+def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
+    """One file of the command line: packed, checked, or both."""
+    if path is not None and is_archive(path):
+        if not check_it:
+            raise UsageError(f"'{path}' is an archive already; `tsx archive inspect {path}` shows it, --check tries it")
+        if order.belongs_to_packing():
+            raise UsageError(f"'{path}' is an archive already and is only checked; leave {order.belongs_to_packing()} out")
+        return check_only(path, order.samples, tolerance, quiet=quiet)
+    packed = pack(path, order, quiet=quiet)
+    return check(packed, [], tolerance, quiet=quiet) if check_it else packed
+
+
+@app.command()
+def inspect(file: Archive, as_json: AsJson = False) -> None:
+    """Show what an archive holds, without unpacking it."""
+    told = inspect_archive(file, limits=_limits())
+    if as_json:
+        print_json(_as_data(told))
+        return
+    manifest = told.manifest
+    facts = [
+        ("name", manifest.model_name),
+        ("version", manifest.version),
+        ("kind", _kind(told)),
+        ("handler", manifest.handler or "none named"),
+        ("model file", manifest.model_file),
+        ("requirements", manifest.requirements_file),
+        ("form", f"{told.form}, {size(told.size)}"),
+    ]
+    facts += [(key, value) for key, value in told.config.raw.items()]
+    print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
+    print_table(["member", "size", "sha-256"], [(each.name, size(each.size), (each.sha256 or "")[:16]) for each in told.members])
+    for problem in told.problems:
+        print(f"note: {problem}")
+
+
+@app.command()
+def verify(file: Archive, as_json: AsJson = False) -> None:
+    """Read every byte of an archive and compare it with what the archive says; exit code 1 if something is wrong."""
+    findings = verify_archive(file, _limits())
+    faults = [finding for finding in findings if finding.is_fault]
+    if as_json:
+        print_json({"archive": str(file), "intact": not faults, "findings": [finding._asdict() for finding in findings]})
+    else:
+        for finding in findings:
+            print(f"{'FAULT' if finding.is_fault else 'note'}: {finding.text}")
+        if not faults:
+            print(f"{file} is intact")
+    if faults:
+        if not as_json:
+            raise CliError(f"{file} is damaged or incomplete: {_count(faults)}")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def unpack(
+    file: Archive,
+    directory: Annotated[Path | None, typer.Argument(help="New directory; named as the model if not given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Unpack an archive into a new directory, once it is known to be safe."""
+    if file.is_dir():
+        raise UsageError(f"'{file}' is a directory, so it is unpacked already")
+    if directory is not None and directory.exists():
+        raise CliError(f"'{directory}' exists; name a directory that does not")
+    with (
+        TemporaryDirectory(prefix=".tsx-unpack-", dir=_existing_parent(directory)) as place,
+        open_archive(file, cache=Path(place), limits=_limits()) as opened,
+    ):
+        target = directory or Path(opened.manifest.model_name)
+        if target.exists():
+            raise CliError(f"'{target}' exists; say where to with `tsx archive unpack {file} DIRECTORY`")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        opened.directory.rename(target)
+        if as_json:
+            print_json(
+                {"archive": str(file), "directory": str(target), "name": opened.manifest.model_name, "version": opened.manifest.version}
+            )
+        else:
+            print(f"unpacked {file} into {target}")
+
+
+def _limits() -> Limits:
+    return archive_limits(read_settings(None)[0])
+
+
+def _existing_parent(directory: Path | None) -> Path:
+    """Where a temporary directory lies on the file system that the new directory will be on."""
+    place = Path() if directory is None else directory.absolute().parent
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def _kind(told: Inspection) -> str:
+    if told.model is None:
+        return "code only"
+    return kind_in_words(told.model)
+
+
+def _as_data(told: Inspection) -> dict[str, object]:
+    return {
+        "archive": str(told.source),
+        "form": told.form,
+        "size": told.size,
+        "name": told.manifest.model_name,
+        "version": told.manifest.version,
+        "kind": told.model.kind if told.model else None,
+        "manifest": told.manifest.data,
+        "config": told.config.raw,
+        "members": [member._asdict() for member in told.members],
+        "problems": told.problems,
+    }
+
+
+def _count(faults: list[Finding]) -> str:
+    return "one fault" if len(faults) == 1 else f"{len(faults)} faults"

@@ -1,0 +1,90 @@
+"""`tsx archive --check`: a model must answer an input in a batch as it answers it alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tsx_archiver import open_archive
+from tsx_cli.compare import Reply, clip, difference, findings
+from tsx_cli.inputs import guess_content_type, samples_in
+from tsx_cli.options import archive_limits
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.local import open_model
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.errors import TsxError
+from tsx_runtime.settings import Settings
+
+MOST_IN_A_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Sample:
+    name: str
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """`samples` is empty where there was nothing to send; `findings` is empty where all is well."""
+
+    model: str
+    version: str
+    load_seconds: float
+    samples: list[str]
+    batch_sizes: list[int] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+def check_archive(path: Path, samples: Sequence[Path], settings: Settings, tolerance: float) -> CheckResult:
+    """Load an archive in a worker and compare its answers. Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample)."""
+    with open_archive(path, cache=settings.cache_dir, limits=archive_limits(settings)) as opened:
+        found = [read_sample(file) for file in samples or samples_in(opened.directory)]
+    return asyncio.run(_check(path, found, settings, tolerance))
+
+
+async def _check(path: Path, samples: list[Sample], settings: Settings, tolerance: float) -> CheckResult:
+    begin = time.monotonic()
+    async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
+        seconds = time.monotonic() - begin
+        told: dict[str, None] = {}  # a set in order: what is wrong with one sample is said once
+        for start in range(0, len(samples), version.batch_size):
+            told.update(dict.fromkeys(await _compare(version, samples[start : start + version.batch_size], tolerance)))
+        sizes = sorted(version.stats.batch_sizes)
+        return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(told))
+
+
+async def _compare(version: ModelVersion, samples: list[Sample], tolerance: float) -> list[str]:
+    """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
+    alone = [await _send(version, sample) for sample in samples]
+    order = [index % len(samples) for index in range(version.batch_size)]
+    # A request that finds the worker idle leaves alone; behind it the batch fills up and leaves when it is full.
+    again, *batched = await asyncio.gather(*(_send(version, samples[index]) for index in [0, *order]))
+    if difference(alone[0], again, tolerance) is not None:
+        return [f"{samples[0].name}: two answers to it alone differ: {clip(alone[0].body)}, {clip(again.body)}; is the model in eval mode?"]
+    return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
+
+
+async def _send(version: ModelVersion, sample: Sample) -> Reply:
+    headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
+    job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
+    version.submit(job)
+    try:
+        answer = await job.done
+        body = b"".join([part async for part in answer.parts()])
+    except TsxError as error:
+        return Reply(error.status, "", error.message.encode())
+    block = str(answer.headers, "latin-1")
+    content_type = next((value for name, value in wire.parse_header_block(block) if name.lower() == "content-type"), "")
+    return Reply(answer.status, content_type, body)
+
+
+def read_sample(path: Path) -> Sample:
+    body = path.read_bytes()
+    return Sample(path.name, guess_content_type(path.name, body), body)

@@ -1,0 +1,33 @@
+"""A model file that is served without being packed: a directory of links that looks like an unpacked archive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tsx_archiver import plan_archive
+from tsx_archiver.manifest import MANIFEST_PATH
+from tsx_cli.model_spec import Parts, work_out
+
+
+@contextmanager
+def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[Path]:
+    """The directory, as long as the context lasts. Weights are linked, never copied. Raises `UsageError` and `ArchiveError`."""
+    spec, _ = work_out(path, parts, name=name)
+    plan = plan_archive(spec)
+    with TemporaryDirectory(prefix="tsx-model-") as made:
+        directory = Path(made)
+        for member in plan.members:
+            target = directory / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(member.source, bytes):
+                target.write_bytes(member.source)
+            else:
+                target.symlink_to(member.source.absolute())
+        manifest = directory / MANIFEST_PATH
+        manifest.parent.mkdir()
+        manifest.write_text(json.dumps(plan.manifest))
+        yield directory

@@ -1,0 +1,43 @@
+"""Files that commands are given: what they hold, and what goes over HTTP as which content type."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import Iterable
+from pathlib import Path
+
+ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
+SAMPLES = "samples"
+INDEX_TO_NAME = "index_to_name.json"
+
+
+def is_archive(path: Path) -> bool:
+    """An archive or an unpacked one, as TorchServe tells them: by the name."""
+    return path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)
+
+
+def samples_in(directory: Path) -> list[Path]:
+    """The inputs that a model brings along for trying it."""
+    return sorted(path for path in (directory / SAMPLES).glob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def split_list(values: Iterable[str] | None) -> list[str]:
+    """`--extra-files a,b --extra-files c` as TorchServe writes it and as others would."""
+    return [part for value in values or () for part in value.split(",") if part]
+
+
+def guess_content_type(name: str, data: bytes) -> str:
+    """From the name where it says anything, else from the bytes."""
+    guess, encoding = mimetypes.guess_type(name, strict=False)
+    if guess is not None and encoding is None:
+        return guess
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "application/octet-stream"
+    try:
+        json.loads(text)
+    except ValueError:
+        return "text/plain; charset=utf-8"
+    return "application/json"

@@ -1,0 +1,104 @@
+"""What follows from a model file: the kind of model, its name, and what has to go with it; and how that is said to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, ModelFile, default_model_name, describe_model_file
+from tsx_cli.failure import UsageError
+from tsx_cli.inputs import INDEX_TO_NAME
+from tsx_cli.output import size
+
+DEFAULT_HANDLER = "base_handler"
+KINDS = {
+    "eager": "weights",
+    "safetensors": "weights, in safetensors",
+    "torchscript": "TorchScript",
+    "exported": "a program of torch.export",
+    "aotinductor": "a package compiled by AOTInductor",
+    "onnx": "ONNX",
+    "unknown": "a file that only its handler knows",
+}
+NEEDS_MODEL_FILE = ("eager", "safetensors")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What goes with a model file."""
+
+    handler: str | None = None
+    model_file: Path | None = None
+    extra_files: Sequence[str] = field(default=())
+    index_to_name: bool = True
+
+    @property
+    def given(self) -> bool:
+        return self.handler is not None or self.model_file is not None or bool(self.extra_files)
+
+    @property
+    def own_handler(self) -> bool:
+        """A handler of the user's own may load anything in any way."""
+        return self.handler is not None and self.handler not in BUILTIN_HANDLERS
+
+
+def work_out(path: Path | None, parts: Parts, *, name: str | None = None, version: str | None = None) -> tuple[ArchiveSpec, list[str]]:
+    """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
+    if path is None and not (parts.own_handler and name):
+        raise UsageError("name a model file, or for a model without one give --name and a --handler of your own")
+    handler = parts.handler or DEFAULT_HANDLER
+    chosen = name or default_model_name(path or "")
+    notes = []
+    if path is not None:
+        model = describe_model_file(path)
+        check(model, parts)
+        notes.append(f"{path.name}: {kind_in_words(model)}, {size(model.size)}")
+    notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
+    notes.append(
+        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")
+    )
+    extra = list(parts.extra_files)
+    found = _index_to_name(path, parts)
+    if found is not None:
+        extra.append(str(found))
+        notes.append(f"{found}: found beside the model file and added (--no-index-to-name leaves it out)")
+    spec = ArchiveSpec(
+        model_name=chosen,
+        version=version or DEFAULT_VERSION,
+        handler=handler,
+        serialized_file=path,
+        model_file=parts.model_file,
+        extra_files=extra,
+    )
+    return spec, notes
+
+
+def kind_in_words(model: ModelFile) -> str:
+    said = KINDS[model.kind]
+    return said if model.detail in ("", said) else f"{said} ({model.detail})"
+
+
+def check(model: ModelFile, parts: Parts) -> None:
+    """Refuse what a handler that comes with tsx could not load, with what to add or change."""
+    if parts.own_handler:
+        return
+    if model.problem is not None:
+        raise UsageError(model.problem)
+    if model.whole_object is not None:
+        raise UsageError(
+            f"{model.path} is a whole pickled {model.whole_object}, which only runs beside the code that wrote it. "
+            "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program"
+        )
+    if model.kind in NEEDS_MODEL_FILE and parts.model_file is None:
+        raise UsageError(f"{model.path} holds weights without the network; add --model-file FILE.py, the file with the model's class")
+    if model.kind not in NEEDS_MODEL_FILE and parts.model_file is not None:
+        raise UsageError(f"{model.path} is {KINDS[model.kind]} and brings its network along; leave --model-file out")
+
+
+def _index_to_name(path: Path | None, parts: Parts) -> Path | None:
+    """The names of a classifier's classes, where they lie beside the model file and were not given anyway."""
+    if path is None or not parts.index_to_name or any(Path(extra).name == INDEX_TO_NAME for extra in parts.extra_files):
+        return None
+    beside = path.parent / INDEX_TO_NAME
+    return beside if beside.is_file() else None

@@ -1,0 +1,149 @@
+"""The steps of `tsx archive FILE`: work out, pack, check; each says what it did."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from tsx_archiver import Format, write_archive
+from tsx_cli.archive_check import CheckResult, check_archive
+from tsx_cli.failure import FAILED, UsageError
+from tsx_cli.inputs import SAMPLES
+from tsx_cli.model_spec import Parts, work_out
+from tsx_cli.options import read_settings
+from tsx_cli.output import size
+
+ProgressReport: TypeAlias = Callable[[str, int, int], None]  # member, bytes so far, all bytes
+
+NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What the command line says of how to pack."""
+
+    parts: Parts
+    name: str | None
+    version: str | None
+    requirements_file: Path | None
+    config_file: Path | None
+    export_path: Path
+    format: Format
+    force: bool
+    samples: Sequence[Path]
+
+    def belongs_to_packing(self) -> str:
+        """Options that were given and make no sense for an archive that exists."""
+        given = {
+            "--name": self.name,
+            "--version": self.version,
+            "--handler": self.parts.handler,
+            "--model-file": self.parts.model_file,
+            "--extra-files": self.parts.extra_files,
+            "--requirements-file": self.requirements_file,
+            "--config-file": self.config_file,
+        }
+        return ", ".join(name for name, value in given.items() if value)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What became of one file, for a person and for `--json`."""
+
+    archive: str
+    name: str | None = None
+    version: str | None = None
+    handler: str | None = None
+    size: int | None = None
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    check: CheckResult | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.check is None:
+            return 0
+        return FAILED if self.check.findings else 0 if self.check.samples else NOTHING_SENT
+
+
+def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
+    """Write the archive. Raises `UsageError` and `ArchiveError`."""
+    spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
+    spec = replace(spec, requirements_file=order.requirements_file, config_file=order.config_file, contents=sample_contents(order.samples))
+    _say(notes, quiet)
+    warnings: list[str] = []
+    with progress_bar(quiet) as progress:
+        written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
+    for warning in warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    bytes_written = (
+        written.stat().st_size if written.is_file() else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+    )
+    _say([f"wrote {written} ({size(bytes_written)})"], quiet)
+    return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings)
+
+
+def check_only(path: Path, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
+    return check(Packed(str(path)), samples, tolerance, quiet=quiet)
+
+
+def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
+    """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
+    settings, _ = read_settings(None)
+    result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
+    _say(check_lines(result), quiet)
+    return replace(packed, name=result.model, version=result.version, check=result)
+
+
+def check_lines(result: CheckResult) -> list[str]:
+    lines = [f"check: {result.model} {result.version} loaded in {result.load_seconds:.1f} s"]
+    if not result.samples:
+        return [*lines, "check: there is no sample to send; give one with --sample FILE"]
+    sizes = ", ".join(map(str, result.batch_sizes))
+    if result.findings:
+        return [*lines, *(f"check: FAILED {finding}" for finding in result.findings)]
+    count = len(result.samples)
+    return [*lines, f"check: {count} sample{'' if count == 1 else 's'} answered alike in batches of {sizes}"]
+
+
+def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
+    """Files by their name, those of a directory among them. Raises `UsageError`."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"there is no sample '{path}'")
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")) if path.is_dir() else [path]
+        for file in files:
+            if file.name in found:
+                raise UsageError(f"two samples are called '{file.name}': {found[file.name]} and {file}; rename one")
+            found[file.name] = file
+    return found
+
+
+def sample_contents(paths: Sequence[Path]) -> dict[str, bytes]:
+    return {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(paths).items()}
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[ProgressReport | None]:
+    """A bar on a terminal, for as long as the packing lasts; nothing elsewhere."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("packing")
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
+
+
+def _say(lines: Sequence[str], quiet: bool) -> None:
+    if not quiet:
+        print("\n".join(lines), flush=True)

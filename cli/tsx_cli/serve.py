@@ -1,0 +1,132 @@
+"""`tsx serve`: from the words of the command line to a server, and back to an exit code."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tsx_cli.bare_model import unpacked
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.inputs import is_archive, split_list
+from tsx_cli.model_spec import Parts
+from tsx_cli.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
+from tsx_cli.startup_page import show
+from tsx_runtime.core.devices import gpu_count
+from tsx_runtime.settings import Settings, parse_address
+from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
+
+app = typer.Typer(add_completion=False)
+
+
+class Device(str, Enum):
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+@app.command("serve")
+def serve_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]FILE...", help="Archives, model directories, model files; or file names in the model store."),
+    ] = None,
+    handler: Handler = None,
+    model_file: ModelFile = None,
+    extra_files: ExtraFiles = None,
+    model_store: Annotated[Path | None, typer.Option(help="Directory that models are registered from.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host of all three addresses.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions; 0 takes a free one.")] = None,
+    management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for Prometheus.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Workers of each model.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Most requests in one batch.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Where the models run.")] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Serve archives, model directories or bare model files until Ctrl-C or SIGTERM.
+
+    Without a file it loads what the setting `load_models` names, or starts empty.
+    """
+    settings, _ = read_settings(config, assignments, model_store=model_store)
+    settings = with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
+    if device is Device.GPU and not gpu_count():
+        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
+    parts = Parts(handler, model_file, split_list(extra_files))
+    with ExitStack() as stack:
+        starts = [find_model(word, settings, parts, stack) for word in models or []] or models_from_settings(settings)
+        chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device and device.value}
+        orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts])
+
+
+def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
+    """The settings with what `--host` and the port options say of their addresses."""
+    changed = {}
+    for role, port in ports.items():
+        setting = f"{role}_address"
+        old_host, old_port = parse_address(getattr(settings, setting))
+        new_host = old_host if host is None else host
+        changed[setting] = f"http://{f'[{new_host}]' if ':' in new_host else new_host}:{old_port if port is None else port}"
+        try:
+            parse_address(changed[setting])
+        except ValueError:
+            raise UsageError(f"--host takes a name or an address such as 127.0.0.1, not '{host}'") from None
+    return settings.model_copy(update=changed)
+
+
+def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
+    """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
+    name, path = (None, Path(word)) if Path(word).exists() else _split(word)
+    if not path.exists() and settings.model_store is not None and (settings.model_store / path).exists():
+        path = settings.model_store / path
+    if not path.exists():
+        beside = f", nor in the model store '{settings.model_store}'" if settings.model_store else ""
+        raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
+    if not is_archive(path):
+        start = start_model(stack.enter_context(unpacked(path, parts, name)), name)
+        return replace(start, order=replace(start.order, url=path.name))
+    if parts.given:
+        raise UsageError(f"--handler, --model-file and --extra-files go with a bare model file; '{path}' is an archive and has its own")
+    return start_model(path, name)
+
+
+def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str | None = None) -> None:
+    """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
+    set_up_logging()
+    console = Console()
+    loading = ", ".join(start.order.url for start in starts)
+    waiting = console.status(f"loading {loading}") if console.is_terminal and loading else None
+    if waiting is not None:
+        waiting.start()
+
+    def on_ready(started: Started) -> None:
+        if waiting is not None:
+            waiting.stop()
+        show(started, settings, console)
+        if ready_line is not None:
+            print(ready_line, flush=True)
+
+    try:
+        serve(settings, starts, on_ready)
+    finally:
+        if waiting is not None:
+            waiting.stop()
+
+
+def set_up_logging() -> None:
+    """One line an event, on stderr."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells its own start, once for each address
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _split(word: str) -> tuple[str | None, Path]:
+    name, equals, file = word.partition("=")
+    return (name, Path(file)) if equals and name and file else (None, Path(word))

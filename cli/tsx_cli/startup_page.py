@@ -1,0 +1,71 @@
+"""What `tsx serve` says once it answers: what it serves, where, a request to try, how to stop."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from tsx_archiver import describe_model_file
+from tsx_cli.inputs import guess_content_type, samples_in
+from tsx_cli.output import print_table
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.server import Started
+from tsx_runtime.version import __version__
+
+WHAT = {"inference": "predictions", "management": "models", "metrics": "metrics"}
+
+
+def show(started: Started, settings: Settings, console: Console) -> None:
+    """A page on a terminal; plain lines elsewhere, where a program may look for the addresses."""
+    versions = started.versions
+    if not console.is_terminal:
+        for version in versions:
+            print(
+                f"serving {version.name} {version.version}: {kind(version)}, {devices(version)}, {_count(len(version.workers), 'worker')}"
+            )
+        for role, address in started.addresses.items():
+            print(f"{WHAT[role]} at {address}")
+        print(f"try: {example(started, settings)}", flush=True)
+        return
+    console.print(f"\n[bold]tsx {__version__}[/bold] serves {_count(len(versions), 'model')}")
+    if versions:
+        rows = [(each.name, each.version, kind(each), devices(each), len(each.workers)) for each in versions]
+        print_table(["model", "version", "kind", "device", "workers"], rows)
+    for role, address in started.addresses.items():
+        console.print(f"  {WHAT[role]:<12} {address}", highlight=False)
+    console.print(f"\n  [bold]try[/bold]   {escape(example(started, settings))}", highlight=False, soft_wrap=True)
+    console.print("  [bold]stop[/bold]  Ctrl-C\n", highlight=False)
+
+
+def example(started: Started, settings: Settings) -> str:
+    """A curl line that works as it stands: a sample of the archive where it has one, else a question to the server."""
+    for version in started.versions:
+        if samples := samples_in(version.archive.directory):
+            return _prediction(f"{started.addresses['inference']}/predictions/{version.name}", samples[0], settings)
+    if started.versions and not (settings.management_token and not settings.disable_token_authorization):
+        return f"curl {started.addresses['management']}/models/{started.versions[0].name}"
+    return f"curl {started.addresses['inference']}/ping"
+
+
+def kind(version: ModelVersion) -> str:
+    weights = version.archive.manifest.serialized_file
+    return describe_model_file(version.archive.directory / weights).kind if weights else "code only"
+
+
+def devices(version: ModelVersion) -> str:
+    used = sorted({"cpu" if worker.gpu_id is None else f"gpu {worker.gpu_id}" for worker in version.workers})
+    return ", ".join(used) or "none"
+
+
+def _prediction(url: str, sample: Path, settings: Settings) -> str:
+    words = ["curl", url, "-T", str(sample), "-H", f"Content-Type: {guess_content_type(sample.name, sample.read_bytes())}"]
+    token = settings.inference_token is not None and not settings.disable_token_authorization
+    return shlex.join(words) + (' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
