@@ -1,0 +1,48 @@
+"""What the numbers were made on, and how steady it was meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+
+def describe() -> str:
+    return f"{date.today().isoformat()}, {os.cpu_count()} cores, {processor()}, {platform.system()}, Python {platform.python_version()}"
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    )
+    return names[0] if names else platform.machine()
+
+
+class Noise:
+    """Times a fixed piece of work between the rounds: on a quiet machine it always takes the same time."""
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self.loads: list[float] = []
+
+    def sample(self) -> None:
+        started = time.perf_counter()
+        sum(number * number for number in range(1_000_000))
+        self.samples.append(time.perf_counter() - started)
+        self.loads.append(os.getloadavg()[0])
+
+    def __str__(self) -> str:
+        least, most = min(self.samples), max(self.samples)
+        return (
+            f"noise: a fixed computation took {least * 1000:.0f} to {most * 1000:.0f} ms ({most / least - 1:.0%} apart), "
+            f"load average {min(self.loads):.1f} to {max(self.loads):.1f}"
+        )
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)

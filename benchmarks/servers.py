@@ -1,0 +1,148 @@
+"""The servers that are measured, started by their own commands on free ports of loopback, and ended when the measurement is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+TSX = Path(sys.executable).with_name("tsx")
+START_SECONDS = 120
+
+
+class Server(NamedTuple):
+    name: str
+    process: subprocess.Popen[bytes]
+    inference: str
+    management: str
+
+    def call(self, path: str, body: bytes | None = None, *, management: bool = False, method: str | None = None) -> bytes:
+        request = urllib.request.Request((self.management if management else self.inference) + path, data=body, method=method)
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+            content: bytes = answer.read()
+            return content
+
+    def proportional_memory(self) -> dict[int, int]:
+        """Bytes of each process of the server's tree, what is shared divided among those that share it (PSS)."""
+        root = psutil.Process(self.process.pid)
+        return {process.pid: process.memory_full_info().pss for process in [root, *root.children(recursive=True)]}
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator[Server]:
+    """`tsx serve` with these arguments; it may not answer yet."""
+    inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
+    environment = clean_environment() | {
+        "TSX_INFERENCE_ADDRESS": inference,
+        "TSX_MANAGEMENT_ADDRESS": management,
+        "TSX_METRICS_ADDRESS": metrics,
+        "TSX_CACHE_DIR": str(directory / "cache"),
+    }
+    environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
+    with running([TSX, "serve", *arguments], directory, environment, "tsx") as process:
+        yield Server("tsx", process, inference, management)
+
+
+@contextmanager
+def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Iterator[Server]:
+    """TorchServe as fast as its settings make it: no log lines per request, no tokens, no metrics of the machine, a long queue."""
+    inference, management, metrics, grpc, grpc_management = free_ports(5)
+    place = directory / "torchserve"
+    place.mkdir(exist_ok=True)
+    quiet = "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name = a\nrootLogger.appenderRef.a.ref = a\n"
+    (place / "log4j2.properties").write_text(quiet)
+    (place / "config.properties").write_text(
+        f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
+        f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
+        f"model_store={archive.parent}\nload_models={archive.name}\njob_queue_size=1000\n"
+        "disable_token_authorization=true\ndisable_system_metrics=true\n"
+    )
+    scripts = environment_of_peer / "bin"
+    command = [scripts / "torchserve", "--start", "--foreground", "--ncs", "--ts-config", place / "config.properties"]
+    command += ["--log-config", place / "log4j2.properties"]
+    environment = clean_environment() | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "TEMP": str(place),
+        "LOG_LOCATION": str(place),
+    }
+    with running(command, place, environment, "torchserve") as process:
+        yield Server("TorchServe", process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}")
+
+
+@contextmanager
+def running(command: Sequence[str | Path], directory: Path, environment: dict[str, str], name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and all that it starts; whatever is left of them at the end is killed."""
+    log = directory / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        family = psutil.Process(process.pid)
+        try:
+            yield process
+        except OSError as error:
+            raise RuntimeError(f"{name} does not answer ({error}); it printed:\n{log.read_text(errors='replace')}") from error
+        finally:
+            members = [family, *family.children(recursive=True)] if family.is_running() else []
+            process.send_signal(signal.SIGTERM)
+            _, left = psutil.wait_procs(members, timeout=20)
+            for member in left:
+                member.kill()
+            process.wait()
+
+
+def first_answer(server: Server, path: str, body: bytes) -> bytes:
+    """The first answer that is not an error; asks again at once until there is one."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return server.call(path, body)
+        except OSError:
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
+
+
+def archive(directory: Path, name: str, *arguments: str | Path, config: dict[str, object] | None = None) -> Path:
+    """Pack an archive by `torch-model-archiver`, whose output every server here reads."""
+    if config is not None:
+        (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        arguments += ("--config-file", directory / "model-config.yaml")
+    packer = TSX.with_name("torch-model-archiver")
+    command = [
+        packer,
+        "--model-name",
+        name,
+        "--version",
+        "1.0",
+        *arguments,
+        "--export-path",
+        directory,
+        "--archive-format",
+        "zip-store",
+        "--force",
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return directory / f"{name}.mar"
