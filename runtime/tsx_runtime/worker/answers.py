@@ -1,0 +1,107 @@
+"""From what a handler returned, or raised, to what is sent: a status, a header block and a body per request.
+
+Contract sections 1.4 and 5.1.5.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any, TypeAlias
+
+from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
+from tsx_runtime.wire import Buffer
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import PredictionException
+
+Answer: TypeAlias = tuple[int, Buffer, Buffer]
+
+JSON_HEADER = b"content-type: application/json\r\n"
+
+
+def encode_body(value: Any) -> Buffer:
+    """Bytes as they are, text as UTF-8, a tensor as `torch.save` writes it, all else as JSON. Raises `PredictionFailed`."""
+    if isinstance(value, bytes | bytearray):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    torch = sys.modules.get("torch")  # a handler that returns a tensor has imported it
+    if torch is not None and isinstance(value, torch.Tensor):
+        file = io.BytesIO()
+        torch.save(value, file)
+        return file.getvalue()
+    try:
+        return json.dumps(value, indent=2).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PredictionFailed(
+            f"Unsupported model output data type. The handler returned {_named(value)}, "
+            f"which is neither bytes, str, a tensor nor JSON: {error}"
+        ) from error
+
+
+def encode_answers(results: list[Any], context: Context, limit: int) -> list[Answer]:
+    processors = context.processors
+    answers: list[Answer] = []
+    for idx, value in enumerate(results):
+        try:
+            body = encode_body(value)
+            if len(body) > limit:
+                raise PredictionFailed(f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or answer less.")
+        except (PredictionFailed, UnicodeEncodeError) as error:
+            answers.append(failure(error))
+            continue
+        processor = processors.get(idx)
+        if processor is None:
+            answers.append((200, b"", body))
+        else:
+            answers.append((processor.get_response_status_code(), processor.header_block(), body))
+    return answers
+
+
+def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | None:
+    """Why what a handler returned cannot be the answers of a batch, or None."""
+    if not isinstance(results, list):
+        return PredictionFailed(
+            f"Invalid model predict output. Handler {handler} returned {type(results).__name__}; "
+            "it must return a list with one entry a request."
+        )
+    if len(results) != expected:
+        return PredictionFailed(
+            f"number of batch response mismatched, expect: {expected}, got: {len(results)}. "
+            f"Handler {handler} must return a list with one entry a request, in their order."
+        )
+    return None
+
+
+def failure(error: BaseException) -> Answer:
+    """What a client is told about an exception."""
+    if isinstance(error, PredictionException):
+        code = error.error_code if isinstance(error.error_code, int) and 400 <= error.error_code <= 599 else 500
+        return (code, JSON_HEADER, error_body(code, TsxError.type, str(error.message)))
+    if isinstance(error, TsxError):
+        known = error
+    elif is_out_of_resources(error):
+        known = OutOfResources(f"Out of resources: {_told(error)}")
+    else:
+        known = PredictionFailed(f"Prediction failed: {_told(error)}")
+    return (known.status, JSON_HEADER, error_body(known.status, known.type, known.message))
+
+
+def is_out_of_resources(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "CUDA" in str(error))
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """After such an error every later call of CUDA fails in this process: only a new worker helps."""
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error) and "out of memory" not in str(error)
+
+
+def _told(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _named(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,103 @@
+"""The worker's end of its socket: blocking, exact reads of frames, and writes that leave bodies where they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+from tsx_runtime import wire
+from tsx_runtime.wire import Buffer, Frame, Kind
+
+SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
+JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
+
+
+class Channel:
+    """One thread reads; any thread may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._view = memoryview(bytearray(SMALL))
+        self._start = 0
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def read(self) -> Frame | None:
+        """The next frame, or None when the front end has closed. What it holds is valid until the next `read`."""
+        if not self._have(wire.HEADER.size):
+            return None
+        header = wire.decode_header(self._view[self._start : self._end])
+        self._start += wire.HEADER.size
+        if header.size > SMALL:
+            payload = self._read_large(header.size)
+            return None if payload is None else wire.decode(header, payload)
+        if not self._have(header.size):
+            return None
+        start = self._start
+        self._start += header.size
+        return wire.decode(header, self._view[start : self._start])
+
+    def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
+        buffers = wire.encode(kind, batch, items, extra)
+        with self._lock:
+            if sum(map(len, buffers)) <= JOINED or not hasattr(self._sock, "sendmsg"):
+                self._sock.sendall(b"".join(buffers))
+            else:
+                send_buffers(self._sock, buffers)
+
+    def _have(self, size: int) -> bool:
+        """Have `size` bytes in one piece at `_start`; False at the end of the stream."""
+        if self._end - self._start >= size:
+            return True
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start + size > SMALL:
+            rest = self._end - self._start
+            self._view[:rest] = self._view[self._start : self._end]
+            self._start, self._end = 0, rest
+        while self._end - self._start < size:
+            got = self._sock.recv_into(self._view[self._end :])
+            if not got:
+                return False
+            self._end += got
+        return True
+
+    def _read_large(self, size: int) -> memoryview | None:
+        payload = memoryview(bytearray(size))
+        filled = self._end - self._start
+        payload[:filled] = self._view[self._start : self._end]
+        self._start = self._end = 0
+        while filled < size:
+            got = self._sock.recv_into(payload[filled:])
+            if not got:
+                return None
+            filled += got
+        return payload
+
+
+def send_buffers(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
+    """Send all of `buffers`, however little the kernel takes at a time."""
+    waiting = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    first = 0
+    while first < len(waiting):
+        sent = sock.sendmsg(waiting[first : first + IOV_MAX])
+        while sent:
+            size = len(waiting[first])
+            if sent < size:
+                waiting[first] = waiting[first][sent:]
+                break
+            sent -= size
+            first += 1
+
+
+def _iov_max() -> int:
+    try:
+        known = os.sysconf("SC_IOV_MAX")
+    except (AttributeError, ValueError, OSError):
+        return 16  # the least that POSIX allows
+    return known if known > 0 else 1024
+
+
+IOV_MAX = _iov_max()

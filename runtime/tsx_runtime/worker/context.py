@@ -1,0 +1,264 @@
+"""What a handler knows of its model and its requests: the `context` argument. Contract section 5.2.
+
+One object lives as long as the worker, and handlers hang their own attributes on it. What belongs to a request is read
+from its meta only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tsx_runtime.wire import Buffer, parse_header_block, parse_request_meta
+from tsx_runtime.worker.metrics import Metrics
+
+SendPiece = Callable[[int, Buffer, Buffer], None]  # position in the handler's data, header block, body
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FRAMING = frozenset({"connection", "content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
+
+
+class Headers(dict[str, Any]):
+    """Finds names whatever their case; iterates over them as the client wrote them. Of a repeated name the last value counts."""
+
+    def __init__(self, pairs: Mapping[str, Any] | Any = ()) -> None:
+        super().__init__()
+        self._names: dict[str, str] = {}
+        for name, value in pairs.items() if isinstance(pairs, Mapping) else pairs:
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(self._names.setdefault(name.lower(), name), value)
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(self._stored(name))
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(self._stored(name))
+        del self._names[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(self._stored(name), default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        value = super().pop(self._stored(name), *default)
+        self._names.pop(name.lower(), None)
+        return value
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        return super().setdefault(self._names.setdefault(name.lower(), name), default)
+
+    def update(self, *others: Any, **pairs: Any) -> None:
+        for name, value in dict(*others, **pairs).items():
+            self[name] = value
+
+    def copy(self) -> Headers:
+        return Headers(self)
+
+    def popitem(self) -> tuple[str, Any]:
+        name, value = super().popitem()
+        del self._names[name.lower()]
+        return name, value
+
+    def clear(self) -> None:
+        super().clear()
+        self._names.clear()
+
+    def __reduce__(self) -> tuple[type[Headers], tuple[dict[str, Any]]]:
+        return Headers, (dict(self),)
+
+    def _stored(self, name: str) -> str:
+        return self._names.get(name.lower(), name)
+
+
+class RequestProcessor:
+    """One request's headers, and the status and headers of its answer."""
+
+    __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code")
+
+    def __init__(self, request_header: Mapping[str, Any]) -> None:
+        self._request_header = request_header if isinstance(request_header, Headers) else Headers(request_header)
+        self._response_header = Headers()
+        self._status_code = 200
+        self._reason_phrase: str | None = None
+
+    def get_request_property(self, key: str) -> Any:
+        return self._request_header.get(key)
+
+    def get_request_properties(self) -> Headers:
+        return self._request_header
+
+    def report_status(self, code: int, reason_phrase: str | None = None) -> None:
+        if not isinstance(code, int) or not 200 <= code <= 599:
+            raise ValueError(f"{code!r} is not the status of an answer; give a number from 200 to 599")
+        self._status_code = int(code)
+        self._reason_phrase = reason_phrase
+
+    def get_response_status_code(self) -> int:
+        return self._status_code
+
+    def get_response_status_phrase(self) -> str | None:
+        return self._reason_phrase
+
+    def add_response_property(self, key: str, value: Any) -> None:
+        name, text = str(key), str(value)
+        if not _TOKEN.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be the name of a header")
+        if any(character in text for character in "\r\n\0"):
+            raise ValueError(f"the value of header {name} holds a line break, which would let it add headers of its own: {text!r}")
+        try:
+            text.encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the value of header {name} cannot be sent: HTTP headers are latin-1, and it holds {text!r}") from error
+        self._response_header[name] = text
+
+    def get_response_headers(self) -> Headers:
+        return self._response_header
+
+    def get_response_header(self, key: str) -> Any:
+        return self._response_header.get(key)
+
+    def header_block(self) -> bytes:
+        """For the wire; the server frames the answer itself, so it is not told how."""
+        lines = [f"{name}: {value}\r\n" for name, value in self._response_header.items() if name.lower() not in _FRAMING]
+        return "".join(lines).encode("latin-1")
+
+
+class Context:
+    """The parameters are those of TorchServe, whose users' tests make contexts themselves."""
+
+    def __init__(
+        self,
+        model_name: str,
+        model_dir: str,
+        manifest: dict[str, Any],
+        batch_size: int,
+        gpu: int | None,
+        mms_version: str,
+        limit_max_image_pixels: bool = True,
+        metrics: Metrics | None = None,
+        model_yaml_config: dict[str, Any] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.manifest = manifest
+        self._system_properties = {
+            "model_dir": model_dir,
+            "gpu_id": gpu,
+            "batch_size": batch_size,
+            "server_name": "MMS",
+            "server_version": mms_version,
+            "limit_max_image_pixels": limit_max_image_pixels,
+        }
+        self._limit_max_image_pixels = limit_max_image_pixels
+        self.metrics: Metrics | None = metrics
+        self.model_yaml_config = {} if model_yaml_config is None else model_yaml_config
+        self.stopping_criteria: Any = None
+        self.cl_socket: Any = None
+        self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
+        self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
+        self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
+        self.begin([])
+
+    # What the worker calls
+
+    def begin(
+        self, metas: list[str], parts: Mapping[int, dict[str, dict[str, str]]] | None = None, send_piece: SendPiece | None = None
+    ) -> None:
+        """A new batch: the meta of each row, and the part headers of those that are forms."""
+        self._metas = metas
+        self._parts = parts
+        self._ids: dict[int, str] | None = None
+        self._processors: dict[int, RequestProcessor] = {}
+        self._send_piece = send_piece
+
+    @property
+    def processors(self) -> Mapping[int, RequestProcessor]:
+        """Those that were asked for; the answers of all others are plain."""
+        return self._processors
+
+    def send_piece(self, idx: int, body: Buffer) -> None:
+        """Send a part of a streamed answer; what the handler returns is the last part."""
+        if self._send_piece is None:
+            raise RuntimeError("an answer can be sent in parts only while the handler is answering a batch")
+        processor = self._processors.get(idx)
+        self._send_piece(idx, processor.header_block() if processor else b"", body)
+
+    # What handlers use
+
+    @property
+    def system_properties(self) -> dict[str, Any]:
+        return self._system_properties
+
+    @property
+    def request_ids(self) -> dict[int, str]:
+        if self._ids is None:
+            self._ids = {idx: meta[: meta.index("\r\n")] for idx, meta in enumerate(self._metas)}
+        return self._ids
+
+    @request_ids.setter
+    def request_ids(self, ids: dict[int, str]) -> None:
+        self._ids = ids
+
+    @property
+    def request_processor(self) -> list[RequestProcessor]:
+        return [self._processor(idx) for idx in range(max(len(self._metas), len(self._processors)))]
+
+    @request_processor.setter
+    def request_processor(self, processors: list[RequestProcessor]) -> None:
+        self._processors = dict(enumerate(processors))
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        return self.request_ids.get(idx)
+
+    def get_request_header(self, idx: int, key: str) -> Any:
+        return self._processor(idx).get_request_property(key)
+
+    def get_all_request_header(self, idx: int) -> Headers:
+        return self._processor(idx).get_request_properties()
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        self.set_response_header(idx, "content-type", value)
+
+    def get_response_content_type(self, idx: int) -> Any:
+        return self.get_response_headers(idx).get("content-type")
+
+    def get_response_status(self, idx: int) -> tuple[int, str | None]:
+        processor = self._processor(idx)
+        return processor.get_response_status_code(), processor.get_response_status_phrase()
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        self._processor(idx).report_status(code, phrase)
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        for processor in self.request_processor:
+            processor.report_status(code, phrase)
+
+    def get_response_headers(self, idx: int) -> Headers:
+        return self._processor(idx).get_response_headers()
+
+    def set_response_header(self, idx: int, key: str, value: Any) -> None:
+        self._processor(idx).add_response_property(key, value)
+
+    def get_sequence_id(self, idx: int) -> Any:
+        return self.get_request_header(idx, self.header_key_sequence_id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and self.__dict__ == other.__dict__
+
+    __hash__ = object.__hash__
+
+    def _processor(self, idx: int) -> RequestProcessor:
+        found = self._processors.get(idx)
+        if found is None:
+            if not 0 <= idx < len(self._metas):
+                raise IndexError(f"there is no request {idx} in a batch of {len(self._metas)}")
+            headers = Headers(parse_header_block(parse_request_meta(self._metas[idx].encode("latin-1"))[2]))
+            if self._parts and idx in self._parts:
+                headers.update(self._parts[idx])
+            found = self._processors[idx] = RequestProcessor(headers)
+        return found

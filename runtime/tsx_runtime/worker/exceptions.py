@@ -1,0 +1,38 @@
+"""What can go wrong in a worker, and what a handler may raise to say so.
+
+PredictionException     the handler's own refusal of the whole batch, with a status
+├── BadRows             ... of some rows only: the others are run again without them
+LoadError               the model cannot be loaded; the message tells what to do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class PredictionException(Exception):
+    """A handler's refusal: the client gets `message` with the status `error_code`."""
+
+    def __init__(self, message: str, error_code: int = 500) -> None:
+        super().__init__(message)
+        self.message = message
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"message : {self.message}"
+
+
+class BadRows(PredictionException):
+    """Some rows of the batch cannot be used: position in the data -> what is wrong with it.
+
+    Raised from a handler before it has sent anything; these rows are answered with `error_code`, and the handler is
+    called again with the others, so that one broken request does not fail its neighbours.
+    """
+
+    def __init__(self, faults: Mapping[int, str], error_code: int = 400) -> None:
+        super().__init__("; ".join(faults.values()), error_code)
+        self.faults = dict(faults)
+
+
+class LoadError(Exception):
+    """The model cannot be loaded, for a reason that is known: the message names it and the next step."""

@@ -1,0 +1,211 @@
+"""From the name of a handler to its entry point, by TorchServe's rules. Contract section 5.1.
+
+1. `file.py[:function]` or `file[:function]` is imported with the model's directory first on the path; a name that is not
+   found there is one of the built-in handlers.
+2. A module that has the function (by default `handle`) is served by it; it is called once with `(None, context)` to load.
+3. Otherwise the module's only class is made, `initialize(context)` is called, and `handle` serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import LoadError
+
+logger = logging.getLogger("tsx.worker")
+
+BUILTIN = {
+    "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
+    "vision_handler": "tsx_runtime.worker.handlers.vision:VisionHandler",
+    "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
+}
+DEFAULT_HANDLER = "base_handler"
+
+
+class Entry(NamedTuple):
+    """`call(data, context)` answers a batch; `instance` is the handler's object where it is a class."""
+
+    call: Callable[[Any, Context], Any]
+    name: str
+    instance: Any
+
+
+class Coroutines:
+    """Runs what async handlers return, on one event loop kept for the worker."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def finish(self, result: Any) -> Any:
+        if not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(_awaited(result))
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            asyncio.set_event_loop(None)
+            self._loop = None
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
+    """Import and initialise. Raises `LoadError`, with the handler's own exception as its cause where it raised one."""
+    handler = handler.strip() or DEFAULT_HANDLER
+    module_name, _, function_name = handler.partition(":")
+    path = find_file(module_name, model_dir)
+    if path is not None:
+        module = import_file(path)
+    elif (installed := _find_installed(module_name)) is not None:
+        module = _imported(installed, lambda: importlib.import_module(installed))
+    elif module_name in BUILTIN:
+        return _from_class(_builtin(module_name), module_name, context, coroutines)
+    else:
+        raise LoadError(_not_found(handler, model_dir))
+    return _from_module(module, function_name, handler, context, coroutines)
+
+
+def find_file(name: str, model_dir: Path) -> Path | None:
+    """The handler's file: as the path says, else by its last part, as archives hold it flat."""
+    relative = name.replace("\\", "/")
+    if not relative.endswith(".py"):
+        relative += ".py"
+    for candidate in (model_dir / relative, model_dir / relative.rpartition("/")[2]):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import under the file's own name, even where an installed module has the same name: the archive's is meant."""
+    name = path.stem
+    directory = str(path.parent)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path.name} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        _imported(path.name, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # checked above
+    except LoadError:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+def classes_of(module: ModuleType, parent: type | None = None) -> list[type]:
+    """The classes that are defined in the module itself."""
+    return [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if member.__module__ == module.__name__ and (parent is None or (issubclass(member, parent) and member is not parent))
+    ]
+
+
+def _find_installed(name: str) -> str | None:
+    dotted = name.removesuffix(".py").replace("\\", "/").rpartition("/")[2]
+    if not all(part.isidentifier() for part in dotted.split(".")):
+        return None
+    try:
+        return dotted if importlib.util.find_spec(dotted) is not None else None
+    except (ImportError, ValueError):  # a parent that does not import, or __main__
+        return None
+
+
+def _imported(name: str, act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except SyntaxError as error:
+        where = f"{Path(error.filename).name}, line {error.lineno}" if error.filename else name
+        raise LoadError(f"Handler {name} does not import: {where} is not valid Python: {error.msg}.") from error
+    except ModuleNotFoundError as error:
+        raise LoadError(
+            f"Handler {name} does not import: {error}. "
+            "Install that module where tsx runs, or put its file into the archive with --extra-files."
+        ) from error
+    except (Exception, SystemExit) as error:  # the boundary to a user's code
+        raise LoadError(f"Handler {name} does not import: {_told(error)}") from error
+
+
+def _builtin(name: str) -> type:
+    module, _, attribute = BUILTIN[name].partition(":")
+    found: type = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _from_module(module: ModuleType, function_name: str, handler: str, context: Context, coroutines: Coroutines) -> Entry:
+    entry = getattr(module, function_name or "handle", None)
+    if inspect.isclass(entry):
+        return _from_class(entry, handler, context, coroutines)
+    if callable(entry):
+        _initialised(handler, lambda: coroutines.finish(entry(None, context)))
+        return Entry(entry, handler, None)
+    classes = classes_of(module)
+    if function_name and classes:
+        logger.warning("%s has no function %r, so its class %s is used", handler, function_name, classes[0].__name__)
+    if not classes:
+        wanted = f"function {function_name}(data, context)" if function_name else "function handle(data, context)"
+        raise LoadError(f"Handler {handler} has neither a {wanted} nor a class. Define one of them in it.")
+    if len(classes) > 1:
+        names = ", ".join(member.__name__ for member in classes)
+        raise LoadError(
+            f"Handler {handler} defines {len(classes)} classes ({names}), so it is not clear which one serves. "
+            "Keep one class in it and move the others to a module that it imports, or define a function handle(data, context)."
+        )
+    return _from_class(classes[0], handler, context, coroutines)
+
+
+def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutines) -> Entry:
+    for method, arguments in (("handle", "data, context"), ("initialize", "context")):
+        if not callable(getattr(kind, method, None)):
+            raise LoadError(
+                f"Class {kind.__name__} of handler {handler} has no method {method}. "
+                f"Add `def {method}(self, {arguments})`, or derive it from ts.torch_handler.base_handler.BaseHandler."
+            )
+    instance: Any = _initialised(handler, kind)
+    _initialised(handler, lambda: coroutines.finish(instance.initialize(context)))
+    return Entry(instance.handle, handler, instance)
+
+
+def _initialised(handler: str, act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except LoadError:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
+        raise LoadError(f"Handler {handler} could not load the model: {_told(error)}") from error
+
+
+def _not_found(handler: str, model_dir: Path) -> str:
+    files = sorted(os.path.relpath(path, model_dir) for path in model_dir.glob("*.py"))
+    there = f"the archive has {', '.join(files)}" if files else "the archive has no Python file"
+    return f"Handler {handler!r} was not found: {there}, and the built-in handlers are {', '.join(BUILTIN)}."
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,148 @@
+"""The model's process: load once, then one frame in, one frame out, until the front end closes the socket."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from tsx_runtime.wire import Buffer, FrameError, Kind, LoadOrder
+from tsx_runtime.worker import loader, shim
+from tsx_runtime.worker.batch import Model, answer_batch
+from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.metrics import Metrics
+
+logger = logging.getLogger("tsx.worker")
+
+
+def run(sock: socket.socket) -> None:
+    """Serve one model on `sock`. The front end ends this by closing its end, or by killing the process."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
+            signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    channel = Channel(sock)
+    try:
+        model = _load(channel)
+        if model is not None:
+            _serve(channel, model)
+    except FrameError as error:
+        logger.error("the front end sent what is not a frame: %s", error)
+    except ConnectionError:
+        pass  # the front end is gone, and with it everyone who waits
+    finally:
+        sock.close()
+
+
+def _load(channel: Channel) -> Model | None:
+    frame = channel.read()
+    if frame is None:
+        return None
+    if frame.kind is not Kind.LOAD:
+        raise FrameError(f"the first frame is {frame.kind.name}, not LOAD")
+    order = cast("LoadOrder", json.loads(bytes(frame.extra)))
+    try:
+        model = load_model(order)
+    except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
+        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
+        return None
+    facts = {"device": device_of(model.entry.instance, order), "pid": os.getpid()}
+    channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
+    return model
+
+
+def _serve(channel: Channel, model: Model) -> None:
+    pending = cast("Metrics", model.context.metrics).pending
+    gc.collect()
+    gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
+    while (frame := channel.read()) is not None:
+        if frame.kind is not Kind.BATCH:
+            raise FrameError(f"a worker does not expect {frame.kind.name} here")
+        outcome = answer_batch(model, frame.items, partial(_send_piece, channel, frame.batch))
+        extra = json.dumps(pending.take()).encode() if pending else b""
+        channel.send(Kind.REPLY, frame.batch, outcome.answers, extra)
+        if outcome.device_lost:
+            logger.error("the device does not answer this process any more, so the worker ends")
+            return
+
+
+def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
+    channel.send(Kind.PIECE, batch, [(position, headers, body)])
+
+
+def load_model(order: LoadOrder) -> Model:
+    """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
+    if order["service_envelope"]:
+        raise LoadError(f"The service envelope {order['service_envelope']!r} is not supported. Leave out service_envelope.")
+    model_dir = Path(order["model_dir"])
+    _enter(model_dir)
+    shim.install()
+    _limit_threads(order["threads"])
+    context = Context(
+        order["model_name"],
+        order["model_dir"],
+        order["manifest"],
+        order["batch_size"],
+        order["gpu_id"],
+        order["server_version"],
+        order["limit_max_image_pixels"],
+        Metrics(order["model_name"]),
+        order["model_config"],
+    )
+    coroutines = loader.Coroutines()
+    entry = loader.load_entry(order["handler"], model_dir, context, coroutines)
+    _limit_threads(order["threads"])
+    return Model(entry, context, coroutines, order["decode_input_request"], order["max_response_size"])
+
+
+def device_of(instance: Any, order: LoadOrder) -> str:
+    """What the handler says it runs on; of one that does not say, what it was given."""
+    device = getattr(instance, "device", None)
+    if device is not None:
+        return str(device)
+    return "cpu" if order["gpu_id"] is None else f"cuda:{order['gpu_id']}"
+
+
+def _enter(model_dir: Path) -> None:
+    """Handlers open the files of their archive by relative path, and import its modules."""
+    try:
+        os.chdir(model_dir)
+    except OSError as error:
+        raise LoadError(f"The model's directory {model_dir} cannot be entered: {error.strerror}.") from error
+    sys.path.insert(0, str(model_dir))
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Torch reads the environment when it is imported, and takes calls afterwards."""
+    if threads is None:
+        return
+    torch = sys.modules.get("torch")
+    if torch is None:
+        os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    elif torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+def _report(error: BaseException) -> dict[str, str]:
+    """For people: what is wrong, and the traceback of the handler's own code, without the way there."""
+    cause = error.__cause__ if isinstance(error, LoadError) else error
+    message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {type(error).__name__}: {error}"
+    return {"message": message, "traceback": "" if cause is None else _own_traceback(cause)}
+
+
+def _own_traceback(error: BaseException) -> str:
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith((loader.__file__, __file__, "<frozen importlib")):
+        tb = tb.tb_next
+    return "".join(traceback.format_exception(type(error), error, tb or error.__traceback__))

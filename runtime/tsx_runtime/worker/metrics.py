@@ -1,0 +1,205 @@
+"""The metrics that a handler reports: `context.metrics`. Contract section 5.6.
+
+Values are added up here between two replies, and leave with the next one; the front end owns the registry.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tsx_runtime.wire import MetricDelta
+
+logger = logging.getLogger("tsx.worker")
+
+TIME_UNITS = ("ms", "s")
+SIZE_UNITS = ("MB", "kB", "GB", "B")
+
+
+class MetricTypes(enum.Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class MetricsCacheKeyError(Exception):
+    """No metric of this name and type has been added."""
+
+
+class Dimension:
+    """A label: what a metric's value belongs to."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = str(name)
+        self.value = str(value)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.value}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dimension) and (self.name, self.value) == (other.name, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.value))
+
+
+class CachingMetric:
+    """One metric with all its label values."""
+
+    def __init__(self, pending: Pending, metric_name: str, unit: str, dimension_names: Sequence[str], metric_type: MetricTypes) -> None:
+        self.metric_name = metric_name
+        self.unit = unit
+        self.dimension_names = list(dimension_names)
+        self.metric_type = metric_type
+        self._pending = pending
+
+    def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
+        """A counter grows by `value`, a gauge is set to it, a histogram observes it."""
+        if len(dimension_values) != len(self.dimension_names):
+            raise ValueError(
+                f"metric {self.metric_name} has the dimensions {self.dimension_names}, but {len(dimension_values)} values were given"
+            )
+        self._pending.add(self, value, tuple(zip(self.dimension_names, map(str, dimension_values), strict=True)))
+
+    def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
+        self._pending.add(self, value, tuple((dimension.name, dimension.value) for dimension in dimensions))
+
+
+class Pending:
+    """The values since the last reply. Handlers may report from threads of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest: dict[tuple[CachingMetric, tuple[tuple[str, str], ...]], float] = {}
+        self._observed: list[tuple[CachingMetric, tuple[tuple[str, str], ...], float]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._latest or self._observed)
+
+    def add(self, metric: CachingMetric, value: float, labels: tuple[tuple[str, str], ...]) -> None:
+        value = float(value)
+        with self._lock:
+            if metric.metric_type is MetricTypes.HISTOGRAM:
+                if len(self._observed) < MAX_OBSERVED:
+                    self._observed.append((metric, labels, value))
+            elif metric.metric_type is MetricTypes.GAUGE:
+                self._latest[metric, labels] = value
+            elif value >= 0:
+                self._latest[metric, labels] = self._latest.get((metric, labels), 0.0) + value
+            else:
+                logger.warning("counter %s cannot take the value %s: counters only grow; use a gauge", metric.metric_name, value)
+
+    def take(self) -> list[MetricDelta]:
+        with self._lock:
+            latest, self._latest = self._latest, {}
+            observed, self._observed = self._observed, []
+        return [
+            MetricDelta(name=metric.metric_name, type=metric.metric_type.value, unit=metric.unit, value=value, dimensions=dict(labels))
+            for metric, labels, value in [*((*key, value) for key, value in latest.items()), *observed]
+        ]
+
+
+MAX_OBSERVED = 100_000  # a handler that reports from a thread while no request comes must not fill the memory
+
+
+class Metrics:
+    """`context.metrics`. Every metric also carries the dimensions `ModelName` and `Level=Model`."""
+
+    def __init__(self, model_name: str = "") -> None:
+        self.model_name = model_name
+        self.request_ids: dict[int, str] | str | None = None
+        self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
+        self.pending = Pending()
+        self._defaults = [Dimension("ModelName", model_name), Dimension("Level", "Model")]
+
+    def add_metric(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        _check_name(name)
+        metric = self.cache[metric_type].get(name)
+        labels = [*(dimensions or ()), *self._defaults]
+        if metric is None:
+            metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], metric_type)
+        metric.update(value, dimensions=labels)
+
+    def add_counter(self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] | None = None) -> None:
+        self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
+
+    def add_time(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "ms",
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        if unit not in TIME_UNITS:
+            raise ValueError(f"metric {name}: {unit!r} is not a unit of time; use one of {', '.join(TIME_UNITS)}")
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_size(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "MB",
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        if unit not in SIZE_UNITS:
+            raise ValueError(f"metric {name}: {unit!r} is not a unit of size; use one of {', '.join(SIZE_UNITS)}")
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_percent(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        self.add_metric(name, value, "percent", idx, dimensions, metric_type)
+
+    def add_error(self, name: str, value: float | str, dimensions: Sequence[Dimension] | None = None) -> None:
+        """An error's text is logged, and counted as one."""
+        if isinstance(value, str):
+            logger.error("%s: %s", name, value)
+            value = 1
+        self.add_metric(name, value, "", None, dimensions, MetricTypes.COUNTER)
+
+    def add_metric_to_cache(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str] | None = None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
+        _check_name(metric_name)
+        metric = CachingMetric(self.pending, metric_name, str(unit), dimension_names or (), MetricTypes(metric_type))
+        self.cache[metric.metric_type][metric_name] = metric
+        return metric
+
+    def get_metric(self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER) -> CachingMetric:
+        try:
+            return self.cache[metric_type][metric_name]
+        except KeyError:
+            known = ", ".join(sorted(self.cache[metric_type])) or "none"
+            raise MetricsCacheKeyError(f"there is no {metric_type.value} called {metric_name!r}; there is: {known}") from None
+
+    def set_request_ids(self, request_ids: dict[int, str] | str | None) -> None:
+        self.request_ids = request_ids
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"{name!r} cannot be the name of a metric")

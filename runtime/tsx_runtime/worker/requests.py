@@ -1,0 +1,166 @@
+"""From a request as it came to what a handler gets: a row of named inputs. Contract section 1.2.
+
+A body is one input called `body`; a form's fields, and the pairs of the query string, are inputs of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.wire import Buffer
+
+logger = logging.getLogger("tsx.worker")
+
+MAX_PARTS = 10_000
+
+
+class Part(NamedTuple):
+    """One field of a form."""
+
+    name: str
+    content_type: str | None
+    value: bytearray
+
+
+class Row(NamedTuple):
+    """`parts` has the content type of each part of a multipart body: what its header dict shows under the field's name."""
+
+    inputs: dict[str, Any]
+    parts: dict[str, dict[str, str]] | None
+
+
+def read_row(meta: str, body: Buffer, decode: bool) -> Row:
+    """`meta` as in `wire.request_meta`. Raises `BadRequest` for a form that cannot be read."""
+    inputs: dict[str, Any] = {}
+    parts = None
+    query = meta.find("\r\n") + 2
+    if not meta.startswith("\r\n", query):
+        add_query(inputs, meta[query : meta.find("\r\n", query)])
+    at = meta.lower().find("\r\ncontent-type: ")
+    if at < 0:
+        inputs["body"] = bytearray(body)
+        return Row(inputs, None)
+    content_type = meta[at + 16 : meta.find("\r\n", at + 16)]
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "multipart/form-data":
+        parts = {}
+        for part in read_multipart(content_type, body):
+            if part.content_type is None:
+                inputs[part.name] = part.value
+            else:
+                parts[part.name] = {"content-type": part.content_type}
+                inputs[part.name] = decoded(part.content_type, part.value) if decode else part.value
+    elif media_type == "application/x-www-form-urlencoded":
+        for name, value in parse_qsl(bytes(body), keep_blank_values=True):
+            inputs[name.decode("utf-8", "replace")] = bytearray(value)
+    else:
+        inputs["body"] = decoded(content_type, body) if decode else bytearray(body)
+    return Row(inputs, parts)
+
+
+def add_query(inputs: dict[str, Any], query: str) -> None:
+    text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
+    inputs.update(parse_qsl(text, keep_blank_values=True))
+
+
+def decoded(content_type: str, body: Buffer) -> Any:
+    """JSON and text as Python values; all else, and what is not what it says, as raw bytes."""
+    media_type, _, options = content_type.partition(";")
+    media_type = media_type.strip().lower()
+    if media_type == "application/json":
+        try:
+            return json.loads(str(body, "utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            logger.warning("a body that says it is JSON is not, so the handler gets it as bytes: %s", error)
+    elif media_type.startswith("text/"):
+        try:
+            return str(body, _charset(options))
+        except (ValueError, LookupError) as error:
+            logger.warning("a body of type %r cannot be decoded, so the handler gets it as bytes: %s", content_type, error)
+    return bytearray(body)
+
+
+def _charset(options: str) -> str:
+    if "charset" not in options.lower():
+        return "utf-8"
+    _, parameters = parse_options_header("x;" + options)
+    return parameters.get(b"charset", b"utf-8").decode("latin-1") or "utf-8"
+
+
+def read_multipart(content_type: str, body: Buffer) -> list[Part]:
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
+        raise BadRequest("The multipart/form-data request has no boundary in its Content-Type header.")
+    reader = _PartReader()
+    try:
+        parser = MultipartParser(boundary, reader.callbacks())
+        parser.write(bytes(body))
+        parser.finalize()
+    except (FormParserError, ValueError) as error:  # ValueError: a boundary that the parser refuses
+        raise BadRequest(f"The multipart/form-data body cannot be read: {error}") from error
+    if not reader.complete:
+        raise BadRequest("The multipart/form-data body is incomplete: its last boundary is missing.")
+    return reader.parts
+
+
+class _PartReader:
+    """Collects what the parser calls out."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.complete = False
+        self._headers: dict[bytes, bytes] = {}
+        self._name = b""
+        self._value = b""
+        self._data = bytearray()
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_name,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_part_data": self._more,
+            "on_part_end": self._end_part,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        if len(self.parts) >= MAX_PARTS:
+            raise BadRequest(f"The multipart/form-data body has more than {MAX_PARTS} parts.")
+        self._headers = {}
+        self._data = bytearray()
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _more(self, data: bytes, start: int, end: int) -> None:
+        self._data += memoryview(data)[start:end]
+
+    def _end_part(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name")
+        if name is None:
+            raise BadRequest("A part of the multipart/form-data body has no name in its Content-Disposition header.")
+        content_type = self._headers.get(b"content-type")
+        if content_type is None and b"filename" in options:
+            content_type = b"application/octet-stream"
+        told = None if content_type is None else content_type.decode("latin-1")
+        self.parts.append(Part(name.decode("utf-8", "replace"), told, self._data))
+
+    def _end(self) -> None:
+        self.complete = True
