@@ -90,7 +90,7 @@ class ServerApp(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             if self.predictions is not None:
-                document["paths"] = openapi.prediction_paths() | document["paths"]
+                openapi.add_predictions(document)
         return super().openapi()
 
     async def _describe(self, request: Request) -> Response:

@@ -60,7 +60,7 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu]) -> DescribedWorker:
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
     """One page, sorted by name. A limit that TorchServe does not allow becomes the greatest, a bad start the first."""
-    if not 0 <= limit <= PAGE:
+    if not 1 <= limit <= PAGE:
         limit = PAGE
     start = max(0, start)
     ordered = sorted(models, key=lambda model: model.name)

@@ -65,6 +65,11 @@ def prediction_paths() -> dict[str, Any]:
     return paths
 
 
+def add_predictions(document: dict[str, Any]) -> None:
+    document["paths"] = prediction_paths() | document["paths"]
+    document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
+
+
 def describe_predictions(name: str) -> dict[str, Any]:
     """The OpenAPI document of one model's predictions."""
     return _of_one_model(name, {path: item for path, item in prediction_paths().items() if "{version}" not in path})

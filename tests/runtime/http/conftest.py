@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -58,7 +59,9 @@ def act(idx, row, context):
     if word == "metrics":
         context.metrics.add_counter("Seen", 2)
         context.metrics.add_time("Took", 3.5, unit="ms")
-        context.metrics.add_metric("Size of it", 4, "count", metric_type="histogram")
+        from ts.metrics.metric_type_enum import MetricTypes
+
+        context.metrics.add_metric("Size", 4, "count", metric_type=MetricTypes.HISTOGRAM)
         context.metrics.add_counter("Requests2XX", 1)
     if word == "bytes":
         return bytes(row["body"])
@@ -234,3 +237,33 @@ def start_server(store: Path) -> Callable[..., contextlib.AbstractContextManager
         return running_server(make_settings(store, **values), listeners)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], object]], None]:
+    """Wait for what gives no event."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
+    """Type and text of an answer that must have the form of contract 1.4."""
+
+    def parse(response: httpx.Response) -> tuple[str, str]:
+        assert response.headers["content-type"] == "application/json"
+        body = response.json()
+        assert list(body) == ["code", "type", "message"]
+        assert body["code"] == response.status_code
+        assert response.text == json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+        assert response.headers["x-request-id"]
+        assert response.headers["pragma"] == "no-cache"
+        return body["type"], body["message"]
+
+    return parse

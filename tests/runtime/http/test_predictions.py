@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-import time
 import uuid
 from urllib.parse import urlsplit
 
@@ -38,23 +36,6 @@ def raw_exchange(address, request, until=b""):
                 break
             received += piece
     return received
-
-
-def until(condition):
-    """Wait for what gives no event."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def error_of(response):
-    assert response.headers["content-type"] == "application/json"
-    body = response.json()
-    assert list(body) == ["code", "type", "message"]
-    assert body["code"] == response.status_code
-    assert response.text == json.dumps(body, indent=2, ensure_ascii=False) + "\n"
-    return body["type"], body["message"]
 
 
 def test_a_binary_body_is_given_as_body(server):
@@ -168,7 +149,7 @@ def test_head_has_the_headers_of_the_answer_alone(server):
     assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
 
 
-def test_options_describe_the_models_predictions(server):
+def test_options_describe_the_models_predictions(server, error_of):
     document = server.inference.options(PATH).json()
     assert list(document["paths"]) == ["/predictions/talker", "/explanations/talker"]
     assert error_of(server.inference.options("/predictions/nobody")) == ("ModelNotFoundException", "Model not found: nobody")
@@ -198,7 +179,7 @@ def test_a_stream_whose_worker_dies_ends_without_its_last_chunk(empty):
         empty.inference.post(PATH, headers={"x-do": "break"})
 
 
-def test_an_unknown_model_is_not_found(server):
+def test_an_unknown_model_is_not_found(server, error_of):
     answer = server.inference.post("/predictions/nobody", content=b"x" * 1000)
     assert answer.status_code == 404
     assert error_of(answer) == ("ModelNotFoundException", "Model not found: nobody")
@@ -206,20 +187,20 @@ def test_an_unknown_model_is_not_found(server):
     assert answer.headers["pragma"] == "no-cache"
 
 
-def test_an_unknown_version_is_not_found(server):
+def test_an_unknown_version_is_not_found(server, error_of):
     answer = server.inference.post(f"{PATH}/9.9")
     assert answer.status_code == 404
     assert error_of(answer) == ("ModelVersionNotFoundException", "Model version: 9.9 does not exist for model: talker")
 
 
 @pytest.mark.parametrize("path", ["/predictions", "/predictions/", "/explanations/", "/nothing", "/", "//predictions/talker", "/models"])
-def test_an_unknown_route_is_not_found(server, path):
+def test_an_unknown_route_is_not_found(server, path, error_of):
     answer = server.inference.get(str(server.inference.base_url) + path)
     assert answer.status_code in (404, 405)
     assert error_of(answer)[0] in ("ResourceNotFoundException", "MethodNotAllowedException")
 
 
-def test_a_version_without_workers_says_how_to_get_some(server):
+def test_a_version_without_workers_says_how_to_get_some(server, error_of):
     answer = server.inference.post(f"{PATH}/2.0")
     assert answer.status_code == 503
     kind, message = error_of(answer)
@@ -227,7 +208,7 @@ def test_a_version_without_workers_says_how_to_get_some(server):
     assert 'Model "talker" [Version 2.0] has no worker to serve inference request. Please use scale workers API to add workers.' in message
 
 
-def test_a_handler_that_raises_answers_503(server):
+def test_a_handler_that_raises_answers_503(server, error_of):
     answer = server.inference.post(PATH, headers={"x-do": "raise"})
     assert answer.status_code == 503
     kind, message = error_of(answer)
@@ -237,7 +218,7 @@ def test_a_handler_that_raises_answers_503(server):
     assert "Traceback" not in message
 
 
-def test_a_worker_that_dies_answers_500(empty):
+def test_a_worker_that_dies_answers_500(empty, error_of):
     empty.register("talker.mar", initial_workers=1)
     answer = empty.inference.post(PATH, headers={"x-do": "exit"})
     assert answer.status_code == 500
@@ -247,7 +228,7 @@ def test_a_worker_that_dies_answers_500(empty):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused_by_name(server, chunked):
+def test_a_body_over_the_limit_is_refused_by_name(server, chunked, error_of):
     body = bytes(100_001)
     answer = server.inference.post(PATH, content=iter([body[:50_000], body[50_000:]]) if chunked else body)
     assert answer.status_code == 413
@@ -282,7 +263,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server):
     assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again(start_server, tmp_path, store):
+def test_a_full_queue_refuses_and_says_when_to_come_again(start_server, tmp_path, store, error_of, until):
     gate = tmp_path / "open"
     with start_server(job_queue_size=1) as server:
         server.register("talker.mar", initial_workers=1)
@@ -316,7 +297,7 @@ def test_ping_is_healthy_by_any_verb(server):
         assert (answer.status_code, answer.text) == (200, '{\n  "status": "Healthy"\n}\n')
 
 
-def test_ping_is_unhealthy_once_a_worker_is_given_up(empty, store):
+def test_ping_is_unhealthy_once_a_worker_is_given_up(empty, store, until):
     flag = store / "flag"
     flag.unlink(missing_ok=True)
     handler = FRAGILE.format(flag=str(flag))

@@ -1,0 +1,139 @@
+"""What holds for all routes: guards, shared listeners, the documents, the last line of defence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+
+from tsx_runtime.http.app import ROOMS, ServerApp, build_apps
+from tsx_runtime.http.asgi import Counts
+
+PATH = "/predictions/talker"
+ALL = (ROOMS,)
+
+
+def bearer(token):
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_each_listener_describes_its_own_routes(server):
+    inference = server.inference.get("/openapi.json").json()
+    management = server.management.get("/openapi.json").json()
+    metrics = server.metrics.get("/openapi.json").json()
+    assert {"/ping", "/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}"} <= set(inference["paths"])
+    assert "/models" not in inference["paths"]
+    assert {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"} == set(management["paths"])
+    assert set(metrics["paths"]) == {"/metrics"}
+
+
+def test_the_document_is_complete(server):
+    for client in (server.inference, server.management, server.metrics):
+        document = client.get("/openapi.json").json()
+        references = {text.split('"')[0] for text in client.get("/openapi.json").text.split('"$ref":"#/components/schemas/')[1:]}
+        assert references <= set(document.get("components", {}).get("schemas", {}))
+        operations = [operation for path in document["paths"].values() for operation in path.values()]
+        assert len({operation["operationId"] for operation in operations}) == len(operations)
+        assert all(operation["summary"] for operation in operations)
+
+
+def test_registering_is_documented_for_query_and_body(server):
+    post = server.management.get("/openapi.json").json()["paths"]["/models"]["post"]
+    assert {"url", "model_name", "batch_size", "initial_workers", "synchronous"} <= {one["name"] for one in post["parameters"]}
+    assert "url" in post["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert {"200", "202", "400", "404", "409", "500"} <= set(post["responses"])
+
+
+def test_the_document_is_where_torchserve_has_it(server):
+    for client in (server.inference, server.management, server.metrics):
+        document = client.get("/openapi.json").json()
+        assert client.options("/").json() == document
+        assert client.get("/api-description").json() == document
+
+
+def test_predictions_need_the_inference_token(start_server, error_of):
+    with start_server(inference_token="in", management_token="man") as server:
+        server.register("talker.mar", initial_workers=1)
+        for headers in ({}, bearer("man"), {"authorization": "in"}):
+            answer = server.inference.post(PATH, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert error_of(answer)[0] == "InvalidKeyException"
+        assert server.inference.post(PATH, headers=bearer("in")).status_code == 200
+        assert server.inference.get("/ping").status_code == 200
+        for client, path in ((server.management, "/models"), (server.management, "/models/talker/"), (server.metrics, "/metrics")):
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers=bearer("in")).status_code == 401
+            assert client.get(path, headers=bearer("man")).status_code == 200
+            assert client.options("/").status_code == 200
+
+
+def test_tokens_are_not_logged(start_server, caplog):
+    with caplog.at_level(logging.DEBUG, "tsx"), start_server(inference_token="very-secret", management_token="most-secret") as server:
+        server.inference.post(PATH)
+        server.inference.post(PATH, headers=bearer("very-secret"))
+        server.management.get("/models", headers=bearer("most-secret"))
+    assert "secret" not in caplog.text
+
+
+def test_a_page_of_another_site_cannot_manage_models(server, error_of):
+    for client, path in ((server.management, "/models"), (server.metrics, "/metrics")):
+        for headers in ({"host": "evil.example.org"}, {"origin": "https://evil.example.org"}, {"origin": "null"}):
+            answer = client.get(path, headers=headers)
+            assert answer.status_code == 403
+            assert error_of(answer)[0] == "ForeignOriginException"
+        assert client.get(path, headers={"host": "localhost:1234", "origin": "http://localhost:3000"}).status_code == 200
+
+
+def test_one_listener_can_have_the_routes_of_all(start_server):
+    with start_server(ALL, inference_token="in", management_token="man") as server:
+        server.register("talker.mar", initial_workers=1)
+        assert len(set(server.addresses.values())) == 1
+        assert server.inference.post(PATH, headers=bearer("in")).status_code == 200
+        assert server.inference.post(PATH, headers=bearer("man")).status_code == 401
+        assert server.inference.get("/models", headers=bearer("man")).json()["models"]
+        assert server.inference.get("/models", headers=bearer("in")).status_code == 401
+        assert "Requests2XX" in server.inference.get("/metrics", headers=bearer("man")).text
+        assert {"/predictions/{model}", "/models", "/metrics", "/ping"} <= set(server.inference.get("/openapi.json").json()["paths"])
+
+
+@pytest.fixture
+def failing_app():
+    app = ServerApp("failing", Counts())
+
+    @app.get("/fails")
+    async def fails() -> None:
+        raise ZeroDivisionError("secret detail")
+
+    return app
+
+
+def ask(app, path, **kwargs):
+    async def get():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app, **kwargs), base_url="http://localhost") as client:
+            return await client.get(path)
+
+    return asyncio.run(get())
+
+
+def test_what_nobody_foresaw_is_an_error_like_any_other_and_logged_once(failing_app, error_of, caplog):
+    answer = ask(failing_app, "/fails")
+    assert answer.status_code == 500
+    kind, message = error_of(answer)
+    assert kind == "InternalServerException"
+    assert "secret detail" not in message
+    records = [record for record in caplog.records if record.exc_info]
+    assert len(records) == 1
+    assert answer.headers["x-request-id"] in records[0].getMessage()
+    assert failing_app.counts.classes[5] == 1
+
+
+def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
+    """A server that is told of a prefix strips it before the guards look."""
+    with start_server(management_token="man") as server:
+        (app,) = build_apps(server.registry, server.settings, [("management",)])
+        assert ask(app, "/prod/models", root_path="/prod").status_code == 401
+        assert ask(app, "/models", root_path="/prod").status_code == 401
+        assert ask(app, "/prod/nothing", root_path="/prod").status_code == 404

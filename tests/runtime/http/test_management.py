@@ -1,0 +1,347 @@
+"""The management API: a real server, real archives, real workers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def status_of(response):
+    """The text of a success, in TorchServe's form."""
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert response.text == json.dumps(body, indent=2) + "\n"
+    assert list(body) == ["status"]
+    return body["status"]
+
+
+# Registering
+
+
+def test_a_model_without_workers_says_how_to_add_some(empty):
+    answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 0})
+    assert answer.status_code == 200
+    text = 'Model "talker" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
+    assert status_of(answer) == text
+    assert answer.headers["pragma"] == "no-cache"
+
+
+def test_a_model_is_ready_when_its_registration_is_answered(empty):
+    answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": "1"})
+    assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" Version: 1.0 registered with 1 initial workers')
+    assert empty.inference.post("/predictions/talker").status_code == 200
+
+
+def test_a_registration_that_is_not_awaited_is_accepted(empty):
+    answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "synchronous": "False"})
+    assert (answer.status_code, status_of(answer)) == (202, "Processing worker updates...")
+    assert empty.inference.post("/predictions/talker").status_code == 200  # it waits for the worker
+
+
+def test_a_json_body_takes_the_same_parameters(empty):
+    order = {
+        "url": "talker.mar",
+        "model_name": "mine",
+        "batch_size": 3,
+        "max_batch_delay": 7,
+        "response_timeout": 11,
+        "startup_timeout": 12,
+    }
+    answer = empty.management.post("/models", json=order | {"initial_workers": 0}, params={"batch_size": 99})
+    assert answer.status_code == 200
+    (described,) = empty.management.get("/models/mine").json()
+    assert [described[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")] == [3, 7, 11, 12]
+
+
+def test_the_archives_own_configuration_holds_where_nothing_is_asked(empty):
+    empty.management.post("/models", params={"url": "other.mar", "initial_workers": 0})
+    (described,) = empty.management.get("/models/other").json()
+    assert [described[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout")] == [4, 50, 9]
+
+
+def test_the_url_is_required(empty, error_of):
+    for answer in (
+        empty.management.post("/models"),
+        empty.management.post("/models", params={"url": ""}),
+        empty.management.post("/models", json={}),
+    ):
+        assert answer.status_code == 400
+        assert error_of(answer) == ("BadRequestException", "Parameter url is required.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", "many"),
+        ("batch_size", "0"),
+        ("initial_workers", "-1"),
+        ("initial_workers", "1.5"),
+        ("synchronous", "maybe"),
+        ("max_batch_delay", ""),
+    ],
+)
+def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, value, error_of):
+    answer = empty.management.post("/models", params={"url": "talker.mar", name: value})
+    assert answer.status_code == 400
+    kind, message = error_of(answer)
+    assert kind == "BadRequestException"
+    assert message.startswith(f"Parameter {name} is {value!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"), [(b"{", "is not JSON"), (b"[1]", "must be a JSON object"), (b'{"url": 1}', "Parameter url is 1")]
+)
+def test_a_json_body_that_cannot_be_used_is_refused(empty, body, text, error_of):
+    answer = empty.management.post("/models", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert text in error_of(answer)[1]
+
+
+def test_a_json_body_over_the_limit_is_refused(empty):
+    answer = empty.management.post("/models", content=b" " * 100_001, headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+def test_an_unknown_runtime_is_refused(empty, error_of):
+    answer = empty.management.post("/models", params={"url": "talker.mar", "runtime": "LSP"})
+    assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "Invalid RuntimeType value: LSP"))
+
+
+@pytest.mark.parametrize("url", ["../talker.mar", "a/../../talker.mar", "..%2ftalker.mar", "..\\talker.mar", "/etc/passwd"])
+def test_a_path_out_of_the_store_is_refused(empty, url, error_of):
+    for answer in (empty.management.post("/models", params={"url": url}), empty.management.post("/models", json={"url": url})):
+        assert answer.status_code == 404
+        assert error_of(answer) == ("ModelNotFoundException", f"Relative path is not allowed in url: {url}")
+
+
+@pytest.mark.parametrize(
+    "query", ["url=%2e%2e/talker.mar", "url=%2E%2E%2Ftalker.mar", "url=%252e%252e%252ftalker.mar", "url=..%5ctalker.mar"]
+)
+def test_an_encoded_path_out_of_the_store_is_refused(empty, query):
+    assert empty.management.post(f"/models?{query}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "url", ["http://169.254.169.254/talker.mar", "https://example.org/talker.mar", "file:///etc/passwd", "s3://bucket/talker.mar"]
+)
+def test_a_remote_address_is_refused(empty, url, error_of):
+    answer = empty.management.post("/models", params={"url": url})
+    assert answer.status_code == 404
+    kind, message = error_of(answer)
+    assert kind == "ModelNotFoundException"
+    assert message.startswith(f"Given URL {url} does not match any allowed URL(s)")
+    assert "model store only" in message
+
+
+def test_a_file_that_is_not_there_is_not_found(empty, error_of):
+    answer = empty.management.post("/models", params={"url": "nobody.mar"})
+    assert answer.status_code == 404
+    assert error_of(answer)[1].startswith("Model not found: nobody.mar")
+
+
+def test_a_file_that_is_no_archive_is_refused(empty, error_of):
+    answer = empty.management.post("/models", params={"url": "junk.mar"})
+    assert answer.status_code == 400
+    assert "junk.mar" in error_of(answer)[1]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a b", "a/b", "", "-x"])
+def test_a_name_that_is_no_name_is_refused(empty, name):
+    answer = empty.management.post("/models", params={"url": "talker.mar", "model_name": name, "initial_workers": 0})
+    assert (answer.status_code == 400) == bool(name)
+
+
+def test_a_version_is_registered_once(empty, error_of):
+    empty.register("talker.mar", initial_workers=0)
+    answer = empty.management.post("/models", params={"url": "talker.mar"})
+    assert answer.status_code == 409
+    assert error_of(answer) == ("ConflictStatusException", "Model version 1.0 is already registered for model talker")
+
+
+def test_a_model_that_does_not_load_answers_with_its_traceback(empty, error_of):
+    answer = empty.management.post("/models", params={"url": "broken.mar", "initial_workers": 1})
+    assert answer.status_code == 500
+    kind, message = error_of(answer)
+    assert kind == "InternalServerException"
+    assert message.startswith("Failed to start workers for model broken")
+    assert "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in message
+    assert "handler.py" in message
+    assert empty.management.get("/models/broken").status_code == 404
+
+
+def test_a_model_that_does_not_load_is_described_with_its_traceback(empty, error_of, until):
+    empty.management.post("/models", params={"url": "broken.mar", "initial_workers": 0})
+    assert "lastError" not in empty.management.get("/models/broken").json()[0]
+    answer = empty.management.put("/models/broken", params={"min_worker": 1, "synchronous": "true"})
+    assert answer.status_code == 500
+    assert error_of(answer)[1].startswith("Failed to start workers for model broken version: null")
+    (described,) = empty.management.get("/models/broken").json()
+    assert "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in described["lastError"]
+    until(lambda: empty.management.get("/models/broken").json()[0]["workerRestarts"] > 0)
+
+
+# Listing and describing
+
+
+def test_models_are_listed_by_name_and_page(empty):
+    for name in ("c", "a", "b"):
+        empty.register("talker.mar", model_name=name, initial_workers=0)
+    answer = empty.management.get("/models")
+    assert answer.json() == {"models": [{"modelName": name, "modelUrl": "talker.mar"} for name in "abc"]}
+    assert answer.text == json.dumps(answer.json(), indent=2) + "\n"
+    page = empty.management.get("/models", params={"limit": 2}).json()
+    assert list(page) == ["nextPageToken", "models"]
+    assert (page["nextPageToken"], [model["modelName"] for model in page["models"]]) == ("2", ["a", "b"])
+    last = empty.management.get("/models", params={"limit": 2, "next_page_token": 2}).json()
+    assert last == {"models": [{"modelName": "c", "modelUrl": "talker.mar"}]}
+    for odd in ({"limit": -1}, {"limit": 0}, {"limit": 101}, {"next_page_token": -5}):
+        assert len(empty.management.get("/models", params=odd).json()["models"]) == 3
+    assert empty.management.get("/models", params={"next_page_token": 100}).json() == {"models": []}
+
+
+def test_a_page_that_is_no_number_is_refused(server, error_of):
+    answer = server.management.get("/models", params={"limit": "few"})
+    assert answer.status_code == 400
+    assert error_of(answer)[1].startswith("Parameter limit is 'few': ")
+
+
+def test_a_model_is_described_as_torchserve_does(server):
+    answer = server.management.get("/models/talker")
+    (described,) = answer.json()
+    fields = (
+        "modelName modelVersion modelUrl runtime minWorkers maxWorkers batchSize maxBatchDelay responseTimeout startupTimeout "
+        "maxRetryTimeoutInSec clientTimeoutInMills continuousBatching useJobTicket useVenv stateful sequenceMaxIdleMSec "
+        "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus workerRestarts"
+    )
+    assert list(described) == fields.split()
+    assert (described["modelName"], described["modelVersion"], described["modelUrl"]) == ("talker", "1.0", "talker.mar")
+    assert (described["minWorkers"], described["maxWorkers"], described["batchSize"], described["maxBatchDelay"]) == (1, 1, 1, 100)
+    assert described["loadedAtStartup"] is False
+    assert described["jobQueueStatus"] == {"remainingCapacity": 100, "pendingRequests": 0}
+    (worker,) = described["workers"]
+    assert list(worker) == ["id", "startTime", "status", "memoryUsage", "pid", "gpu", "gpuUsage", "restarts"]
+    assert (worker["id"], worker["status"], worker["gpu"], worker["gpuUsage"]) == ("9000", "READY", False, "N/A")
+    assert worker["startTime"][10] == "T"
+    assert worker["startTime"].endswith("Z")
+    assert worker["memoryUsage"] > 1 << 20
+    assert answer.text == json.dumps(answer.json(), indent=2) + "\n"
+
+
+def test_one_version_or_all_are_described(server):
+    (described,) = server.management.get("/models/talker/2.0").json()
+    assert (described["modelVersion"], described["workers"]) == ("2.0", [])
+    assert [one["modelVersion"] for one in server.management.get("/models/talker/all").json()] == ["1.0", "2.0"]
+
+
+@pytest.mark.parametrize("verb", ["GET", "PUT", "DELETE"])
+def test_what_is_not_there_is_not_found(server, verb, error_of):
+    answer = server.management.request(verb, "/models/nobody")
+    assert (answer.status_code, error_of(answer)) == (404, ("ModelNotFoundException", "Model not found: nobody"))
+    answer = server.management.request(verb, "/models/talker/1.3.1")
+    assert answer.status_code == 404
+    assert error_of(answer) == ("ModelVersionNotFoundException", "Model version: 1.3.1 does not exist for model: talker")
+
+
+def test_the_handler_is_asked_for_its_own_description(server):
+    (described,) = server.management.get("/models/talker", params={"customized": "TRUE"}).json()
+    assert described["customizedMetadata"] == {"labels": 10}
+
+
+def test_a_description_by_the_handler_needs_a_worker(server, error_of):
+    answer = server.management.get("/models/talker/2.0", params={"customized": "true"})
+    assert answer.status_code == 503
+    text = 'Model "talker" has no worker to serve describe request. Please use scale workers API to add workers.'
+    assert error_of(answer) == ("ServiceUnavailableException", text)
+
+
+# Changing
+
+
+def test_workers_are_scaled_up_and_down(empty):
+    empty.register("talker.mar", initial_workers=0)
+    answer = empty.management.put("/models/talker", params={"min_worker": 2, "synchronous": "true"})
+    assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 2 for model: talker")
+    (described,) = empty.management.get("/models/talker").json()
+    assert [worker["status"] for worker in described["workers"]] == ["READY", "READY"]
+    answer = empty.management.put("/models/talker/1.0", params={"min_worker": 0, "synchronous": "true"})
+    assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 0 for model: talker, version: 1.0")
+    assert empty.management.get("/models/talker").json()[0]["workers"] == []
+
+
+def test_scaling_is_not_awaited_unless_asked(empty, until):
+    empty.register("talker.mar", initial_workers=0)
+    for path, params in (("/models/talker", {"model_version": "1.0"}), ("/models/talker/1.0", {})):
+        answer = empty.management.put(path, params={"min_worker": 1, "max_worker": 1, "number_gpu": 0, "timeout": 1} | params)
+        assert (answer.status_code, status_of(answer)) == (202, "Processing worker updates...")
+    until(lambda: [one["status"] for one in empty.management.get("/models/talker").json()[0]["workers"]] == ["READY"])
+
+
+def test_the_most_cannot_be_less_than_the_least(server, error_of):
+    answer = server.management.put("/models/talker", params={"min_worker": 2, "max_worker": 1})
+    assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "max_worker cannot be less than min_worker."))
+
+
+def test_scaling_a_version_that_is_not_there_fails_at_once(server):
+    answer = server.management.put("/models/talker", params={"model_version": "7"})
+    assert answer.status_code == 404
+
+
+def test_the_default_version_can_be_set(empty, error_of):
+    empty.register("talker.mar", initial_workers=0)
+    empty.register("talker2.mar", initial_workers=0)
+    answer = empty.management.put("/models/talker/2.0/set-default")
+    assert answer.status_code == 200
+    assert status_of(answer) == 'Default version successfully updated for model "talker" to "2.0"'
+    assert empty.management.get("/models/talker").json()[0]["modelVersion"] == "2.0"
+    answer = empty.management.put("/models/talker/3.3.3/set-default")
+    assert error_of(answer) == ("ModelVersionNotFoundException", "Model version 3.3.3 does not exist for model talker")
+
+
+def test_a_model_is_unregistered(empty):
+    empty.register("talker.mar", initial_workers=1)
+    answer = empty.management.delete("/models/talker", params={"synchronous": "true", "timeout": "-1"})
+    assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" unregistered')
+    assert empty.management.get("/models/talker").status_code == 404
+    assert empty.inference.post("/predictions/talker").status_code == 404
+
+
+def test_the_default_version_is_not_removed_before_the_others(empty, error_of):
+    empty.register("talker.mar", initial_workers=0)
+    empty.register("talker2.mar", initial_workers=0)
+    for path in ("/models/talker", "/models/talker/1.0"):
+        answer = empty.management.delete(path)
+        assert answer.status_code == 403
+        assert error_of(answer) == ("InvalidModelVersionException", "Cannot remove default version for model talker")
+    assert empty.management.delete("/models/talker/2.0").status_code == 200
+
+
+# Routes
+
+
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [("DELETE", "/models"), ("POST", "/models/talker"), ("PATCH", "/models/talker/1.0"), ("GET", "/models/a/1/set-default")],
+)
+def test_a_verb_that_a_route_does_not_take_is_named_so(server, verb, path, error_of):
+    answer = server.management.request(verb, path)
+    assert answer.status_code == 405
+    assert error_of(answer) == ("MethodNotAllowedException", "Requested method is not allowed, please refer to API document.")
+    assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics", "/docs"])
+def test_an_unknown_route_is_not_found(server, path, error_of):
+    answer = server.management.get(path)
+    assert answer.status_code in (404, 405)
+    assert error_of(answer)[0] in ("ResourceNotFoundException", "MethodNotAllowedException")
+
+
+def test_a_slash_at_the_end_changes_nothing(server):
+    assert server.management.get("/models/").json() == server.management.get("/models").json()
+
+
+def test_options_describe_a_models_management(server):
+    document = server.management.options("/models/talker").json()
+    assert set(document["paths"]["/models/talker"]) == {"get", "put", "delete"}
+    assert server.management.options("/models/nobody").status_code == 404
