@@ -1,0 +1,92 @@
+"""How long a person waits: for `tsx --help`, and from `tsx serve` to the first answer, beside importing torch.
+
+python benchmarks/cold_start.py [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import machine
+import servers
+
+DIGITS = Path(__file__).parents[1] / "examples" / "digits"
+IMAGE = (DIGITS / "images" / "7.png").read_bytes()
+HANDLER = ("--handler", DIGITS / "handler.py", "--extra-files", DIGITS / "index_to_name.json")
+LOAD_EAGER = f"""
+import sys, time, torch
+sys.path.insert(0, {str(DIGITS)!r})
+started = time.perf_counter()
+from model import DigitNet
+model = DigitNet()
+model.load_state_dict(torch.load({str(DIGITS / "digits.pth")!r}, weights_only=True))
+model.eval()
+print(time.perf_counter() - started)
+"""
+LOAD_EXPORTED = f"""
+import time, torch
+started = time.perf_counter()
+torch.export.load({str(DIGITS / "digits.pt2")!r}).module()
+print(time.perf_counter() - started)
+"""
+
+
+def seconds(command: list[str | Path]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def printed_seconds(program: str) -> float:
+    return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+
+
+def to_first_answer(*model: str | Path) -> float:
+    with tempfile.TemporaryDirectory() as directory:
+        started = time.perf_counter()
+        with servers.tsx(Path(directory), *model) as server:
+            servers.first_answer(server, "/predictions/digits", IMAGE)
+            return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    noise = machine.Noise()
+    measures: dict[str, Callable[[], float]] = {
+        "help": lambda: seconds([servers.TSX, "--help"]),
+        "import torch": lambda: seconds([sys.executable, "-c", "import torch"]),
+        "load digits.pth": lambda: printed_seconds(LOAD_EAGER),
+        "load digits.pt2": lambda: printed_seconds(LOAD_EXPORTED),
+        "serve digits.pth": lambda: to_first_answer(DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", *HANDLER),
+        "serve digits.pt2": lambda: to_first_answer(DIGITS / "digits.pt2", *HANDLER),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in measures}
+    for measure in measures.values():
+        measure()  # what the disk holds is in memory from here on, for all alike
+    for _ in range(options.rounds):
+        noise.sample()
+        for name, measure in measures.items():
+            taken[name].append(measure())
+    median = {name: machine.median(values) for name, values in taken.items()}
+    print(f"{machine.describe()}; medians of {options.rounds} rounds\n")
+    print(f"tsx --help: {median['help']:.3f} s (at most 0.2); python -c 'import torch': {median['import torch']:.3f} s")
+    for file in ("digits.pth", "digits.pt2"):
+        allowed = 1.5 * median["import torch"] + median[f"load {file}"]
+        needed = median[f"serve {file}"]
+        print(
+            f"tsx serve {file} to the first answer: {needed:.3f} s; allowed are 1.5 x {median['import torch']:.3f} s "
+            f"+ {median[f'load {file}']:.3f} s to load = {allowed:.3f} s: ratio {needed / allowed:.2f} (at most 1)"
+        )
+    print(f"\n{noise}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""A model of 500 MB whose every weight takes part in an answer."""
+
+import torch
+
+
+class Large(torch.nn.Module):
+    """Takes (batch, 1) and returns (batch, 1): the input times the mean of all weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(125_000, 1_000))
+
+    def forward(self, scale: torch.Tensor) -> torch.Tensor:
+        return scale * self.weight.mean()
