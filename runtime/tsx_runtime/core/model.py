@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,10 +177,10 @@ class ModelVersion:
     def stats(self) -> Stats:
         return self._dispatcher.stats
 
-    async def scale(self, min_workers: int, max_workers: int) -> None:
-        """Start workers up to the minimum or end them down to the maximum; wait until that is done. Raises `LoadFailed`."""
+    def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
+        """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does. Raises `LoadFailed`."""
         self.min_workers, self.max_workers = min_workers, max_workers
-        await self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
+        return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 
     async def finished(self) -> None:
         """Wait until every accepted request is answered."""
@@ -190,7 +190,8 @@ class ModelVersion:
         self._dispatcher.refuse_waiting(error)
 
     async def close(self) -> None:
-        await self._supervisor.scale(0)
+        """End all workers at once; what they hold is refused."""
+        await self._supervisor.scale(0, drain=False)
         self.archive.close()
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import ArchiveError, ArchiveMissing, Limits, OpenArchive, open_archive
+from tsx_archiver import ArchiveError, ArchiveNotFound, Limits, OpenArchive, open_archive
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan
 from tsx_runtime.core.processes import ProcessStarter
@@ -68,7 +68,7 @@ class Registry:
         """Register an archive or directory that lies anywhere: what the command line names itself."""
         try:
             archive = await asyncio.to_thread(open_archive, path, cache=self.settings.cache_dir, limits=self._limits())
-        except ArchiveMissing as error:
+        except ArchiveNotFound as error:
             raise ModelNotFound(f"Model not found: {order.url}. {error}") from error
         except ArchiveError as error:
             raise BadRequest(str(error)) from error
@@ -120,7 +120,7 @@ class Registry:
         return store / url
 
     def _limits(self) -> Limits:
-        return Limits(max_total_size=self.settings.max_archive_size, max_members=self.settings.max_archive_files)
+        return Limits(members=self.settings.max_archive_files, total=self.settings.max_archive_size)
 
     # Changing
 

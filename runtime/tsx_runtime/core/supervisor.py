@@ -14,8 +14,9 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timezone
+from typing import Any
 
 import psutil
 
@@ -103,8 +104,10 @@ class Supervisor:
         self._ids = ids
         self._next_gpu = next_gpu
 
-    async def scale(self, count: int) -> None:
-        """Have `count` workers: start or end as many as it takes, and wait until they are ready or gone.
+    def scale(self, count: int, *, drain: bool = True) -> Coroutine[Any, Any, None]:
+        """Have `count` workers, from now on: requests are accepted at once. What is returned waits until they are ready or gone.
+
+        Those that end answer what they hold first, unless `drain` is off.
 
         Raises `LoadFailed` when a new worker could not load the model; workers that could go on.
         """
@@ -115,13 +118,13 @@ class Supervisor:
             worker.task = asyncio.create_task(self._live(worker), name=f"{self.label} worker {worker.id}")
             worker.task.add_done_callback(functools.partial(self._on_task_done, worker))
         self._tell_dispatcher()
-        await asyncio.gather(*(self._end(worker) for worker in ending))
+        return self._settled(new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending])
+
+    async def _settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
+        await asyncio.gather(*ending)
         for error in await asyncio.gather(*(worker.settled for worker in new)):
             if error is not None:
                 raise error
-
-    async def close(self) -> None:
-        await self.scale(0)
 
     # A worker's life
 
@@ -240,12 +243,12 @@ class Supervisor:
 
     # Ending
 
-    async def _end(self, worker: Worker) -> None:
+    async def _end(self, worker: Worker, drain: bool) -> None:
         """Let it answer what it holds, then close its socket; one that does not end by itself is killed."""
         worker.stopping.set()
         _settle(worker, None)
         channel = worker.channel
-        if worker.state is WorkerState.LOADING:
+        if worker.state is WorkerState.LOADING or not drain:
             worker.kill("it is not needed any more")
         elif worker.state is WorkerState.READY and channel is not None:
             self._set(worker, WorkerState.UNLOADING)

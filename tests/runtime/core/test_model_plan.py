@@ -1,0 +1,84 @@
+"""What holds for a model when registration, model-config.yaml and settings say different things; and on which device."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tsx_archiver import parse_model_config
+from tsx_runtime.core.devices import count_visible, cpu_count
+from tsx_runtime.core.model import RegisterOrder, plan
+from tsx_runtime.core.registry import GpuChooser
+from tsx_runtime.core.routing import choose
+from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
+from tsx_runtime.settings import Settings
+
+
+def planned(order=None, yaml=None, settings=None, gpus=0):
+    config, _ = parse_model_config(yaml or {})
+    return plan(RegisterOrder(url="m.mar", **(order or {})), config, Settings(**(settings or {})), gpus)
+
+
+def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
+    settings = {"default_response_timeout": 7}
+    assert planned(settings=settings).response_timeout == 7
+    assert planned(yaml={"responseTimeout": 8}, settings=settings).response_timeout == 8
+    assert planned({"response_timeout": 9}, {"responseTimeout": 8}, settings).response_timeout == 9
+    assert (planned().batch_size, planned(yaml={"batchSize": 4}).batch_size, planned({"batch_size": 2}, {"batchSize": 4}).batch_size) == (
+        1,
+        4,
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "yaml", "gpus", "workers"),
+    [
+        ({}, {}, 0, (0, 0)),  # registered by a call that asks for none: the caller scales it
+        ({"loaded_at_startup": True}, {}, 0, (1, 1)),
+        ({"loaded_at_startup": True}, {}, 4, (4, 4)),
+        ({"loaded_at_startup": True}, {"deviceType": "cpu"}, 4, (1, 1)),
+        ({"loaded_at_startup": True, "device_type": "cpu"}, {}, 4, (1, 1)),
+        ({}, {"minWorkers": 2, "maxWorkers": 3}, 0, (2, 3)),
+        ({}, {"minWorkers": 2}, 0, (2, 2)),
+        ({}, {"minWorkers": 3, "maxWorkers": 1}, 0, (0, 0)),
+        ({"initial_workers": 5}, {"minWorkers": 2}, 0, (5, 5)),
+        ({"initial_workers": 0}, {"minWorkers": 2}, 0, (0, 0)),
+    ],
+)
+def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
+    chosen = planned(order, yaml, gpus=gpus)
+    assert (chosen.min_workers, chosen.max_workers) == workers
+
+
+def test_waiting_for_company_exists_only_by_name():
+    assert not planned(yaml={"batchSize": 4, "maxBatchDelay": 500}).wait
+    assert planned(yaml={"batchSize": 4, "batchPolicy": "wait"}).wait
+
+
+def test_devices_go_round_over_all_models_unless_a_model_names_its_own():
+    turn = itertools.count()
+    one, two = GpuChooser(2, turn), GpuChooser(2, turn)
+    assert [one(()), two(()), one(()), two(())] == [0, 1, 0, 1]
+    assert [one((3, 5)), one((3, 5)), one((3, 5))] == [3, 5, 3]
+    assert GpuChooser(0, turn)((3,)) is None
+
+
+@pytest.mark.parametrize(("value", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("1,-1,2", 1), ("GPU-8f,GPU-9e", 2), ("0,,1", 1)])
+def test_visible_devices_are_counted_as_cuda_counts_them(value, count):
+    assert count_visible(value) == count
+
+
+def test_there_is_at_least_one_core():
+    assert cpu_count() >= 1
+
+
+def test_the_default_version_answers_unless_one_is_asked_for():
+    versions = {"1.0": "one", "2.0": "two"}
+    assert choose("m", versions, "1.0", None) == "one"
+    assert choose("m", versions, "1.0", "2.0") == "two"
+    with pytest.raises(ModelVersionNotFound, match=r"Model version: 3\.0 does not exist for model: m"):
+        choose("m", versions, "1.0", "3.0")
+    with pytest.raises(ModelNotFound, match="Model not found: m"):
+        choose("m", None, "", None)
