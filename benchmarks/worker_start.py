@@ -77,13 +77,11 @@ def main() -> None:
             four = memory(server, set(ask_all(server, WORKERS)))
     start, load = machine.median(starts), machine.median(loads)
     print(f"{machine.describe()}; medians of {options.rounds} rounds\n")
-    print(
-        f"second worker ready after {start:.3f} s, of which loading the model took {load:.3f} s: {start - load:.3f} s beyond it (at most 0.2)"
-    )
-    for what, single, several in (("the workers", one[0], four[0]), ("all processes of the server", one[1], four[1])):
-        print(
-            f"{what}: {single / 1e6:,.0f} MB with one worker, {several / 1e6:,.0f} MB with {WORKERS}: ratio {several / single:.2f} (below 1.5)"
-        )
+    beyond = start - load
+    print(f"second worker ready after {start:.3f} s; loading the model took {load:.3f} s of it: {beyond:.3f} s beyond (at most 0.2)")
+    for what, single, several in (("workers", one[0], four[0]), ("all processes", one[1], four[1])):
+        ratio = f"ratio {several / single:.2f} (below 1.5)"
+        print(f"{what}: {single / 1e6:,.0f} MB with one worker, {several / 1e6:,.0f} MB with {WORKERS}: {ratio}")
     print(f"\n{noise}")
 
 

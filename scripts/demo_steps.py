@@ -64,7 +64,7 @@ def archive(environment: dict[str, str]) -> Path:
     made = PLACE / "digits.mar"
     made.unlink(missing_ok=True)
     command = ["archive", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py"]
-    command += ["--extra-files", DIGITS / "index_to_name.json", "--config-file", DIGITS / "model-config.yaml"]
+    command += ["--config-file", DIGITS / "model-config.yaml"]
     step(1, "Pack the trained weights, the network, the handler and the names of the classes into one file", "tsx", *command)
     finished = subprocess.run([TSX, *command], cwd=PLACE, env=environment, capture_output=True, text=True, check=False)
     say(finished.stdout + finished.stderr)
