@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_archiver import Finding, Inspection, Limits, inspect_archive, open_archive, verify_archive
+from tsx_archiver import Finding, Inspection, Limits, default_model_name, inspect_archive, open_archive, verify_archive
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import is_archive, split_list
 from tsx_cli.lazy import DefaultGroup
@@ -69,14 +70,25 @@ def pack_command(
     """
     parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
     order = Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
-    if name is not None and len(files or []) > 1:
-        raise UsageError(f"--name {name} can name one archive, and {len(files or [])} files are given")
     paths: list[Path | None] = [*files] if files else [None]
+    _check_names(paths, name)
     results = [one(path, order, check_it, tolerance, quiet=as_json) for path in paths]
     if as_json:
         print_json([asdict(result) for result in results])
     if codes := {result.exit_code for result in results} - {0}:
         raise typer.Exit(FAILED if FAILED in codes else NOTHING_SENT)
+
+
+def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
+    """Two files that would become one archive."""
+    if name is not None and len(paths) > 1:
+        raise UsageError(f"--name {name} can name one archive, and {len(paths)} files are given")
+    seen: dict[str, Path] = {}
+    for path in paths:
+        if path is not None and not is_archive(path):
+            twin = seen.setdefault(default_model_name(path), path)
+            if twin is not path:
+                raise UsageError(f"'{twin}' and '{path}' would both be called {default_model_name(path)}; pack them one by one with --name")
 
 
 def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:

@@ -45,8 +45,8 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
 
 
 def shortened(text: str, lines: int = SHORT_TRACEBACK) -> str:
-    """The end of a traceback, where the reason stands."""
-    all_lines = text.rstrip().splitlines()
+    """The end of a traceback, where the reason stands, without the frames of Python's own import machinery."""
+    all_lines = [line for line in text.rstrip().splitlines() if not line.startswith('  File "<frozen importlib')]
     if len(all_lines) <= lines:
         return "\n".join(all_lines)
     return "\n".join([f"  ... {len(all_lines) - lines} lines left out; --debug shows all", *all_lines[-lines:]])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, ModelFile, default_model_name, describe_model_file
-from tsx_cli.failure import UsageError
+from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import INDEX_TO_NAME
 from tsx_cli.output import size
 
@@ -84,7 +84,7 @@ def check(model: ModelFile, parts: Parts) -> None:
     if parts.own_handler:
         return
     if model.problem is not None:
-        raise UsageError(model.problem)
+        raise CliError(model.problem)
     if model.whole_object is not None:
         raise UsageError(
             f"{model.path} is a whole pickled {model.whole_object}, which only runs beside the code that wrote it. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ def check_only(path: Path, samples: Sequence[Path], tolerance: float, *, quiet: 
 def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
     """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
     settings, _ = read_settings(None)
+    logging.getLogger("tsx").setLevel(logging.CRITICAL)  # what the worker says of a failure is in the error as well
     result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
     _say(check_lines(result), quiet)
     return replace(packed, name=result.model, version=result.version, check=result)

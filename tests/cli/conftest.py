@@ -1,0 +1,45 @@
+"""The command line in this process, far from the user's own settings and cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tsx_cli.main import main
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="session")
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """`tsx` with these words, in an empty directory."""
+    for name in [name for name in os.environ if name.startswith("TSX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Ended:
+        capfd.readouterr()
+        code = main([str(word) for word in words])
+        return Ended(code, *capfd.readouterr())
+
+    return run

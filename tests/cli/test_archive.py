@@ -1,0 +1,244 @@
+"""`tsx archive` with the example's files: what it works out, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import DIGITS, Run
+
+WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
+
+
+def manifest(path: Path) -> dict[str, str]:
+    with zipfile.ZipFile(path) as archive:
+        model: dict[str, str] = json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]
+        return model
+
+
+def test_a_model_that_brings_its_network_needs_nothing_else(run: Run, tmp_path: Path) -> None:
+    ended = run("archive", DIGITS / "digits.pt")
+    assert ended.code == 0, ended.err
+    assert "digits.pt: TorchScript, 73.6 kB\nname digits, version 1.0\nhandler base_handler: tensors in, tensors out" in ended.out
+    assert f"{DIGITS}/index_to_name.json: found beside the model file and added" in ended.out
+    assert "wrote digits.mar (" in ended.out
+    assert manifest(tmp_path / "digits.mar") == {
+        "modelName": "digits",
+        "serializedFile": "digits.pt",
+        "handler": "base_handler",
+        "modelVersion": "1.0",
+    }
+
+
+def test_weights_need_the_network_and_say_so(run: Run, tmp_path: Path) -> None:
+    ended = run("archive", DIGITS / "digits.pth")
+    assert ended.code == 2
+    assert (
+        ended.err
+        == f"Error: {DIGITS}/digits.pth holds weights without the network; add --model-file FILE.py, the file with the model's class\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("")
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    ended = run(
+        *("archive", DIGITS / "digits.pth", *WHOLE, "--name", "seven", "--version", "2.1", "--extra-files", "a.txt,b.txt"),
+        *("--extra-files", DIGITS / "index_to_name.json", "-r", "requirements.txt", "-c", DIGITS / "model-config.yaml", "-o", "out"),
+    )
+    assert ended.code == 0, ended.err
+    assert manifest(tmp_path / "out" / "seven.mar") == {
+        "modelName": "seven",
+        "serializedFile": "digits.pth",
+        "handler": "handler.py",
+        "modelFile": "model.py",
+        "modelVersion": "2.1",
+        "requirementsFile": "requirements.txt",
+        "configFile": "model-config.yaml",
+    }
+    members = zipfile.ZipFile(tmp_path / "out" / "seven.mar").namelist()
+    assert {"a.txt", "b.txt", "index_to_name.json"} < set(members)
+
+
+@pytest.mark.parametrize(("form", "made"), [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")])
+def test_every_form_is_written(run: Run, tmp_path: Path, form: str, made: str) -> None:
+    assert run("archive", DIGITS / "digits.pt2", "--format", form).code == 0
+    assert (tmp_path / made).exists()
+    assert run("archive", "verify", made).code == 0
+
+
+def test_an_archive_that_is_there_is_overwritten_only_by_force(run: Run) -> None:
+    assert run("archive", DIGITS / "digits.pt").code == 0
+    ended = run("archive", DIGITS / "digits.pt")
+    assert ended.code == 1
+    assert "already exists" in ended.err
+    assert "--force" in ended.err
+    assert run("archive", DIGITS / "digits.pt", "--force").code == 0
+
+
+def test_the_names_of_the_classes_can_be_left_out(run: Run, tmp_path: Path) -> None:
+    assert run("archive", DIGITS / "digits.pt", "--no-index-to-name").code == 0
+    assert "index_to_name.json" not in zipfile.ZipFile(tmp_path / "digits.mar").namelist()
+
+
+def test_samples_travel_in_the_archive(run: Run, tmp_path: Path) -> None:
+    assert run("archive", DIGITS / "digits.pt", "--sample", DIGITS / "images", "--sample", DIGITS / "README.md").code == 0
+    members = zipfile.ZipFile(tmp_path / "digits.mar").namelist()
+    assert {"samples/0.png", "samples/README.md"} < set(members)
+
+
+def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None:
+    shutil.copy(DIGITS / "digits.pt", tmp_path / "one.pt")
+    shutil.copy(DIGITS / "digits.pt2", tmp_path / "two.pt2")
+    ended = run("archive", "one.pt", "two.pt2", "--json")
+    assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [("one.mar", "one"), ("two.mar", "two")]
+    assert "--name x can name one archive, and 2 files are given" in run("archive", "one.pt", "two.pt2", "--name", "x").err
+    assert "would both be called digits" in run("archive", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
+
+
+def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
+    ended = run("archive", "--handler", "echo.py")
+    assert ended.code == 2
+    assert "name a model file, or for a model without one give --name and a --handler of your own" in ended.err
+    assert run("archive", "--name", "echo", "--handler", "echo.py:handle").code == 0
+    assert manifest(tmp_path / "echo.mar")["handler"] == "echo.py:handle"
+
+
+def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:
+    shutil.copy(DIGITS / "digits.pt", tmp_path / "inspect")
+    assert run("archive", "./inspect").code == 0
+    assert (tmp_path / "inspect.mar").exists()
+
+
+def whole_model(path: Path) -> None:
+    torch.save(torch.nn.Linear(1, 1), path)
+
+
+def state_dict(path: Path) -> None:
+    torch.save(torch.nn.Linear(1, 1).state_dict(), path)
+
+
+BAD_FILES = {
+    "missing.pt": (None, "missing.pt cannot be read (No such file or directory)"),
+    "empty.pt": (b"", "empty.pt is empty"),
+    "foreign.pt": (b"GIF89a" + bytes(64), "foreign.pt is no model file"),
+    "page.pt": (b"<!DOCTYPE html><p>404</p>", "page.pt is a web page"),
+    "cut.pt": ((DIGITS / "digits.pt").read_bytes()[:20_000], "cut.pt begins as a zip file, as torch writes them, but is cut short"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, tmp_path: Path, name: str) -> None:
+    content, reason = BAD_FILES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    for command in (["archive", name], ["serve", name]):
+        ended = run(*command)
+        assert ended.code == 1
+        assert reason in ended.err or f"there is no file '{name}'" in ended.err
+        assert "Traceback" not in ended.err
+
+
+def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run, tmp_path: Path) -> None:
+    whole_model(tmp_path / "whole.pt")
+    ended = run("archive", "whole.pt")
+    assert ended.code == 2
+    assert "whole.pt is a whole pickled torch.nn.modules.linear.Linear" in ended.err
+    assert "torch.save(model.state_dict(), FILE) and add --model-file" in ended.err
+
+
+def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> None:
+    whole_model(tmp_path / "whole.pt")
+    state_dict(tmp_path / "weights.pt")
+    (tmp_path / "other.bin").write_bytes(b"own format")
+    for name in ("whole.pt", "weights.pt", "other.bin"):
+        assert run("archive", name, "--handler", DIGITS / "handler.py").code == 0
+
+
+def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:
+    ended = run("archive", DIGITS / "digits.pt", "--model-file", DIGITS / "model.py")
+    assert ended.code == 2
+    assert "digits.pt is TorchScript and brings its network along; leave --model-file out" in ended.err
+
+
+def test_a_doubtful_configuration_is_a_warning(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model-config.yaml").write_text("batchsize: 4\n")
+    ended = run("archive", DIGITS / "digits.pt", "-c", "model-config.yaml")
+    assert ended.code == 0
+    assert "Warning: " in ended.err
+    assert "batchSize" in ended.err
+
+
+def test_inspect_shows_what_is_inside(run: Run) -> None:
+    run("archive", DIGITS / "digits.pth", *WHOLE, "-c", DIGITS / "model-config.yaml")
+    shown = run("archive", "inspect", "digits.mar").out
+    for part in ("name digits", "kind weights", "handler handler.py", "batchSize 16", "model.py 818 bytes"):
+        assert part in " ".join(shown.split())
+    told = json.loads(run("archive", "inspect", "digits.mar", "--json").out)
+    assert (told["kind"], told["name"], told["config"]["batchSize"]) == ("eager", "digits", 16)
+    assert {"name", "size", "packed", "sha256"} == set(told["members"][0])
+
+
+def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
+    run("archive", DIGITS / "digits.pt", "--format", "zip-store")
+    assert run("archive", "verify", "digits.mar").out == "digits.mar is intact\n"
+    content = bytearray((tmp_path / "digits.mar").read_bytes())
+    content[content.index(b"digits.pt") + 40_000] ^= 1
+    (tmp_path / "digits.mar").write_bytes(content)
+    ended = run("archive", "verify", "digits.mar")
+    assert ended.code == 1
+    assert "FAULT: " in ended.out
+    assert "digits.pt" in ended.out
+    assert "digits.mar is damaged or incomplete: one fault" in ended.err
+    told = json.loads(run("archive", "verify", "digits.mar", "--json").out)
+    assert told["intact"] is False
+
+
+def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:
+    run("archive", DIGITS / "digits.pt", "--name", "seven")
+    assert run("archive", "unpack", "seven.mar").out == "unpacked seven.mar into seven\n"
+    assert (tmp_path / "seven" / "digits.pt").read_bytes() == (DIGITS / "digits.pt").read_bytes()
+    assert run("archive", "verify", "seven").code == 0
+    assert run("archive", "unpack", "seven.mar", "deep/er").code == 0
+    again = run("archive", "unpack", "seven.mar")
+    assert again.code == 1
+    assert "'seven' exists; say where to with `tsx archive unpack seven.mar DIRECTORY`" in again.err
+    assert "is unpacked already" in run("archive", "unpack", "seven").err
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "unpack"])
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.mar", None, "missing.mar does not exist"),
+        ("empty.mar", b"", "empty"),
+        ("foreign.mar", b"GIF89a", "foreign.mar"),
+        ("cut.mar", b"PK\x03\x04" + bytes(100), "cut"),
+    ],
+)
+def test_a_file_that_is_no_archive_is_refused(
+    run: Run, tmp_path: Path, command: str, name: str, content: bytes | None, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    ended = run("archive", command, name)
+    assert ended.code == 1
+    assert reason in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_an_archive_is_not_packed_again(run: Run) -> None:
+    run("archive", DIGITS / "digits.pt")
+    ended = run("archive", "digits.mar")
+    assert ended.code == 2
+    assert "'digits.mar' is an archive already; `tsx archive inspect digits.mar` shows it, --check tries it" in ended.err
+    assert "leave --name out" in run("archive", "digits.mar", "--check", "--name", "x").err

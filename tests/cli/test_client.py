@@ -1,0 +1,71 @@
+"""The way to a server: addresses, paths, errors."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from tsx_cli.client import Server, path
+from tsx_cli.failure import CliError, UsageError
+
+from .conftest import DIGITS, Run
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_segments_and_queries_are_quoted() -> None:
+    assert path("models", "a/b c", url="x y.mar", workers=None, synchronous=True) == "/models/a%2Fb%20c?url=x+y.mar&synchronous=true"
+    assert path("models") == "/models"
+
+
+def test_a_server_that_is_not_there_is_told_with_the_command_that_starts_it(nobody: str) -> None:
+    with pytest.raises(CliError, match=f"no server answers at {nobody} .*; start one with `tsx serve MODEL`"):
+        Server(nobody).call("GET", "/ping")
+
+
+@pytest.mark.parametrize("command", [["models", "list"], ["models", "describe", "x"], ["predict", "x", str(DIGITS / "README.md")]])
+def test_every_client_command_says_that_no_server_answers(run: Run, nobody: str, command: list[str]) -> None:
+    ended = run(*command, "--url", nobody)
+    assert ended.code == 1
+    assert ended.err.startswith(f"Error: no server answers at {nobody}")
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])
+def test_what_is_no_address_is_wrong_usage(url: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of a server"):
+        Server(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 5\r\n\r\n<ow!>", "the server answered 502 Bad Gateway: <ow!>"),
+        (b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n", "the server answered 500 Internal Server Error"),
+        (b"HTTP/1.1 404 x\r\ncontent-length: 31\r\n\r\n" + b'{"code":404,"message":"no: x" }\n', "no: x"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "did not answer GET /ping"),
+        (b"", "did not answer GET /ping"),
+    ],
+)
+def test_what_comes_back_instead_of_an_answer_is_told(answer: bytes, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = threading.Thread(target=answer_once, args=(listener, answer))
+        peer.start()
+        with pytest.raises(CliError) as caught:
+            Server(f"http://127.0.0.1:{listener.getsockname()[1]}").call("GET", "/ping")
+        peer.join(10)
+    assert message in caught.value.message
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(answer)

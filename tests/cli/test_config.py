@@ -1,0 +1,55 @@
+"""`tsx config show` prints every setting with its origin, and no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.settings import Settings
+
+from .conftest import Run
+
+
+def test_every_setting_is_shown_with_its_origin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
+    monkeypatch.setenv("TSX_JOB_QUEUE_SIZE", "7")
+    told = json.loads(run("config", "show", "--set", "number_of_gpu=0", "--json").out)
+    assert list(told) == list(Settings.model_fields)
+    assert told["drain_timeout"] == {"value": 5, "origin": str(tmp_path / "tsx.toml")}
+    assert told["job_queue_size"] == {"value": 7, "origin": "environment variable TSX_JOB_QUEUE_SIZE"}
+    assert told["number_of_gpu"] == {"value": 0, "origin": "command line"}
+    assert told["max_request_size"]["origin"] == "default"
+    lines = [" ".join(line.split()) for line in run("config", "show").out.splitlines()]
+    assert any(line.startswith("job_queue_size 7 environment variable TSX_JOB_QUEUE_SIZE") for line in lines)
+
+
+def test_a_secret_is_hidden(run: Run) -> None:
+    ended = run("config", "show", "--set", "management_token=hunter2", "--json")
+    assert "hunter2" not in ended.out
+    assert json.loads(ended.out)["management_token"]["value"] == "(hidden)"
+
+
+def test_another_file_is_named_on_the_command_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
+    (tmp_path / "other.toml").write_text("drain_timeout = 6\n")
+    told = json.loads(run("config", "show", "--config", "other.toml", "--json").out)
+    assert told["drain_timeout"] == {"value": 6, "origin": "other.toml"}
+
+
+@pytest.mark.parametrize("command", [["config", "show"], ["serve"], ["models", "list"], ["archive", "inspect", "x.mar"]])
+def test_an_unknown_setting_ends_every_command(run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.setenv("TSX_JOB_QUEUE_SISE", "7")
+    ended = run(*command)
+    assert ended.code == 1
+    assert ended.err == "Error: unknown setting 'TSX_JOB_QUEUE_SISE' in the environment; did you mean 'TSX_JOB_QUEUE_SIZE'?\n"
+
+
+def test_an_assignment_without_a_value_is_wrong_usage(run: Run) -> None:
+    ended = run("config", "show", "--set", "drain_timeout")
+    assert (ended.code, ended.err) == (2, "Error: --set takes NAME=VALUE, not 'drain_timeout'\n")
+
+
+def test_config_without_a_word_shows_help(run: Run) -> None:
+    assert "show" in run("config").out

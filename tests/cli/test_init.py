@@ -1,0 +1,51 @@
+"""`tsx init` writes files that work as they are (that they pass `tsx archive --check` is in test_check.py)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tsx_cli.init import class_name
+
+from .conftest import Run
+
+FILES = {"README.md", "handler.py", "model-config.yaml", "model.py", "samples/first.json", "samples/second.json"}
+
+
+def written(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
+    ended = run("init", "my-model.v2")
+    assert ended.code == 0, ended.err
+    assert written(tmp_path / "my-model.v2") == FILES
+    assert ended.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
+    for name in ("model.py", "handler.py"):
+        assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
+    assert yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())["batchSize"] == 16
+
+
+def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "handler.py").write_text("mine")
+    ended = run("init", "m", "--directory", "here")
+    assert ended.code == 1
+    assert "here/handler.py would be overwritten" in ended.err
+    assert written(tmp_path / "here") == {"handler.py"}
+    assert run("init", "m", "--directory", "here", "--force").code == 0
+    assert written(tmp_path / "here") == FILES
+
+
+@pytest.mark.parametrize("name", ["../x", "_x", "a b", "é", ""])
+def test_a_name_that_no_archive_could_have_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    assert run("init", name).code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "expected"), [("resnet", "Resnet"), ("my-model.v2", "MyModelV2"), ("2d_net", "Model2dNet")])
+def test_a_class_is_named_after_the_model(name: str, expected: str) -> None:
+    assert class_name(name) == expected

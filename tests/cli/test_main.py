@@ -1,0 +1,150 @@
+"""The command as a whole: help, completion, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tsx_archiver import ArchiveError
+from tsx_cli.failure import CliError, UsageError, report, shortened
+from tsx_cli.main import Commands, hoist_debug, main
+from tsx_runtime.errors import LoadFailed
+
+from .conftest import Run
+
+HEAVY = ("torch", "fastapi", "uvicorn", "pydantic", "numpy", "PIL", "yaml", "jinja2", "asyncio", "tsx_runtime.settings", "tsx_archiver")
+
+
+def python(code: str, **environment: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=60
+    )
+    return finished.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    told = python(f"import sys; from tsx_cli.main import main; main(['--help']); print([name for name in {HEAVY} if name in sys.modules])")
+    assert told.splitlines()[-1] == "[]"
+
+
+def test_completion_imports_no_command() -> None:
+    code = (
+        "import sys; from tsx_cli.main import main; main([]); print([n for n in sys.modules if n in ('tsx_cli.serve', 'tsx_cli.archive')])"
+    )
+    told = python(code, _TSX_COMPLETE="complete_bash", COMP_WORDS="tsx ", COMP_CWORD="1")
+    assert told.split()[: len(Commands.entries)] == list(Commands.entries)
+    assert told.splitlines()[-1] == "[]"
+
+
+def test_completion_knows_the_options_of_a_command() -> None:
+    told = python(
+        "from tsx_cli.main import main; main([])", _TSX_COMPLETE="complete_bash", COMP_WORDS="tsx serve --management", COMP_CWORD="2"
+    )
+    assert told.split() == ["--management-port"]
+
+
+def test_a_completion_script_is_shown(run: Run) -> None:
+    assert "_TSX_COMPLETE" in run("--show-completion", "bash").out
+
+
+def test_every_command_has_help(run: Run) -> None:
+    listed = run("--help").out
+    for name in Commands.entries:
+        assert name in listed
+        ended = run(name, "--help")
+        assert ended.code == 0, ended.err
+        assert f"Usage: tsx {name}" in ended.out
+
+
+def test_version_is_told(run: Run) -> None:
+    ended = run("--version")
+    assert ended.code == 0
+    assert ended.out.startswith("tsx 0.")
+
+
+def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
+    ended = run("serv")
+    assert ended.code == 2
+    assert "Did you mean 'serve'?" in ended.err
+
+
+def test_an_unknown_option_is_wrong_usage(run: Run) -> None:
+    assert run("serve", "--prot", "1").code == 2
+
+
+def told(error: Exception, *, debug: bool = False) -> tuple[int, str]:
+    file = io.StringIO()
+    try:
+        raise error
+    except Exception as raised:
+        return report(raised, debug=debug, file=file), file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (CliError("it broke"), 1, "Error: it broke\n"),
+        (UsageError("not so"), 2, "Error: not so\n"),
+        (ArchiveError("bad zip"), 1, "Error: bad zip\n"),
+        (FileNotFoundError(2, "No such file or directory", "x.pt"), 1, "Error: No such file or directory: 'x.pt'\n"),
+    ],
+)
+def test_an_expected_error_is_one_line(error: Exception, code: int, text: str) -> None:
+    assert told(error) == (code, text)
+
+
+def test_an_unexpected_error_is_two_lines_that_say_how_to_see_more() -> None:
+    assert told(KeyError("x")) == (1, "Error: KeyError: 'x'\nThis is a defect of tsx; run again with --debug to see where it happened.\n")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), CliError("it broke")])
+def test_debug_shows_the_traceback(error: Exception) -> None:
+    assert "Traceback (most recent call last)" in told(error, debug=True)[1]
+
+
+def test_a_workers_traceback_is_shortened_unless_debugging() -> None:
+    long = "Traceback (most recent call last):\n" + "\n".join(f"  line {number}" for number in range(40)) + "\nValueError: why\n"
+    _, text = told(LoadFailed("it did not load", traceback=long))
+    assert text.startswith("Error: it did not load\n  ... 30 lines left out; --debug shows all\n")
+    assert text.endswith("ValueError: why\n")
+    assert "line 0\n" in told(LoadFailed("it did not load", traceback=long), debug=True)[1]
+
+
+def test_the_frames_of_the_import_machinery_are_left_out() -> None:
+    assert shortened('Traceback:\n  File "<frozen importlib._bootstrap>", line 1, in _find\nE: x') == "Traceback:\nE: x"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["serve", "x"], (False, ["serve", "x"])),
+        (["--debug", "serve"], (True, ["serve"])),
+        (["serve", "x", "--debug"], (True, ["serve", "x"])),
+        (["archive", "--", "--debug"], (False, ["archive", "--", "--debug"])),
+        (["--debug", "archive", "--", "--debug"], (True, ["archive", "--", "--debug"])),
+    ],
+)
+def test_debug_counts_wherever_it_stands_before_a_double_dash(argv: list[str], expected: tuple[bool, list[str]]) -> None:
+    assert hoist_debug(argv) == expected
+
+
+def test_a_reader_that_goes_away_is_no_defect() -> None:
+    code = "import sys; from tsx_cli.main import main; sys.exit(main(['config', 'show', '--json']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        told = process.stderr.read()
+    assert process.wait(30) == 1
+    assert b"Traceback" not in told
+    assert b"defect" not in told
+
+
+def test_the_exit_code_of_help_is_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "--debug" in capsys.readouterr().out

@@ -1,0 +1,89 @@
+"""What `tsx predict` sends and how it lays out what comes back."""
+
+from __future__ import annotations
+
+import email.parser
+import email.policy
+import io
+
+import pytest
+from rich.console import Console
+
+from tsx_cli.client import Response
+from tsx_cli.failure import CliError
+from tsx_cli.inputs import guess_content_type
+from tsx_cli.predict import as_probabilities, describe, form, show
+
+from .conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("cat.jpg", b"", "image/jpeg"),
+        ("cat.PNG", b"", "image/png"),
+        ("rows.json", b"not json", "application/json"),
+        ("-", b'{"a": 1}', "application/json"),
+        ("-", b"hello", "text/plain; charset=utf-8"),
+        ("-", b"\xff\x00", "application/octet-stream"),
+        ("x.tar.gz", b"\x1f\x8b", "application/octet-stream"),
+    ],
+)
+def test_the_content_type_is_guessed_from_the_name_else_from_the_bytes(name: str, data: bytes, expected: str) -> None:
+    assert guess_content_type(name, data) == expected
+
+
+def test_a_form_is_what_a_mail_parser_reads() -> None:
+    body, content_type = form('da"ta', "a\r\nb.png", "image/png", b"\x00\r\n--x")
+    parsed = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
+    (part,) = parsed.iter_parts()
+    assert part.get_payload(decode=True) == b"\x00\r\n--x"
+    assert part["content-disposition"] == 'form-data; name="da%22ta"; filename="a%0D%0Ab.png"'
+    assert part.get_content_type() == "image/png"
+
+
+def answer(body: bytes, content_type: str = "") -> Response:
+    return Response(200, content_type, iter([body]))
+
+
+def laid_out(body: bytes, content_type: str = "") -> str:
+    console = Console(file=io.StringIO(), width=80)
+    show(answer(body, content_type), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_classifiers_answer_is_a_table_with_bars() -> None:
+    assert laid_out(b'{"cat": 0.5, "dog!": 0.25}') == f"cat    50.00%  {'█' * 15}\ndog!   25.00%  {'█' * 8}\n"
+
+
+def test_other_json_is_indented() -> None:
+    assert laid_out(b'{"a":[1,"x"]}') == '{\n  "a": [\n    1,\n    "x"\n  ]\n}\n'
+
+
+def test_text_is_printed_as_it_is_even_where_it_looks_like_markup() -> None:
+    assert laid_out(b"[red]hi[/red]") == "[red]hi[/red]\n"
+    assert laid_out(b"a stream", "text/plain") == "a stream\n"
+
+
+def test_bytes_are_not_thrown_at_a_terminal() -> None:
+    with pytest.raises(CliError, match="the answer is 2 bytes of image/png; write it into a file with --output FILE"):
+        laid_out(b"\xff\xfe", "image/png")
+
+
+@pytest.mark.parametrize("value", [[], {}, {"a": 2.0}, {"a": 1}, {"a": True}, {str(n): 0.5 for n in range(21)}, "x", None])
+def test_what_is_no_list_of_probabilities_is_left_alone(value: object) -> None:
+    assert as_probabilities(value) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"), [(b'{"a": 1}', {"answer": {"a": 1}}), (b"hello", {"answer": "hello"}), (b"\xff", {"base64": "/w=="})]
+)
+def test_for_programs_the_answer_is_json_or_text_or_base64(body: bytes, expected: dict[str, object]) -> None:
+    assert describe(answer(body)) == {"status": 200, "content_type": None, **expected}
+
+
+def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
+    assert run("predict", "m", "none.png").err == "Error: there is no file 'none.png' to send\n"
+    assert run("predict", "m", ".").err == "Error: '.' is a directory; name one file to send\n"
+    assert run("predict", "m", "x", "--output", "y", "--json").code == 2
