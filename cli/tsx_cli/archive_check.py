@@ -63,11 +63,12 @@ async def _check(path: Path, samples: list[Sample], settings: Settings, toleranc
 async def _compare(version: ModelVersion, samples: list[Sample], tolerance: float) -> list[str]:
     """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
     alone = [await _send(version, sample) for sample in samples]
-    order = [index % len(samples) for index in range(version.batch_size)]
-    # A request that finds the worker idle leaves alone; behind it the batch fills up and leaves when it is full.
-    again, *batched = await asyncio.gather(*(_send(version, samples[index]) for index in [0, *order]))
+    again = await _send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
         return [f"{samples[0].name}: two answers to it alone differ: {clip(alone[0].body)}, {clip(again.body)}; is the model in eval mode?"]
+    # One more than a batch holds: whether the first or the last of them leaves alone, the others fill a batch that has every sample.
+    order = [index % len(samples) for index in range(version.batch_size + 1)]
+    batched = await asyncio.gather(*(_send(version, samples[index]) for index in order))
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
 
 

@@ -110,5 +110,5 @@ def _place(where: str) -> str:
 
 
 def clip(value: object) -> str:
-    text = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(value.decode("utf-8", "replace").split()) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -6,7 +6,7 @@ import typer
 
 from tsx_cli.options import AsJson, Assignments, Config, read_settings
 from tsx_cli.output import print_json, print_table
-from tsx_runtime.settings import SECRETS, Settings
+from tsx_runtime.settings import MODELS, SECRETS, ModelSettings, Settings
 
 app = typer.Typer(add_completion=False, help="Show every setting and where its value came from.", no_args_is_help=True)
 
@@ -20,12 +20,20 @@ def config() -> None:
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
     settings, origins = read_settings(config, assignments)
-    values = {name: "(hidden)" if name in SECRETS and value else value for name, value in settings.model_dump(mode="json").items()}
+    shown = settings.model_dump(mode="json", exclude={MODELS})
+    for model, own in settings.models.items():
+        shown |= {f"{MODELS}.{model}.{name}": value for name, value in own.model_dump(exclude_none=True).items()}
+    values = {name: "(hidden)" if name in SECRETS and value else value for name, value in shown.items()}
     if as_json:
         print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
         return
-    rows = [(name, _shown(value), origins[name], Settings.model_fields[name].description) for name, value in values.items()]
+    rows = [(name, _shown(value), origins[name], _what(name)) for name, value in values.items()]
     print_table(["setting", "value", "from", "what it is"], rows)
+
+
+def _what(name: str) -> str | None:
+    fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
+    return fields[name.rpartition(".")[2]].description
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,7 @@
 """Every setting, typed, with one precedence: command line > environment (`TSX_*`) > `tsx.toml` > default.
 
-What belongs to one model (batch size, workers, device) is not here but in the archive's `model-config.yaml`
-(`tsx_archiver.ModelConfig`); the defaults that such a file may override are.
+What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
+A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -43,6 +43,19 @@ def _check_address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_check_address), Accepts("an address such as http://127.0.0.1:8080")]
+
+
+class ModelSettings(BaseModel):
+    """What a server sets for one model, over what the archive says. A registration that names it itself goes before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    workers: int | None = Field(None, ge=0, description="workers to start")
+    batch_size: int | None = Field(None, ge=1, description="most requests in one batch")
+    max_batch_delay: int | None = Field(None, ge=0, description="most milliseconds that a request waits for company")
+    response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
+    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
+    device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
 
 
 class Settings(BaseModel):
@@ -74,8 +87,10 @@ class Settings(BaseModel):
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")
     worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
+    models: dict[str, ModelSettings] = Field({}, description="by model: " + ", ".join(ModelSettings.model_fields))
 
 
+MODELS = "models"
 SECRETS = frozenset({"inference_token", "management_token"})
 
 
@@ -88,7 +103,10 @@ def load_settings(cli: Mapping[str, object], env: Mapping[str, str], toml_path: 
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
     for found in [*_from_toml(toml_path), *_from_environment(env), *_from_command_line(cli)]:
-        values[found.name] = _convert(found)
+        place, key = values, found.name
+        if found.model is not None:
+            place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
+        place[key] = _convert(found)
         origins[found.name] = found.origin
     return Settings.model_validate(values), origins
 
@@ -130,6 +148,8 @@ def accepted(field: FieldInfo) -> str:
         return "a whole number" if least is None else f"a whole number, at least {least}"
     if kind is Path:
         return "a path"
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(typing.get_args(kind))
     return "a list, or text with commas" if typing.get_origin(kind) is list else "text, at least one character"
 
 
@@ -141,15 +161,37 @@ class _Found(NamedTuple):
     origin: str
     file: Path | None = None
 
+    @property
+    def model(self) -> str | None:
+        """Whose setting it is, where the name is `models.MODEL.KEY`; the model's own name may hold dots."""
+        return self.name.partition(".")[2].rpartition(".")[0] if "." in self.name else None
+
+    @property
+    def field(self) -> FieldInfo:
+        fields = Settings.model_fields if self.model is None else ModelSettings.model_fields
+        return fields[self.name.rpartition(".")[2]]
+
 
 def _from_toml(path: Path | None) -> Iterable[_Found]:
     if path is not None:
         for name, value in _read_toml(path).items():
-            yield _Found(_known(name, Settings.model_fields, str(path)), value, str(path), path)
+            if name == MODELS:
+                yield from _from_model_tables(value, path)
+            else:
+                yield _Found(_known(name, _PLAIN, str(path)), value, str(path), path)
+
+
+def _from_model_tables(tables: object, path: Path) -> Iterable[_Found]:
+    for model, table in (tables if isinstance(tables, dict) else {"": tables}).items():
+        if not isinstance(table, dict):
+            raise SettingError(f"{MODELS} in {path} takes one table a model, as in [{MODELS}.resnet]; '{model or table}' is none")
+        for key, value in table.items():
+            _known(key, ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
+            yield _Found(f"{MODELS}.{model}.{key}", value, str(path), path)
 
 
 def _from_environment(env: Mapping[str, str]) -> Iterable[_Found]:
-    variables = {ENV_PREFIX + name.upper(): name for name in Settings.model_fields}
+    variables = {ENV_PREFIX + name.upper(): name for name in _PLAIN}
     for variable, text in env.items():
         if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
             _known(variable, [*variables, CONFIG_VARIABLE], "the environment")
@@ -158,7 +200,11 @@ def _from_environment(env: Mapping[str, str]) -> Iterable[_Found]:
 
 def _from_command_line(cli: Mapping[str, object]) -> Iterable[_Found]:
     for name, value in cli.items():
-        yield _Found(_known(name, Settings.model_fields, "the command line"), value, "command line")
+        if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
+            _known(name.rpartition(".")[2], ModelSettings.model_fields, f"'{name}' of the command line")
+        else:
+            _known(name, _PLAIN, "the command line")
+        yield _Found(name, value, "command line")
 
 
 def _known(name: str, known: Iterable[str], origin: str) -> str:
@@ -181,7 +227,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _convert(found: _Found) -> Any:
-    field = Settings.model_fields[found.name]
+    field = found.field
     kind = _kind(field)
     with_limits: Any = Annotated[field.annotation, field]
     adapter = TypeAdapter[Any](with_limits)
@@ -212,3 +258,6 @@ def _kind(field: FieldInfo) -> Any:
     if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
         return next(kind for kind in typing.get_args(field.annotation) if kind is not type(None))
     return field.annotation
+
+
+_PLAIN = [name for name in Settings.model_fields if name != MODELS]

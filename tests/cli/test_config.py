@@ -13,10 +13,11 @@ from .conftest import Run
 
 
 def test_every_setting_is_shown_with_its_origin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
+    (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n[models.resnet]\nworkers = 2\n")
     monkeypatch.setenv("TSX_JOB_QUEUE_SIZE", "7")
     told = json.loads(run("config", "show", "--set", "number_of_gpu=0", "--json").out)
-    assert list(told) == list(Settings.model_fields)
+    assert list(told) == [*(name for name in Settings.model_fields if name != "models"), "models.resnet.workers"]
+    assert told["models.resnet.workers"] == {"value": 2, "origin": str(tmp_path / "tsx.toml")}
     assert told["drain_timeout"] == {"value": 5, "origin": str(tmp_path / "tsx.toml")}
     assert told["job_queue_size"] == {"value": 7, "origin": "environment variable TSX_JOB_QUEUE_SIZE"}
     assert told["number_of_gpu"] == {"value": 0, "origin": "command line"}

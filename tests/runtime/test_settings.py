@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings, accepted, find_config, load_settings, parse_address, suggestion
+from tsx_runtime.settings import ModelSettings, Settings, accepted, find_config, load_settings, parse_address, suggestion
 
 
 def write(directory: Path, text: str) -> Path:
@@ -142,6 +142,39 @@ def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(
     assert find_config(Path("b.toml"), {"TSX_CONFIG": "a.toml"}, tmp_path) == Path("b.toml")
 
 
+def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    toml = write(tmp_path, '[models.resnet]\nbatch_size = 8\ndevice = "cpu"\n[models."a.b"]\nworkers = 2\n')
+    settings, origins = load_settings({"models.resnet.batch_size": "9", "models.a.b.max_batch_delay": "0"}, {}, toml)
+    assert settings.models == {
+        "resnet": ModelSettings(batch_size=9, device="cpu"),
+        "a.b": ModelSettings(workers=2, max_batch_delay=0),
+    }
+    assert origins["models.resnet.batch_size"] == "command line"
+    assert origins["models.resnet.device"] == str(toml)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[models.m]\nbatchsize = 1", "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?"),
+        ("[models.m]\nbatch_size = 0", "models.m.batch_size cannot be 0 (from {toml}): it takes a whole number, at least 1"),
+        ('[models.m]\ndevice = "tpu"', "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu"),
+        ("models = 1", "models in {toml} takes one table a model, as in [models.resnet]; '1' is none"),
+        ("[models]\nm = 1", "models in {toml} takes one table a model, as in [models.resnet]; 'm' is none"),
+    ],
+)
+def test_a_wrong_setting_of_a_model_is_named_with_the_model(tmp_path: Path, text: str, reason: str) -> None:
+    toml = write(tmp_path, text)
+    assert failure(toml=toml) == reason.format(toml=toml)
+
+
+def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
+    assert "did you mean 'workers'?" in failure(cli={"models.m.worker": "1"})
+    assert "unknown setting 'models' in the command line" in failure(cli={"models": {}})
+    assert "unknown setting 'models.m' in the command line" in failure(cli={"models.m": "1"})
+    assert "unknown setting 'TSX_MODELS'" in failure(env={"TSX_MODELS": "1"})
+
+
 def test_settings_made_in_code_refuse_unknown_names() -> None:
     wrong: dict[str, Any] = {"job_queue": 1}
     with pytest.raises(ValidationError, match="job_queue"):
@@ -149,7 +182,7 @@ def test_settings_made_in_code_refuse_unknown_names() -> None:
 
 
 def test_every_setting_says_what_it_takes_and_what_it_is_for() -> None:
-    for name, field in Settings.model_fields.items():
+    for name, field in [*Settings.model_fields.items(), *ModelSettings.model_fields.items()]:
         assert field.description, name
         assert accepted(field), name
 

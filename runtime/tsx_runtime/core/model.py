@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
@@ -16,7 +16,7 @@ from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.supervisor import Supervisor, Worker
 from tsx_runtime.errors import TsxError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings import ModelSettings, Settings
 from tsx_runtime.version import __version__
 
 
@@ -36,6 +36,21 @@ class RegisterOrder:
     startup_timeout: int | None = None  # s
     device_type: str | None = None
     loaded_at_startup: bool = False
+
+
+def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
+    """The order, filled up with what the settings say of this model."""
+    if own is None:
+        return order
+    return replace(
+        order,
+        batch_size=_if_none(order.batch_size, own.batch_size),
+        max_batch_delay=_if_none(order.max_batch_delay, own.max_batch_delay),
+        initial_workers=_if_none(order.initial_workers, own.workers),
+        response_timeout=_if_none(order.response_timeout, own.response_timeout),
+        startup_timeout=_if_none(order.startup_timeout, own.startup_timeout),
+        device_type=order.device_type or own.device,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,10 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     if order.loaded_at_startup:
         workers = workers or (gpus if order.device_type != "cpu" and config.device_type != "cpu" else 0) or 1
     return workers, workers
+
+
+def _if_none(value: int | None, otherwise: int | None) -> int | None:
+    return otherwise if value is None else value
 
 
 def _first(*values: int | None) -> int:

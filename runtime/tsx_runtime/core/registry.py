@@ -12,7 +12,7 @@ from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, Limits, OpenArchive, open_archive
 from tsx_runtime.core.devices import gpu_count
-from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan
+from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import (
@@ -98,6 +98,7 @@ class Registry:
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if (name, number) in self._taken:
             raise Conflict(f"Model version {number} is already registered for model {name}")
+        order = with_own_settings(order, self.settings.models.get(name))
         chosen = plan(order, archive.config, self.settings, self.gpus)
         gpus = GpuChooser(self.gpus, self._turn)
         version = ModelVersion(name, number, archive, order, chosen, self.settings, self._starter, ids=self._ids, next_gpu=gpus)
