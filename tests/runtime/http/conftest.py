@@ -46,13 +46,16 @@ def act(idx, row, context):
     if word == "exit":
         os._exit(7)
     if word == "wait":
-        while not Path(headers["x-file"]).exists():
-            time.sleep(0.002)
+        wait_for(headers["x-file"])
         return "waited"
     if word == "stream":
         for part in ("a", "b", ""):
             send_piece(idx, context, part)
         return "c"
+    if word == "stream-wait":
+        send_piece(idx, context, "a")
+        wait_for(headers["x-file"])
+        return "b"
     if word == "break":
         send_piece(idx, context, "a")
         os._exit(7)
@@ -77,6 +80,12 @@ def act(idx, row, context):
     shown = {name: shown_value(value) for name, value in row.items()}
     version = context.manifest["model"]["modelVersion"]
     return json.dumps({"row": shown, "headers": dict(headers), "id": context.get_request_id(idx), "version": version})
+
+
+def wait_for(file):
+    deadline = time.monotonic() + 20  # a test that failed must not hold the worker
+    while not Path(file).exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def shown_value(value):

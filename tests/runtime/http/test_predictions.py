@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import uuid
@@ -9,6 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+
+from tsx_runtime.http.app import build_apps
 
 PATH = "/predictions/talker"
 
@@ -309,3 +312,45 @@ def test_ping_is_unhealthy_once_a_worker_is_given_up(empty, store, until):
     until(lambda: empty.inference.get("/ping").status_code != 200)
     answer = empty.inference.get("/ping")
     assert (answer.status_code, answer.json()) == (500, {"status": "Unhealthy"})
+
+
+def test_a_request_that_is_cancelled_while_it_waits_is_never_run(start_server, tmp_path, until):
+    gate = tmp_path / "open"
+    with start_server() as server:
+        server.register("talker.mar", initial_workers=1, batch_size=1)
+        version = server.registry.find("talker")
+        (app,) = build_apps(server.registry, server.settings, [("inference",)])
+        busy = threading.Thread(target=server.inference.post, args=(PATH,), kwargs={"headers": {"x-do": "wait", "x-file": str(gate)}})
+        busy.start()
+        until(lambda: version.stats.requests == 1)
+        begun = server.call(lambda: asyncio.ensure_future(answer_nobody(app)))
+        begun_again = server.call(lambda: asyncio.ensure_future(answer_nobody(app)))
+        until(lambda: version.stats.requests == 3)
+        server.call(begun_again.cancel)
+        gate.touch()
+        until(lambda: begun.done() and version.stats.refusals["Unavailable"] + version.stats.answers.total() == 3)
+        busy.join(60)
+        assert version.stats.refusals["Unavailable"] == 1
+
+
+async def answer_nobody(app):
+    """One request straight to the app, whose answer goes nowhere."""
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": []}
+    await app(scope, receive, send)
+
+
+def test_a_client_that_leaves_a_stream_does_no_harm(empty, tmp_path):
+    gate = tmp_path / "open"
+    empty.register("talker.mar", initial_workers=1)
+    request = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nx-do: stream-wait\r\nx-file: {gate}\r\nContent-Length: 0\r\n\r\n"
+    assert raw_exchange(str(empty.inference.base_url), request.encode(), b"1\r\na\r\n").endswith(b"1\r\na\r\n")
+    gate.touch()
+    assert empty.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
+    assert empty.registry.find("talker").stats.answers[200] == 2
