@@ -203,3 +203,35 @@ class Metrics:
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"{name!r} cannot be the name of a metric")
+
+
+class Metric:
+    """One value with its labels, as older handlers make them."""
+
+    def __init__(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        dimensions: Sequence[Dimension] = (),
+        request_id: str | None = None,
+        metric_method: str | None = None,
+    ) -> None:
+        _check_name(name)
+        self.name = name
+        self.value = value
+        self.unit = unit
+        self.dimensions = list(dimensions)
+        self.request_id = request_id
+        self.metric_method = metric_method
+
+    def update(self, value: float) -> None:
+        """A counter's value grows, any other is replaced."""
+        self.value = self.value + value if self.metric_method == "counter" else value
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.unit}:{self.value}|#{','.join(map(str, self.dimensions))}"
+
+    def to_dict(self) -> dict[str, Any]:
+        labels = [{"Name": dimension.name, "Value": dimension.value} for dimension in self.dimensions]
+        return {"MetricName": self.name, "Value": self.value, "Unit": self.unit, "Dimensions": labels, "RequestId": self.request_id}

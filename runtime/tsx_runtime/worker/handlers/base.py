@@ -1,0 +1,163 @@
+"""The handler that others derive from: loads any kind of model, and answers a batch in three steps. Contract section 5.3."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import LoadError, PredictionException
+from tsx_runtime.worker.handlers.compiling import compiled
+from tsx_runtime.worker.handlers.labels import load_label_mapping
+from tsx_runtime.worker.handlers.model_files import load_model_file, load_torchscript
+from tsx_runtime.worker.handlers.timing import timed
+from tsx_runtime.worker.handlers.weights import load_eager
+
+logger = logging.getLogger("tsx.worker")
+
+
+class BaseHandler:
+    """Takes rows of numbers, gives rows of numbers. Override what differs: preprocess, inference, postprocess, initialize."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.mapping: dict[str, str] | None = None
+        self.device: Any = None
+        self.initialized = False
+        self.context: Any = None
+        self.model_pt_path: str | None = None
+        self.manifest: Any = None
+        self.map_location: str | None = None
+        self.explain = False
+        self.target = 0
+        self.profiler_args: dict[str, Any] = {}
+
+    # Loading
+
+    def initialize(self, context: Context) -> None:
+        properties = context.system_properties
+        self.context = context
+        self.manifest = context.manifest
+        self.device = choose_device(properties.get("gpu_id"))
+        self.map_location = self.device.type
+        model_dir = Path(properties["model_dir"])
+        files = self.manifest.get("model", {})
+        model_file = model_dir / files["modelFile"] if files.get("modelFile") else None
+        if not files.get("serializedFile"):
+            raise LoadError("No model weights could be loaded: the archive names no serialized file. Add one with --serialized-file.")
+        path = model_dir / files["serializedFile"]
+        self.model_pt_path = str(path)
+        if path.suffix == ".so":
+            raise LoadError(
+                f"{path.name} is a compiled library of torch before 2.6. "
+                "Compile the model into a package instead: torch._inductor.aoti_compile_and_package writes a .pt2 file."
+            )
+        if model_file is not None and type(self)._load_pickled_model is not BaseHandler._load_pickled_model:
+            self.model = self._load_pickled_model(str(model_dir), files["modelFile"], self.model_pt_path).to(self.device).eval()
+        else:
+            self.model = load_model_file(path, model_file, self.device, weights_only=self._weights_only())
+        self.model = compiled(self.model, context.model_yaml_config.get("pt2"))
+        self.mapping = load_label_mapping(model_dir / "index_to_name.json")
+        self.initialized = True
+
+    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+        return load_torchscript(Path(model_pt_path), self.device)
+
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> Any:
+        """For handlers that load a model in a way of their own."""
+        return load_eager(Path(model_dir) / model_file, Path(model_pt_path), weights_only=self._weights_only())
+
+    def _weights_only(self) -> bool:
+        value = self.context.model_yaml_config.get("weightsOnly", True) if self.context is not None else True
+        if not isinstance(value, bool):
+            raise LoadError(f"weightsOnly in model-config.yaml is {value!r}; it must be true or false")
+        return value
+
+    # The three steps
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        return torch.as_tensor(data, device=self.device)
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode():
+            return self.model(data.to(self.device), *args, **kwargs)
+
+    @timed
+    def postprocess(self, data: Any) -> list[Any]:
+        result: list[Any] = data.tolist()
+        return result
+
+    def handle(self, data: Any, context: Context) -> Any:
+        start = time.perf_counter()
+        self.context = context
+        if os.environ.get("ENABLE_TORCH_PROFILER"):
+            output, _ = self._infer_with_profiler(data)
+        elif self._is_describe():
+            output = [self.describe_handle()]
+        else:
+            prepared = self.preprocess(data)
+            output = self.explain_handle(prepared, data) if self._is_explain() else self.postprocess(self.inference(prepared))
+        if context.metrics is not None:
+            context.metrics.add_time("HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms")
+        return output
+
+    # Describe and explain
+
+    def describe_handle(self) -> Any:
+        """What `?customized=true` of a describe call shows of the model. Override it."""
+        logger.info("the handler has nothing of its own to describe; override describe_handle")
+        return None
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
+        """Why the model answers as it does: what `get_insights` makes of the first row and its `target` (0 if it has none)."""
+        inputs, target = None, 0
+        row = raw_data[0]
+        if isinstance(row, dict):
+            inputs = row.get("data") or row.get("body")
+            target = row.get("target") or 0
+        return self.get_insights(data_preprocess, inputs, target)
+
+    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any) -> Any:
+        raise PredictionException(f"{type(self).__name__} cannot explain its predictions: it has no get_insights.", 501)
+
+    def _is_explain(self) -> bool:
+        return bool(self.context) and self.context.get_request_header(0, "explain") == "True"
+
+    def _is_describe(self) -> bool:
+        return bool(self.context) and self.context.get_request_header(0, "describe") == "True"
+
+    def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
+        """The same three steps under torch's profiler; a trace for chrome://tracing is left behind."""
+        arguments = dict(self.profiler_args)
+        if "on_trace_ready" not in arguments:
+            directory = Path(tempfile.gettempdir()) / "pytorch_profiler" / str(self.context.model_name)
+            arguments["on_trace_ready"] = torch.profiler.tensorboard_trace_handler(str(directory))
+            logger.info("torch's profiler writes its traces into %s", directory)
+        arguments.setdefault("activities", torch.profiler.supported_activities())  # type: ignore[no-untyped-call]  # torch's
+        with torch.profiler.profile(**arguments) as profiler:
+            prepared = self.preprocess(data)
+            output = self.explain_handle(prepared, data) if self._is_explain() else self.postprocess(self.inference(prepared))
+            profiler.step()
+        return output, profiler
+
+
+def choose_device(gpu_id: int | str | None) -> torch.device:
+    """A worker that was given a GPU uses it; one that was not, and one on a machine without, uses the CPU."""
+    if gpu_id is None:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device(f"cuda:{gpu_id}")
+    if torch.xpu.is_available():
+        return torch.device(f"xpu:{gpu_id}")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    logger.warning("the worker was given GPU %s, but torch finds none here, so it uses the CPU", gpu_id)
+    return torch.device("cpu")

@@ -1,0 +1,65 @@
+"""`pt2:` of model-config.yaml: torch.compile, and eager where that fails. Contract sections 3.3 and 5.3."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+logger = logging.getLogger("tsx.worker")
+
+
+def compile_options(pt2: Any) -> dict[str, Any] | None:
+    """The arguments for torch.compile, or None where it is not asked for.
+
+    Either a backend's name, or `{compile: {enable: true, backend: ..., mode: ...}}`, or, as once, the arguments themselves.
+    """
+    if not pt2:
+        return None
+    if isinstance(pt2, str):
+        return {"backend": pt2}
+    if not isinstance(pt2, dict):
+        logger.warning("pt2 in model-config.yaml is %r; it must be a backend's name or a mapping, so the model is not compiled", pt2)
+        return None
+    if "compile" in pt2:
+        options = pt2["compile"]
+        if not isinstance(options, dict):
+            return {} if options is True else None
+        if options.get("enable") is not True:
+            return None
+        return {name: value for name, value in options.items() if name != "enable"}
+    if "export" in pt2:  # the model was compiled when it was packed
+        return None
+    return dict(pt2)
+
+
+def is_backend(name: str) -> bool:
+    known = torch.compiler.list_backends(exclude_tags=())
+    if name in known:
+        return True
+    logger.warning("%r is not a backend of torch.compile here; there is: %s", name, ", ".join(known))
+    return False
+
+
+def compiled(model: Any, pt2: Any) -> Any:
+    """The compiled model, or the model itself with a warning. Compilation happens at the first call; where it fails, that runs eager."""
+    options = compile_options(pt2)
+    if options is None:
+        return model
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        logger.warning("pt2 in model-config.yaml asks for torch.compile, which a %s cannot be given to", type(model).__name__)
+        return model
+    backend = options.get("backend")
+    if isinstance(backend, str) and not is_backend(backend):
+        return model
+    try:
+        result = torch.compile(model, **options)
+    except (TypeError, RuntimeError, ValueError) as error:  # wrong options, or no compiler on this platform
+        logger.warning("the model is not compiled, it runs eager: %s", error)
+        return model
+    import torch._dynamo.config as dynamo  # here: dynamo takes a second to import
+
+    dynamo.suppress_errors = True  # a graph that does not compile runs eager, and torch warns
+    return result

@@ -1,0 +1,75 @@
+"""The usual preparation of a photograph for a classifier, with Pillow and torch alone.
+
+The same steps, sizes and roundings as torchvision's Resize, CenterCrop, ToTensor and Normalize have for Pillow images, so a
+model trained with those sees the same numbers. Documented at https://pytorch.org/vision/stable/transforms.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode -> RGB. Grey is repeated, transparency dropped; of 16 bits the upper 8 are kept, which Pillow would clip."""
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I;16"):
+        wide = np.asarray(image.convert("I"))
+        image = Image.fromarray((wide >> 8).clip(0, 255).astype(np.uint8), "L")
+    return image.convert("RGB")
+
+
+def resized(width: int, height: int, shorter: int) -> tuple[int, int]:
+    """The size at which the shorter side is `shorter`; the longer one is rounded down."""
+    if width <= height:
+        return shorter, int(shorter * height / width)
+    return int(shorter * width / height), shorter
+
+
+def resize(image: Image.Image, shorter: int) -> Image.Image:
+    """Bilinear with antialiasing, as Pillow always does it."""
+    size = resized(*image.size, shorter)
+    if size == image.size:
+        return image
+    if 0 in size:
+        raise ValueError(f"an image of {image.width} x {image.height} pixels is too narrow to be resized to {shorter}")
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+def center_crop(image: Image.Image, size: int) -> Image.Image:
+    """The middle `size` x `size` pixels; a smaller image is put on black first. Halves are rounded to even."""
+    width, height = image.size
+    if width < size or height < size:
+        across, down = max(size - width, 0), max(size - height, 0)
+        image = ImageOps.expand(image, (across // 2, down // 2, (across + 1) // 2, (down + 1) // 2))
+        width, height = image.size
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """float32 of shape (channels, height, width) in 0..1."""
+    pixels = np.array(image)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32).div_(255)
+
+
+def normalize(tensor: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    return tensor.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+
+
+def imagenet(image: Image.Image) -> torch.Tensor:
+    """What classifiers trained on ImageNet take: float32 of shape (3, 224, 224)."""
+    return normalize(to_tensor(center_crop(resize(to_rgb(image), 256), 224)), IMAGENET_MEAN, IMAGENET_STD)
+
+
+Transform = Callable[[Image.Image], Any]

@@ -1,0 +1,134 @@
+"""From a model file of any kind to something that can be called with a batch of tensors."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tsx_archiver import describe_model_file
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handlers.sharing import share_with_file
+from tsx_runtime.worker.handlers.weights import load_eager, read_weights
+
+logger = logging.getLogger("tsx.worker")
+
+
+def load_model_file(path: Path, model_file: Path | None, device: torch.device, *, weights_only: bool = True) -> Any:
+    """Told by its bytes, not by its name. On the CPU its weights share the file's pages with other workers."""
+    if not path.is_file():
+        raise LoadError(f"The model {path.name} is not in the archive. Name it with --serialized-file when packing.")
+    file = describe_model_file(path)
+    if file.kind == "torchscript":
+        return load_torchscript(path, device)
+    if file.kind == "exported":
+        return load_exported(path, device)
+    if file.kind == "aotinductor":
+        return load_aotinductor(path, device, file.device)
+    if file.kind == "onnx":
+        return load_onnx(path, device)
+    if file.kind == "unknown":
+        raise LoadError(file.problem or f"{path.name} is no kind of model that is known.")
+    if model_file is not None:
+        return load_eager(model_file, path, weights_only=weights_only).to(device).eval()
+    if file.whole_object is not None and not weights_only:
+        model = read_weights(path, weights_only=False)
+        if isinstance(model, nn.Module):
+            return model.to(device).eval()
+    raise LoadError(
+        f"No model weights could be loaded: {path.name} holds weights but not the model that they belong to. "
+        "Pack its class with --model-file, or export the whole model with torch.export.save."
+    )
+
+
+def load_torchscript(path: Path, device: torch.device) -> Any:
+    try:
+        model = torch.jit.load(str(path), map_location=device)  # type: ignore[no-untyped-call]  # torch's
+    except RuntimeError as error:
+        raise LoadError(f"{path.name} cannot be loaded as TorchScript: {_first_line(error)}") from error
+    model.eval()
+    if device.type == "cpu":
+        share_with_file([*model.parameters(), *model.buffers(), *_constants(model)], path)
+    return model
+
+
+def _constants(model: Any) -> list[torch.Tensor]:
+    """A frozen TorchScript model has its weights in its graph."""
+    nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
+    return [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+
+
+def load_exported(path: Path, device: torch.device) -> Any:
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # torch raises whatever its readers raise; this is the boundary to a foreign file
+        raise LoadError(
+            f"{path.name} cannot be loaded as an exported program by torch {torch.__version__}: {_first_line(error)}. "
+            "Programs load in the version that wrote them, or later ones: export it again."
+        ) from error
+    if device.type != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
+    model = program.module()
+    if device.type == "cpu":
+        share_with_file([*model.parameters(), *model.buffers()], path)
+    return model
+
+
+def load_aotinductor(path: Path, device: torch.device, compiled_for: str | None) -> Any:
+    if compiled_for is not None and compiled_for != device.type:
+        raise LoadError(
+            f"{path.name} was compiled for {compiled_for}, but this worker runs on {device}. "
+            f"Compile it on {device.type}, or set deviceType in model-config.yaml."
+        )
+    from torch._inductor import aoti_load_package  # here: importing the compiler takes seconds, and only this kind needs it
+
+    try:
+        return aoti_load_package(str(path), device_index=-1 if device.index is None else device.index)
+    except RuntimeError as error:
+        raise LoadError(f"{path.name} cannot be loaded as an AOTInductor package: {_first_line(error)}") from error
+
+
+def load_onnx(path: Path, device: torch.device) -> OnnxModel:
+    try:
+        import onnxruntime  # an extra
+    except ModuleNotFoundError as error:
+        raise LoadError(f"{path.name} is an ONNX model, which needs onnxruntime: pip install 'tsx-serve[onnx]'") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    wanted: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        wanted.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+    elif device.type == "cuda":
+        logger.warning("onnxruntime has no CUDA here, so %s runs on the CPU: pip install onnxruntime-gpu", path.name)
+    try:
+        return OnnxModel(onnxruntime.InferenceSession(str(path), options, providers=wanted))
+    except Exception as error:  # onnxruntime's own classes are not public
+        raise LoadError(f"{path.name} cannot be loaded by onnxruntime: {_first_line(error)}") from error
+
+
+class OnnxModel:
+    """An onnxruntime session that takes and gives tensors; its own methods (`run`, `get_inputs`, ...) are there too."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self._inputs = [entry.name for entry in session.get_inputs()]
+
+    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        feed = dict(zip(self._inputs, inputs, strict=False)) | named
+        if missing := [name for name in self._inputs if name not in feed]:
+            raise ValueError(f"the ONNX model wants the inputs {', '.join(self._inputs)}; {', '.join(missing)} was not given")
+        results = [torch.from_numpy(value) for value in self.session.run(None, {name: value.cpu().numpy() for name, value in feed.items()})]
+        return results[0] if len(results) == 1 else results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,41 @@
+"""`handler.profile: true` in model-config.yaml: how long each step of a handler takes, as metrics."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def timed(method: F) -> F:
+    """Report the milliseconds of a handler's method as `ts_handler_<name>`, where the model asks for it."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        context = getattr(self, "context", None)
+        if context is None or not is_profiled(context.model_yaml_config):
+            return method(self, *args, **kwargs)
+        _wait_for(self)
+        start = time.perf_counter()
+        result = method(self, *args, **kwargs)
+        _wait_for(self)
+        context.metrics.add_time(f"ts_handler_{method.__name__}", (time.perf_counter() - start) * 1000, None, "ms")
+        return result
+
+    return run  # type: ignore[return-value]  # it has the method's own signature
+
+
+def is_profiled(config: Any) -> bool:
+    handler = config.get("handler") if isinstance(config, dict) else None
+    return isinstance(handler, dict) and handler.get("profile") is True
+
+
+def _wait_for(handler: Any) -> None:
+    """A GPU works on after the call has returned; its time counts."""
+    device = getattr(handler, "device", None)
+    if getattr(device, "type", None) == "cuda":
+        sys.modules["torch"].cuda.synchronize(device)

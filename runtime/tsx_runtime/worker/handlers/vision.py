@@ -1,0 +1,110 @@
+"""The base of the handlers for images: from rows to a batch of tensors. Contract section 5.4."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from typing import Any
+
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import BadRows, PredictionException
+from tsx_runtime.worker.handlers.base import BaseHandler
+from tsx_runtime.worker.handlers.image_processing import Transform
+from tsx_runtime.worker.handlers.timing import timed
+
+
+class VisionHandler(BaseHandler):
+    """A row's `data` or `body` is the bytes of an image, the same as base64 text, or nested lists of numbers.
+
+    `image_processing` takes a Pillow image, in the mode in which the file has it, and gives a tensor; subclasses set it.
+    A row that is no image is answered with 400 and named; the rest of the batch goes on without it.
+    """
+
+    image_processing: Transform
+
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        if not context.system_properties.get("limit_max_image_pixels", True):
+            Image.MAX_IMAGE_PIXELS = None
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        tensors: list[torch.Tensor] = []
+        faults: dict[int, str] = {}
+        for position, row in enumerate(data):
+            try:
+                tensors.append(self._tensor(row))
+            except NotAnImage as error:
+                faults[position] = str(error)
+        if faults:
+            raise BadRows(faults)
+        return torch.stack(tensors).to(self.device)
+
+    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
+        """How much each pixel speaks for class `target`: Captum's integrated gradients in 15 steps."""
+        try:
+            from captum.attr import IntegratedGradients  # an extra
+        except ModuleNotFoundError as error:
+            raise PredictionException("Explanations of images need captum: pip install 'tsx-serve[explain]'", 501) from error
+        attributions = IntegratedGradients(self.model).attribute(tensor_data, target=int(target), n_steps=15)
+        return attributions.tolist()
+
+    def _tensor(self, row: Any) -> torch.Tensor:
+        value = row.get("data") if isinstance(row, dict) else row
+        if value is None and isinstance(row, dict):
+            value = row.get("body")
+        if isinstance(value, str):
+            value = _from_base64(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            image = open_image(value)
+            tensor: torch.Tensor = self.image_processing(image)
+            return tensor
+        if isinstance(value, list):
+            try:
+                return torch.tensor(value, dtype=torch.float32)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise NotAnImage(f"The list in the request is not an array of numbers: {error}") from error
+        if value is None:
+            names = ", ".join(row) if isinstance(row, dict) and row else "nothing"
+            raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {names}.")
+        raise NotAnImage(f"The request holds a {type(value).__name__}, not an image: send the bytes of an image file, or base64 text.")
+
+
+class NotAnImage(ValueError):
+    """A row that cannot be made a tensor; the message is for the client."""
+
+
+def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
+    """Decoded, in its own mode. Raises `NotAnImage`."""
+    if not data:
+        raise NotAnImage("The request has an empty body, not an image.")
+    try:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise NotAnImage(f"The image is too large: {error} Set limit_max_image_pixels=false if you trust your clients.") from error
+    except Exception as error:  # a request's boundary: Pillow's decoders raise nearly anything on what they cannot read
+        start = bytes(data[:8]).hex(" ")
+        raise NotAnImage(f"The request's {len(data)} bytes, beginning {start}, are no image that can be read: {_said(error)}") from error
+    return image
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
+        return "no known format"
+    return f"{type(error).__name__}: {error}"
+
+
+def _from_base64(text: str) -> bytes:
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text)
+    except (binascii.Error, ValueError) as error:
+        raise NotAnImage(f"The text in the request is not base64: {error}") from error

@@ -1,0 +1,21 @@
+"""What loading a `torch.export` program imports besides torch: a second, and 100 MB that workers then share.
+
+For the preload list of a server that has `.pt2` models; others would wait for it in vain.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from contextlib import suppress
+
+from tsx_runtime.worker import preload
+
+__all__ = ["preload"]
+
+for _name in ("torch._dynamo", "torch.export.pt2_archive", "torch.onnx", "networkx"):
+    with suppress(ImportError):  # not every release of torch has, or needs, each of them
+        importlib.import_module(_name)
+
+gc.collect()
+gc.freeze()

@@ -1,0 +1,26 @@
+"""An answer in parts: what a handler sends before it returns the last one. Contract sections 1.2 and 5.8."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.worker.answers import encode_body
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import PredictionException
+
+
+def send_intermediate_predict_response(
+    ret: Sequence[Any] | Mapping[int, Any], req_id_map: Mapping[int, str], message: str, code: int, context: Context
+) -> None:
+    """Send `ret[idx]` to each request idx of `req_id_map`. A code other than 200 ends the batch with `message` as its error."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return  # of the processes of one parallel model, the first answers
+    if code != 200:
+        raise PredictionException(message, code)
+    if len(ret) != len(req_id_map):
+        raise PredictionFailed(f"number of batch response mismatched, expect: {len(req_id_map)}, got: {len(ret)} parts of an answer.")
+    for idx, value in zip(req_id_map, ret.values() if isinstance(ret, Mapping) else ret, strict=True):
+        context.send_piece(idx, encode_body(value))

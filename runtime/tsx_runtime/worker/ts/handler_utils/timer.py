@@ -1,0 +1,5 @@
+"""`ts.handler_utils.timer`."""
+
+from tsx_runtime.worker.handlers.timing import timed
+
+__all__ = ["timed"]

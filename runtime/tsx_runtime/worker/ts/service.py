@@ -1,0 +1,5 @@
+"""`ts.service`."""
+
+from tsx_runtime.worker.exceptions import PredictionException
+
+__all__ = ["PredictionException"]
