@@ -108,12 +108,14 @@ class Frame(NamedTuple):
 
 def encode(kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> list[Buffer]:
     """The frame as buffers for `writelines` or `sendmsg`; no body is copied."""
+    if len(items) > MAX_ITEMS:
+        raise FrameError(f"{len(items)} items do not fit a frame; the most is {MAX_ITEMS}")
     lengths: list[int] = []
     buffers: list[Buffer] = [b""]
     size = ROW.size * len(items) + len(extra)
     for code, meta, body in items:
         meta_length, body_length = len(meta), len(body)
-        if body_length > MAX_FIELD:
+        if body_length > MAX_FIELD or meta_length > MAX_FIELD:
             raise FrameError(f"a body of {body_length} bytes does not fit a frame; the most is {MAX_FIELD}")
         lengths += (code, meta_length, body_length)
         size += meta_length + body_length
@@ -126,6 +128,8 @@ def encode(kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] =
 
 def decode_header(buffer: Buffer) -> Header:
     """Read the header from the start of `buffer` (at least `HEADER.size` bytes)."""
+    if len(buffer) < HEADER.size:
+        raise FrameError(f"{len(buffer)} bytes are not a header, which has {HEADER.size}")
     kind, version, zero, batch, items, size = HEADER.unpack_from(buffer)
     if version != VERSION or zero or kind not in _KINDS:
         raise FrameError(f"not a frame of version {VERSION}: {bytes(buffer[: HEADER.size]).hex()}")
@@ -137,6 +141,8 @@ def decode_header(buffer: Buffer) -> Header:
 def decode(header: Header, payload: Buffer) -> Frame:
     """Split what follows the header; items are views into `payload`."""
     view = memoryview(payload)
+    if len(view) != header.size:
+        raise FrameError(f"a frame of {header.size} bytes has {len(view)}")
     offset = header.items * ROW.size
     numbers = struct.unpack_from(f"<{header.items * 3}I", view)
     items: list[Item] = []
@@ -161,8 +167,10 @@ def header_block(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def parse_request_meta(meta: Buffer) -> tuple[str, str, str]:
     """(request id, query string, header block) of a request's meta."""
-    request_id, query, block = str(meta, "latin-1").split("\r\n", 2)
-    return request_id, query, block
+    parts = str(meta, "latin-1").split("\r\n", 2)
+    if len(parts) != 3:
+        raise FrameError(f"the meta of a request has {len(parts)} parts, not its id, its query string and its headers")
+    return parts[0], parts[1], parts[2]
 
 
 def parse_header_block(block: str) -> Iterator[tuple[str, str]]:
