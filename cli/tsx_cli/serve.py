@@ -59,6 +59,7 @@ def serve_command(
     if device is Device.GPU and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
     parts = Parts(handler, model_file, split_list(extra_files))
+    check_parts(parts, models or [])
     with ExitStack() as stack:
         starts = [find_model(word, settings, parts, stack) for word in models or []] or models_from_settings(settings)
         chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device and device.value}
@@ -81,9 +82,15 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
+def check_parts(parts: Parts, words: list[str]) -> None:
+    """What goes with a bare model file, where there is none."""
+    if parts.given and all(is_archive(_split(word)[1]) for word in words):
+        raise UsageError("--handler, --model-file and --extra-files go with a bare model file; archives and directories have their own")
+
+
 def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
     """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
-    name, path = (None, Path(word)) if Path(word).exists() else _split(word)
+    name, path = _split(word)
     if not path.exists() and settings.model_store is not None and (settings.model_store / path).exists():
         path = settings.model_store / path
     if not path.exists():
@@ -92,8 +99,6 @@ def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) ->
     if not is_archive(path):
         start = start_model(stack.enter_context(unpacked(path, parts, name)), name)
         return replace(start, order=replace(start.order, url=path.name))
-    if parts.given:
-        raise UsageError(f"--handler, --model-file and --extra-files go with a bare model file; '{path}' is an archive and has its own")
     return start_model(path, name)
 
 
@@ -101,23 +106,15 @@ def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str 
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
     set_up_logging()
     console = Console()
-    loading = ", ".join(start.order.url for start in starts)
-    waiting = console.status(f"loading {loading}") if console.is_terminal and loading else None
-    if waiting is not None:
-        waiting.start()
+    if console.is_terminal and starts:
+        console.print(f"loading {', '.join(start.order.url for start in starts)} ...", style="dim", markup=False, highlight=False)
 
     def on_ready(started: Started) -> None:
-        if waiting is not None:
-            waiting.stop()
         show(started, settings, console)
         if ready_line is not None:
             print(ready_line, flush=True)
 
-    try:
-        serve(settings, starts, on_ready)
-    finally:
-        if waiting is not None:
-            waiting.stop()
+    serve(settings, starts, on_ready)
 
 
 def set_up_logging() -> None:
@@ -129,4 +126,6 @@ def set_up_logging() -> None:
 
 def _split(word: str) -> tuple[str | None, Path]:
     name, equals, file = word.partition("=")
-    return (name, Path(file)) if equals and name and file else (None, Path(word))
+    if Path(word).exists() or not (equals and name and file):
+        return None, Path(word)
+    return name, Path(file)

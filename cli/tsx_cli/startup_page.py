@@ -6,10 +6,11 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from tsx_archiver import describe_model_file
 from tsx_cli.inputs import guess_content_type, samples_in
+from tsx_cli.model_spec import kind_in_words
 from tsx_cli.output import print_table
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.settings import Settings
@@ -29,31 +30,32 @@ def show(started: Started, settings: Settings, console: Console) -> None:
             )
         for role, address in started.addresses.items():
             print(f"{WHAT[role]} at {address}")
-        print(f"try: {example(started, settings)}", flush=True)
+        print("\n".join(f"try: {line}" for line in examples(started, settings)), flush=True)
         return
-    console.print(f"\n[bold]tsx {__version__}[/bold] serves {_count(len(versions), 'model')}")
+    console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {_count(len(versions), 'model')}"))
     if versions:
         rows = [(each.name, each.version, kind(each), devices(each), len(each.workers)) for each in versions]
         print_table(["model", "version", "kind", "device", "workers"], rows)
     for role, address in started.addresses.items():
-        console.print(f"  {WHAT[role]:<12} {address}", highlight=False)
-    console.print(f"\n  [bold]try[/bold]   {escape(example(started, settings))}", highlight=False, soft_wrap=True)
-    console.print("  [bold]stop[/bold]  Ctrl-C\n", highlight=False)
+        console.print(Text(f"  {WHAT[role]:<12} {address}"))
+    console.print()
+    for line in examples(started, settings):
+        console.print(Text.assemble("  ", ("try", "bold"), f"   {line}"), soft_wrap=True)
+    console.print(Text.assemble("  ", ("stop", "bold"), "  Ctrl-C\n"))
 
 
-def example(started: Started, settings: Settings) -> str:
-    """A curl line that works as it stands: a sample of the archive where it has one, else a question to the server."""
+def examples(started: Started, settings: Settings) -> list[str]:
+    """Lines for a shell. The last works as it stands: a sample of an archive where one has any, else a question to the server."""
     for version in started.versions:
         if samples := samples_in(version.archive.directory):
-            return _prediction(f"{started.addresses['inference']}/predictions/{version.name}", samples[0], settings)
-    if started.versions and not (settings.management_token and not settings.disable_token_authorization):
-        return f"curl {started.addresses['management']}/models/{started.versions[0].name}"
-    return f"curl {started.addresses['inference']}/ping"
+            return [_prediction(f"{started.addresses['inference']}/predictions/{version.name}", samples[0], settings)]
+    lines = [f"tsx predict {version.name} FILE --url {started.addresses['inference']}" for version in started.versions[:1]]
+    return [*lines, f"curl {started.addresses['inference']}/ping"]
 
 
 def kind(version: ModelVersion) -> str:
     weights = version.archive.manifest.serialized_file
-    return describe_model_file(version.archive.directory / weights).kind if weights else "code only"
+    return kind_in_words(describe_model_file(version.archive.directory / weights)) if weights else "code only"
 
 
 def devices(version: ModelVersion) -> str:

@@ -1,0 +1,78 @@
+"""Real servers, started as a person starts them and stopped as the system stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
+DEADLINE = 90.0  # seconds; of a machine that has other things to do
+
+
+@dataclass
+class Running:
+    """A server that answers. `lines` is what it said until then; `log` is its stderr so far."""
+
+    process: subprocess.Popen[str]
+    log_file: Path
+    lines: list[str] = field(default_factory=list)
+
+    def address(self, what: str) -> str:
+        return next(line.partition(" at ")[2] for line in self.lines if line.startswith(f"{what} at "))
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE)
+
+
+@contextmanager
+def serving(
+    words: Sequence[object], cwd: Path, environment: Mapping[str, str], *, module: str = "tsx_cli.main", last_line: str = "try: curl"
+) -> Iterator[Running]:
+    """Wait until the server has printed the line that begins with `last_line`; fail with its output where it ends before."""
+    log_file = cwd / "server.log"
+    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *map(str, words)]
+    with log_file.open("w") as log:
+        process = subprocess.Popen(command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True)
+    late = threading.Timer(DEADLINE, process.kill)
+    late.start()
+    running = Running(process, log_file)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            running.lines.append(line.rstrip("\n"))
+            if line.startswith(last_line):
+                break
+        else:
+            raise AssertionError(f"the server ended with {process.wait()}: {running.lines} {running.log}")
+        late.cancel()
+        yield running
+    finally:
+        late.cancel()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def tsx(words: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself, in a process of its own."""
+    command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """This environment without the tester's own settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TSX_")} | {"COLUMNS": "200", **environment}

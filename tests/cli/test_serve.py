@@ -1,0 +1,172 @@
+"""`tsx serve`, and the commands that talk to it, against one real server."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tsx_cli.main import main
+
+from .conftest import DIGITS, Run
+from .servers import FREE_PORTS, Running, serving
+
+SEVEN = DIGITS / "images" / "7.png"
+BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
+ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model store: the example, two versions of an echo, and one that does not load."""
+    place = tmp_path_factory.mktemp("serve")
+    store = place / "store"
+    digits = ["--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py", "--sample", DIGITS / "images"]
+    pack = [[DIGITS / "digits.pth", *digits, "-o", store]]
+    for name, version, code in (("echo", "1.0", ECHO), ("echo", "2.0", ECHO), ("broken", "1.0", BROKEN)):
+        handler = place / f"{name}.py"
+        handler.write_text(code)
+        pack.append(["--name", name, "--version", version, "--handler", handler, "-o", store / f"{name}{version}.mar"])
+    for words in pack:
+        assert main(["archive", *map(str, words)]) == 0
+    (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatch_size = 3\n')
+    return place
+
+
+@pytest.fixture(scope="module")
+def server(place: Path, session_cache: Path) -> Iterator[Running]:
+    words = ["serve", "digits.mar", "echo=echo1.0.mar", *FREE_PORTS]
+    with serving(words, place, {"TSX_CACHE_DIR": str(session_cache)}) as running:
+        yield running
+        assert running.stop() == 0
+
+
+@pytest.fixture
+def predict(run: Run, server: Running) -> Run:
+    return lambda *words: run("predict", *words, "--url", server.address("predictions"))
+
+
+@pytest.fixture
+def models(run: Run, server: Running) -> Run:
+    return lambda *words: run("models", *words, "--url", server.address("models"))
+
+
+def test_the_start_is_told_in_plain_lines_where_no_terminal_is(server: Running) -> None:
+    assert server.lines[0] == "serving digits 1.0: weights, cpu, 1 worker"
+    assert server.lines[1] == "serving echo 1.0: code only, cpu, 1 worker"
+    assert [line.partition(" at ")[0] for line in server.lines[2:5]] == ["predictions", "models", "metrics"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_curl_line_works_as_it_stands(server: Running) -> None:
+    words = shlex.split(server.lines[-1].removeprefix("try: "))
+    answer = subprocess.run([words[0], "--silent", "--fail", *words[1:]], capture_output=True, check=True, timeout=30).stdout
+    assert next(iter(json.loads(answer))) == "zero"
+
+
+def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
+    ended = predict("digits", SEVEN)
+    assert ended.code == 0, ended.err
+    labels = json.loads(ended.out)
+    assert max(labels, key=labels.get) == "seven"
+
+
+def test_predict_sends_a_form_a_version_and_a_content_type(predict: Run, tmp_path: Path) -> None:
+    told = json.loads(predict("digits", SEVEN, "--field", "data", "--version", "1.0", "--content-type", "image/png", "--json").out)
+    assert told["status"] == 200
+    assert next(iter(told["answer"])) == "seven"
+
+
+def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"\x00\xff\n")
+    assert predict("echo", "in", "-o", "out").out == ""
+    assert (tmp_path / "out").read_bytes() == b"\x00\xff\n"
+    assert json.loads(predict("echo", "in", "--json").out)["base64"] == "AP8K"
+
+
+def test_predict_reads_standard_input(server: Running, place: Path) -> None:
+
+    words = [sys.executable, "-m", "tsx_cli", "predict", "echo", "-", "--url", server.address("predictions")]
+    assert subprocess.run(words, input=b"\xffhello", capture_output=True, check=True, cwd=place, timeout=60).stdout == b"\xffhello"
+
+
+def test_an_unknown_model_or_version_says_where_the_known_ones_are_listed(predict: Run) -> None:
+    ended = predict("digit", SEVEN)
+    assert (ended.code, ended.err) == (1, "Error: Model not found: digit; `tsx models list` shows what is served\n")
+    assert "`tsx models list` shows what is served" in predict("digits", SEVEN, "--version", "7").err
+
+
+def test_models_are_listed_and_described(models: Run) -> None:
+    lines = [" ".join(line.split()) for line in models("list").out.splitlines()]
+    assert lines[0] == "model version default workers device batch size waiting archive"
+    assert lines[1] == "digits 1.0 yes 1 cpu 1 0 digits.mar"
+    assert {each["modelName"] for each in json.loads(models("list", "--json").out)} >= {"digits", "echo"}
+    told = models("describe", "digits").out
+    assert "READY" in told
+    assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
+    unknown = models("describe", "digit")
+    assert unknown.code == 1
+    assert "Model not found: digit" in unknown.err
+
+
+def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
+    assert json.loads(models("describe", "echo", "--json").out)[0]["batchSize"] == 3
+    assert json.loads(models("describe", "digits", "--json").out)[0]["batchSize"] == 1
+
+
+def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
+    assert models("register", "echo2.0.mar", "--workers", 1, "--batch-size", 5).code == 0
+    assert models("set-default", "echo", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
+    rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
+    assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
+    assert json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"] == 5
+    refused = models("unregister", "echo", "--version", "2.0")
+    assert refused.code == 1
+    assert "Cannot remove default version for model echo" in refused.err
+    assert models("set-default", "echo", "1.0").code == 0
+    assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered\n'
+
+
+def test_workers_are_scaled(models: Run) -> None:
+    assert models("scale", "echo", 2).out == "Workers scaled to 2 for model: echo\n"
+    assert len(json.loads(models("describe", "echo", "--json").out)[0]["workers"]) == 2
+    assert models("scale", "echo", "--min", 1, "--max", 1).code == 0
+    assert models("scale", "echo").code == 2
+    assert models("scale", "echo", 2, "--min", 1).code == 2
+    assert "max_worker cannot be less than min_worker" in models("scale", "echo", "--min", 2, "--max", 1).err
+
+
+def test_a_model_that_does_not_load_answers_with_its_workers_traceback(models: Run) -> None:
+    ended = models("register", "broken1.0.mar", "--workers", 1)
+    assert ended.code == 1
+    assert ended.err.startswith("Error: ")
+    assert ended.err.rstrip().endswith("ModuleNotFoundError: No module named 'no_such_library'")
+    assert "Model not found: broken" in models("describe", "broken").err
+
+
+@pytest.mark.parametrize(("archive", "reason"), [("none.mar", "none.mar"), ("../x.mar", "Relative path is not allowed in url: ../x.mar")])
+def test_an_archive_that_is_not_in_the_store_is_refused(models: Run, archive: str, reason: str) -> None:
+    ended = models("register", archive)
+    assert ended.code == 1
+    assert reason in ended.err
+
+
+def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> None:
+    before = server.log
+    assert predict("digits", SEVEN).code == 0
+    assert urllib.request.urlopen(server.address("metrics") + "/metrics").status == 200
+    assert server.log == before
+
+
+def test_a_port_in_use_is_told_with_its_setting(run: Run, server: Running) -> None:
+    port = server.address("models").rpartition(":")[2]
+    ended = run("serve", "--port", "0", "--metrics-port", "0", "--management-port", port)
+    assert ended.code == 1
+    assert f"Port {port} on 127.0.0.1 is in use (management_address)" in ended.err

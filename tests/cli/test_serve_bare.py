@@ -1,0 +1,187 @@
+"""Starts and ends of `tsx serve` and `torchserve`: bare model files on a terminal, signals, tokens, models that do not load."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from tsx_cli.bare_model import unpacked
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.main import main
+from tsx_cli.model_spec import Parts
+from tsx_cli.serve import with_addresses
+from tsx_runtime.settings import Settings
+
+from .conftest import DIGITS, Run
+from .servers import DEADLINE, FREE_PORTS, clean, serving, tsx
+
+
+def test_a_bare_model_is_linked_and_never_copied() -> None:
+    with unpacked(DIGITS / "digits.pth", Parts(str(DIGITS / "handler.py"), DIGITS / "model.py")) as directory:
+        for name in ("digits.pth", "model.py", "handler.py", "index_to_name.json"):
+            assert (directory / name).readlink() == DIGITS / name
+        manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
+        assert manifest["model"]["modelName"] == "digits"
+    assert not directory.exists()
+    assert (DIGITS / "digits.pth").exists()
+
+
+def screen(words: list[object], cwd: Path, environment: dict[str, str], until: str) -> tuple[str, int]:
+    """What a person sees, up to a text and then Ctrl-C; and the exit code."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tsx_cli", *map(str, words)],
+        cwd=cwd,
+        env={**clean(environment), "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    late = threading.Timer(DEADLINE, process.kill)
+    late.start()
+    seen = b""
+    try:
+        while until.encode() not in seen and (part := _read(ours)):
+            seen += part
+        process.send_signal(signal.SIGINT)
+        while part := _read(ours):
+            seen += part
+        return seen.decode(), process.wait()
+    finally:
+        late.cancel()
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
+
+
+def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(tmp_path: Path, session_cache: Path) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    words = ["serve", f"numbers={DIGITS / 'digits.pt2'}", "--handler", DIGITS / "handler.py", "--workers", 2, *FREE_PORTS]
+    seen, code = screen(words, tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(place)}, until="Ctrl-C")
+    assert code == 0, seen
+    page = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen).split())  # without colours and the moves of the cursor
+    for part in (
+        "serves 1 model",
+        "numbers",
+        "a program of torch.export",
+        "predictions http://127.0.0.1:",
+        "tsx predict numbers FILE --url http://127.0.0.1:",
+    ):
+        assert part in page
+    assert "Traceback" not in seen
+    assert [path for path in place.iterdir() if path.name.startswith("tsx-model-")] == []
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("broken")
+    (place / "deep.py").write_text(
+        "def fall(depth):\n    if depth:\n        return fall(depth - 1) + 1\n    raise RuntimeError('the bottom')\n\nfall(20)\n"
+    )
+    assert main(["archive", "--name", "broken", "--handler", str(place / "deep.py"), "-o", str(place)]) == 0
+    return place
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path, session_cache: Path, debug: bool) -> None:
+    words = ["serve", "broken.mar", *FREE_PORTS, *(["--debug"] if debug else [])]
+    ended = tsx(words, broken, {"TSX_CACHE_DIR": str(session_cache)})
+    assert ended.returncode == 1
+    assert "RuntimeError: the bottom" in ended.stderr
+    assert ("lines left out; --debug shows all" in ended.stderr) is not debug
+    assert ("tsx_cli" in ended.stderr) is debug
+
+
+def test_weights_that_do_not_fit_the_network_are_told(tmp_path: Path, session_cache: Path) -> None:
+    (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
+    ended = tsx(["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)})
+    assert ended.returncode == 1
+    assert "digits.pth" in ended.stderr
+    assert "Net" in ended.stderr
+
+
+def test_torchserve_serves_a_model_store_and_asks_for_tokens(
+    run: Run, tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
+    assert run("archive", "--name", "echo", "--handler", "echo.py", "-o", "store").code == 0
+    environment = {"TSX_INFERENCE_TOKEN": "one", "TSX_MANAGEMENT_TOKEN": "two", "TSX_CACHE_DIR": str(session_cache)}
+    environment |= {f"TSX_{role}_ADDRESS": "http://127.0.0.1:0" for role in ("INFERENCE", "MANAGEMENT", "METRICS")}
+    words = ["--start", "--foreground", "--model-store", "store", "--models", "e=echo.mar", "--ncs", "--enable-model-api"]
+    with serving(words, tmp_path, environment, module="tsx_cli.torchserve", last_line="Model server started.") as running:
+        address = running.address("models")
+        refused = run("models", "list", "--url", address)
+        assert refused.code == 1
+        assert "Token" in refused.err
+        monkeypatch.setenv("TSX_MANAGEMENT_TOKEN", "two")
+        assert [each["modelName"] for each in json.loads(run("models", "list", "--url", address, "--json").out)] == ["e"]
+        assert running.stop() == 0
+
+
+def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    assert "there is no file 'x.mar'; name an archive" in run("serve", "x.mar").err
+    assert "there is no file 'x.mar', nor in the model store 'store'" in run("serve", "n=x.mar", "--model-store", "store").err
+
+
+def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
+    assert run("archive", DIGITS / "digits.pt").code == 0
+    ended = run("serve", "digits.mar", "--handler", "image_classifier")
+    assert ended.code == 2
+    assert "go with a bare model file; archives and directories have their own" in ended.err
+    assert run("serve", "--model-file", DIGITS / "model.py").code == 2
+
+
+def test_a_gpu_that_is_not_there_is_told_before_anything_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ended = run("serve", "--device", "gpu")
+    assert ended.code == 2
+    assert "no GPU is visible here" in ended.err
+
+
+def test_an_address_that_others_can_reach_needs_tokens(run: Run) -> None:
+    ended = run("serve", "--host", "0.0.0.0", *FREE_PORTS)
+    assert ended.code == 1
+    assert "inference_token must be set" in ended.err
+
+
+def test_ports_and_host_change_only_what_they_name() -> None:
+    changed = with_addresses(Settings(), "::1", {"inference": 9, "management": None, "metrics": 0})
+    assert (changed.inference_address, changed.management_address, changed.metrics_address) == (
+        "http://[::1]:9",
+        "http://[::1]:8081",
+        "http://[::1]:0",
+    )
+    with pytest.raises(UsageError, match="--host takes a name"):
+        with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
+
+
+def test_what_is_missing_for_a_bare_model_is_told() -> None:
+    with pytest.raises(UsageError, match="add --model-file"), unpacked(DIGITS / "digits.pth", Parts()):
+        pass
+    with pytest.raises(CliError, match="is no model file"), unpacked(DIGITS / "README.md", Parts()):
+        pass
+
+
+def test_the_temporary_directory_is_below_the_usual_one() -> None:
+    with unpacked(DIGITS / "digits.pt", Parts()) as directory:
+        assert directory.parent == Path(tempfile.gettempdir())
