@@ -15,6 +15,7 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +105,7 @@ def drawn(image: Path) -> str:
     with Image.open(image) as picture:
         grey = picture.convert("L")
         return "\n".join(
-            "".join(" .:-=+*#%@"[int(grey.getpixel((x, y))) * 9 // 255] * 2 for x in range(grey.width)) for y in range(grey.height)
+            "".join(" .:-=+*#%@"[int(grey.getpixel((x, y))) * 9 // 255] * 2 for x in range(grey.width)).rstrip() for y in range(grey.height)
         )
 
 
@@ -134,6 +135,7 @@ def ask_one(environment: dict[str, str]) -> None:
 
 def stop(server: subprocess.Popen[bytes]) -> None:
     step(4, "Stop it", "kill", server.pid)
+    workers = psutil.Process(server.pid).children(recursive=True)
     server.send_signal(signal.SIGTERM)
     try:
         code = server.wait(STOP_SECONDS)
@@ -141,7 +143,10 @@ def stop(server: subprocess.Popen[bytes]) -> None:
         raise DemoFailed(f"the server was still there {STOP_SECONDS} s after it was asked to stop") from None
     if code != 0:
         raise DemoFailed(f"the server stopped with exit code {code}; its output is in .demo/server.log")
-    say("It answered what it had accepted, ended its workers, and exited with code 0.")
+    _, left = psutil.wait_procs(workers, timeout=STOP_SECONDS)
+    if left:
+        raise DemoFailed(f"the server left processes behind: {', '.join(map(str, left))}")
+    say(f"It ended its {len(workers)} processes and exited with code 0.")
 
 
 def main() -> int:

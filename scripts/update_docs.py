@@ -1,16 +1,20 @@
-"""Writes the file tree into README.md, each line from the first sentence of its file; with --check it only says whether that is needed."""
+"""Writes what the documentation says of the code into it: the file tree of README.md, the settings of docs/configuration.md.
+
+Run it after a file or a setting came, went or changed. With --check it writes nothing and says whether that is needed.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tsx_runtime.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
-BEGIN, END = "<!-- made by scripts/tree.py -->\n```\n", "```\n<!-- end -->"
 PACKAGES = [
     "archiver/tsx_archiver",
     "archiver/model_archiver",
@@ -64,22 +68,44 @@ def tree_of(folder: Path, depth: int, name: str) -> Iterator[str]:
             yield from tree_of(inner, depth + 1, inner.name)
 
 
-def render() -> str:
+def tree() -> str:
     shipped = "".join(part for package in PACKAGES for part in tree_of(ROOT / package, 0, package))
     return shipped + "".join(line(0, f"{name}/", text) for name, text in ELSEWHERE.items())
 
 
+def settings_table() -> str:
+    lines = ["| setting | default | what it is |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = "not set" if field.default is None else f"`{json.dumps(field.default)}`"
+        lines.append(f"| `{name}` | {default} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_part(text: str, name: str, part: str) -> str:
+    """The text with `part` between the comments that say `name`."""
+    begin, end = f"<!-- {name}: made by scripts/update_docs.py -->\n", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, also_found, after = rest.partition(end)
+    if not (found and also_found):
+        raise SystemExit(f"the comments around {name} are missing: {begin}...{end}")
+    return before + begin + part + end + after
+
+
 def main() -> int:
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    wanted = before + BEGIN + render() + END + after
-    if wanted == text:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print("the file tree in README.md is not that of the files: run `python scripts/tree.py`", file=sys.stderr)
+    stale = []
+    for file, name, part in (
+        (ROOT / "README.md", "tree", f"```\n{tree()}```\n"),
+        (ROOT / "docs" / "configuration.md", "settings", settings_table()),
+    ):
+        text = file.read_text(encoding="utf-8")
+        wanted = with_part(text, name, part)
+        if wanted != text:
+            stale.append(f"the {name} in {file.relative_to(ROOT)}")
+            if "--check" not in sys.argv[1:]:
+                file.write_text(wanted, encoding="utf-8")
+    if stale and "--check" in sys.argv[1:]:
+        print(f"out of date: {', '.join(stale)}; run `python scripts/update_docs.py`", file=sys.stderr)
         return 1
-    README.write_text(wanted, encoding="utf-8")
     return 0
 
 
