@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
         )
 
 
-async def read_gpus() -> dict[int, Gpu]:
+async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
     """The visible GPUs by the number that a worker knows them under; empty where there is no `nvidia-smi`."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -39,7 +39,7 @@ async def read_gpus() -> dict[int, Gpu]:
     except OSError:
         return {}
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT)
+        output, _ = await asyncio.wait_for(process.communicate(), timeout)
     except (TimeoutError, asyncio.TimeoutError):
         process.kill()
         await process.wait()

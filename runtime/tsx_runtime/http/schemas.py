@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from pydantic.config import JsonDict
 
 
 def _lower(value: Any) -> Any:
@@ -89,8 +88,8 @@ class JobQueue(Camel):
     pending_requests: int
 
 
-_WORKER: JsonDict = {"id": "9000", "startTime": "2026-02-08T11:03:20.974Z", "status": "READY", "memoryUsage": 209715200, "pid": 98972}
-_DESCRIBED: JsonDict = {
+_WORKER: dict[str, Any] = {"id": "9000", "startTime": "2026-02-08T11:03:20.974Z", "status": "READY", "memoryUsage": 209715200, "pid": 98972}
+_DESCRIBED: dict[str, Any] = {
     "modelName": "digits",
     "modelVersion": "1.0",
     "modelUrl": "digits.mar",

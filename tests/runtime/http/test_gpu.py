@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tsx_runtime.http.gpu import parse, visible
+import asyncio
+
+import psutil
+
+from tsx_runtime.http.gpu import parse, read_gpus, visible
 
 OUTPUT = """\
 0, GPU-5d0bf3f5-7b2b-4c6e-8a5a-0b8f5d9f0001, 37, 12, 678, 81559
@@ -33,3 +37,28 @@ def test_visible_devices_choose_and_order() -> None:
     assert visible(gpus, "GPU-a1b2c3d4") == {0: gpus[1]}
     assert visible(gpus, "0,7,1") == {0: gpus[0]}
     assert visible(gpus, "") == {}
+
+
+def write_tool(directory, script):
+    tool = directory / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+
+
+def test_gpus_are_read_from_the_tool(tmp_path, monkeypatch):
+    write_tool(tmp_path, f"cat <<'END'\n{OUTPUT}END")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert asyncio.run(read_gpus()) == {0: parse(OUTPUT)[1]}
+
+
+def test_a_machine_without_the_tool_has_no_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert asyncio.run(read_gpus()) == {}
+
+
+def test_a_tool_that_hangs_is_ended(tmp_path, monkeypatch):
+    write_tool(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert asyncio.run(read_gpus(timeout=1.0)) == {}
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

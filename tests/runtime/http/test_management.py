@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -345,3 +347,21 @@ def test_options_describe_a_models_management(server):
     document = server.management.options("/models/talker").json()
     assert set(document["paths"]["/models/talker"]) == {"get", "put", "delete"}
     assert server.management.options("/models/nobody").status_code == 404
+
+
+def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
+    empty.write_mar("wordy.mar", name="wordy", handler="def handle(data, context):\n    return data and ['a plain text']\n")
+    empty.write_mar("silent.mar", name="silent", handler="def handle(data, context):\n    if data: raise ValueError('no idea')\n")
+    empty.register("wordy.mar", initial_workers=1)
+    empty.register("silent.mar", initial_workers=1)
+    assert empty.management.get("/models/wordy", params={"customized": "true"}).json()[0]["customizedMetadata"] == "a plain text"
+    answer = empty.management.get("/models/silent", params={"customized": "true"})
+    assert answer.status_code == 503
+    assert error_of(answer)[1].startswith('The handler of model "silent" could not describe it: Prediction failed')
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_order_does_no_harm(server):
+    parts = urlsplit(str(server.management.base_url))
+    with socket.create_connection((parts.hostname, parts.port)) as sock:
+        sock.sendall(b"POST /models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{")
+    assert server.management.get("/models").status_code == 200
