@@ -1,0 +1,131 @@
+"""`tsx archive --check` with real workers: what it lets pass, and each way in which a handler can be wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import DIGITS, Ended, Run
+
+Check = Callable[..., Ended]
+
+
+@pytest.fixture
+def check(run: Run, tmp_path: Path) -> Check:
+    """Pack a handler of this code with two samples, and check it."""
+
+    def check(code: str, *words: object) -> Ended:
+        (tmp_path / "code.py").write_text(code)
+        for name, body in (("one.json", "[1]"), ("two.json", "[1, 2]")):
+            (tmp_path / name).write_text(body)
+        samples = ["--sample", "one.json", "--sample", "two.json"]
+        return run("archive", "--name", "m", "--handler", "code.py", "--force", "--check", *samples, *words)
+
+    return check
+
+
+CLASS = "class {}:\n    def handle(self, data, context):\n        return data\n\n"
+ROWS = "[row['body'] for row in data or []]"
+
+
+def test_the_example_passes_in_every_form(run: Run) -> None:
+    for name, more in (("digits.pth", ["--model-file", DIGITS / "model.py"]), ("digits.pt", [])):
+        ended = run(
+            "archive", DIGITS / name, *more, "--handler", DIGITS / "handler.py", "--sample", DIGITS / "images", "--force", "--check"
+        )
+        assert ended.code == 0, ended.err + ended.out
+        assert "check: 10 samples answered alike in batches of 1, 10" in ended.out
+    again = run("archive", "--check", "digits.mar", "--json")
+    assert again.code == 0
+    (told,) = json.loads(again.out)
+    assert (told["name"], len(told["check"]["samples"]), told["check"]["batch_sizes"]) == ("digits", 10, [1, 10])
+
+
+def test_the_files_of_init_pass_as_they_are(run: Run, tmp_path: Path) -> None:
+    assert run("init", "my-model").code == 0
+    place = tmp_path / "my-model"
+    subprocess.run([sys.executable, "model.py"], cwd=place, check=True, timeout=60)
+    (line,) = [line for line in (place / "README.md").read_text().splitlines() if line.startswith("    tsx archive")]
+    words = line.split()[1:]
+    ended = run(*[str(place / word) if (place / word).exists() else word for word in words])
+    assert ended.code == 0, ended.err + ended.out
+    assert "2 samples answered alike" in ended.out
+
+
+def test_a_sample_given_goes_before_those_of_the_archive(run: Run, check: Check, tmp_path: Path) -> None:
+    assert check(f"def handle(data, context):\n    return {ROWS}\n").code == 0
+    (tmp_path / "other.json").write_text("[7]")
+    (told,) = json.loads(run("archive", "--check", "m.mar", "--sample", "other.json", "--json").out)
+    assert told["check"]["samples"] == ["other.json"]
+
+
+def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("def handle(data, context):\n    return data\n")
+    ended = run("archive", "--name", "m", "--handler", "code.py", "--check")
+    assert ended.code == 3
+    assert "check: m 1.0 loaded in " in ended.out
+    assert "there is no sample to send; give one with --sample FILE" in ended.out
+
+
+def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
+    ended = run("archive", DIGITS / "digits.pt", "--sample", "none.png")
+    assert (ended.code, ended.err) == (2, "Error: there is no sample 'none.png'\n")
+
+
+WRONG = {
+    "answers change places": (f"def handle(data, context):\n    return {ROWS}[::-1]\n", "in a batch it got the answer to"),
+    "answers depend on the batch": (
+        "def handle(data, context):\n    return data and [len(data)] * len(data)\n",
+        "is 1 alone and 2 in a batch",
+    ),
+    "the type depends on the batch": (
+        "def handle(data, context):\n    return [1] if data and len(data) == 1 else [1.0] * len(data or [])\n",
+        "is a whole number alone and a number with a fraction in a batch",
+    ),
+    "two answers to one input differ": (
+        "import random\n\ndef handle(data, context):\n    return [random.random() for _ in data or []]\n",
+        "one.json: two answers to it alone differ",
+    ),
+    "the count is wrong in a batch": ("def handle(data, context):\n    return [1]\n", "the status is 200 alone and 503 in a batch"),
+    "the answer cannot be sent": ("def handle(data, context):\n    return [object()] * len(data or [])\n", "answered 503 when sent alone"),
+    "the handler raises": ("def handle(data, context):\n    return [1 / 0 for _ in data or []]\n", "answered 503 when sent alone"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_handler_is_found_out(check: Check, fault: str) -> None:
+    code, reason = WRONG[fault]
+    ended = check(code)
+    assert ended.code == 1
+    assert "check: FAILED " in ended.out
+    assert reason in ended.out
+
+
+def test_the_tolerance_decides_what_rounding_is(check: Check) -> None:
+    code = "def handle(data, context):\n    return data and [1 + len(data) / 1000] * len(data)\n"
+    assert check(code).code == 1
+    assert check(code, "--tolerance", "0.01").code == 0
+
+
+UNLOADABLE = {
+    "does not import": ("import no_such_library\n", "No module named 'no_such_library'"),
+    "is no Python": ("def handle(\n", "SyntaxError"),
+    "has neither a function nor a class": ("x = 1\n", "code.py"),
+    "has two classes": (CLASS.format("One") + CLASS.format("Two"), "code.py"),
+    "ends its process": ("import os\nos._exit(7)\n", "7"),
+}
+
+
+@pytest.mark.parametrize("fault", UNLOADABLE)
+def test_a_handler_that_cannot_be_loaded_is_told_with_its_reason(check: Check, fault: str) -> None:
+    code, reason = UNLOADABLE[fault]
+    ended = check(code)
+    assert ended.code == 1
+    assert ended.err.startswith("Error: ")
+    assert reason in ended.err
+    assert "defect of tsx" not in ended.err
