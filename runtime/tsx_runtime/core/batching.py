@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tsx_runtime.core.jobs import Job
@@ -26,7 +27,8 @@ class Limits(NamedTuple):
     wait: float | None = None  # seconds a request may wait for company; None: never
 
 
-class Assignment(NamedTuple, Generic[SlotT]):
+@dataclass(frozen=True)  # a named tuple cannot be generic in Python 3.10
+class Assignment(Generic[SlotT]):
     batches: list[tuple[SlotT, list[Job]]]
     skipped: list[Job]  # their client is gone, or their deadline has passed: to be answered, not to be run
     wake: float | None  # when to ask again although nothing arrives; only where requests wait for company

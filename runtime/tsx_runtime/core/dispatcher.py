@@ -109,16 +109,16 @@ class Dispatcher:
         if not self.queue:
             return
         now = time.monotonic()
-        batches, skipped, wake = assign(self.queue, self.channels, now, self.limits)
-        for channel, jobs in batches:
+        todo = assign(self.queue, self.channels, now, self.limits)
+        for channel, jobs in todo.batches:
             channel.send(jobs, now)
-        for job in skipped:
+        for job in todo.skipped:
             self._refuse(job, Unavailable(f"{self.label} did not reach the request before its deadline, or its client has left."))
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        if wake is not None:
-            self._wake = self._loop.call_later(wake - now, self._flush)
+        if todo.wake is not None:
+            self._wake = self._loop.call_later(todo.wake - now, self._flush)
 
     def _count(self, sent: Sent, frame: wire.Frame, now: float) -> None:
         stats, jobs = self.stats, sent.jobs
