@@ -40,6 +40,8 @@ class Dispatcher:
     # What lanes call
 
     def submit(self, job: Job) -> None:
+        if len(self.queue) >= self.queue_size and self._flush_due:  # a burst in one turn may fill the queue while workers idle
+            self._flush()
         if not self.accepting:
             self._turn_away(job, NoWorker(_no_worker(self.label)))
         elif len(self.queue) >= self.queue_size:

@@ -113,6 +113,7 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # X-Forwarded-* is not believed
         timeout_graceful_shutdown=settings.drain_timeout,
     )
 

@@ -127,6 +127,17 @@ def test_a_full_queue_refuses_at_once():
     asyncio.run(main())
 
 
+def test_a_burst_is_not_refused_while_workers_idle():
+    async def main():
+        dispatcher, _, peer = await started(Limits(4), queue_size=4)
+        jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
+        for _ in range(2):
+            await peer.reply(await peer.read())
+        assert [await answer(each) for each in jobs] == [bytes([number]) for number in range(8)]
+
+    asyncio.run(main())
+
+
 def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits():
     async def main():
         dispatcher = Dispatcher("Model", Limits(4), 10)
