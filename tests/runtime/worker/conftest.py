@@ -1,0 +1,161 @@
+"""A real worker process, spoken to over its socket as the front end does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import socket
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+from tsx_runtime import wire
+from tsx_runtime.wire import Kind
+from tsx_runtime.worker.entry import run
+
+DEADLINE = 60  # seconds; a test that waits longer has failed
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        error = json.loads(self.body)
+        assert error["code"] == self.status
+        assert self.headers == {"content-type": "application/json"}
+        return str(error["message"])
+
+
+class Request(NamedTuple):
+    body: bytes = b""
+    headers: Headers = ()
+    query: bytes = b""
+
+
+class Worker:
+    def __init__(self, order: wire.LoadOrder) -> None:
+        self.sock, back = socket.socketpair()
+        self.sock.settimeout(DEADLINE)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tsx_runtime.worker.preload"])
+        self.process = context.Process(target=run, args=(back,), daemon=True)
+        with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):  # or each worker would import pytest
+            self.process.start()
+        self._batches = itertools.count(1)
+        self.pieces: list[tuple[int, bytes, bytes]] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.send(Kind.LOAD, 0, extra=json.dumps(order).encode())
+        frame = self.receive()
+        assert frame is not None
+        self.loaded = frame.kind is Kind.LOADED
+        self.report = json.loads(bytes(frame.extra))
+
+    def send(self, kind: Kind, batch: int, items: Any = (), extra: bytes = b"") -> None:
+        self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
+
+    def receive(self) -> wire.Frame | None:
+        head = self._exactly(wire.HEADER.size)
+        if not head:
+            return None
+        header = wire.decode_header(head)
+        return wire.decode(header, self._exactly(header.size))
+
+    def ask(self, *requests: Request | bytes) -> list[Answer]:
+        """The answers to one batch. Pieces and metrics that came with it are kept aside."""
+        batch = self.begin(*requests)
+        while True:
+            frame = self.receive()
+            assert frame is not None, "the worker ended"
+            assert frame.batch == batch
+            if frame.kind is Kind.PIECE:
+                self.pieces += [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items]
+                continue
+            assert frame.kind is Kind.REPLY
+            assert len(frame.items) == len(requests)
+            self.metrics = json.loads(bytes(frame.extra)) if frame.extra else []
+            return [Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body)) for code, meta, body in frame.items]
+
+    def begin(self, *requests: Request | bytes) -> int:
+        batch = next(self._batches)
+        items = []
+        for number, request in enumerate(requests):
+            body, headers, query = request if isinstance(request, Request) else Request(request)
+            items.append((0, wire.request_meta(f"id-{number}", query, headers), body))
+        self.send(Kind.BATCH, batch, items)
+        return batch
+
+    def ended(self) -> int | None:
+        self.process.join(DEADLINE)
+        return self.process.exitcode
+
+    def close(self) -> int | None:
+        self.sock.close()
+        code = self.ended()
+        if code is None:
+            self.process.kill()
+            self.process.join()
+        return code
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            got = self.sock.recv(min(size - len(data), 1 << 20))
+            if not got:
+                assert not data, "the worker ended within a frame"
+                break
+            data += got
+        return data
+
+
+StartWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
+    """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load order) -> Worker"""
+    workers: list[Worker] = []
+
+    def start(source: str | None = None, *, files: dict[str, str | bytes] | None = None, model: Any = None, **order: Any) -> Worker:
+        directory = tmp_path / f"model-{len(workers)}"
+        directory.mkdir()
+        contents = dict(files or {})
+        if source is not None:
+            contents["handler.py"] = source
+        for name, content in contents.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(textwrap.dedent(content).encode() if isinstance(content, str) else content)
+        complete = {**ORDER, "model_dir": str(directory), "manifest": {"model": {"modelName": "m", **(model or {})}}, **order}
+        workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+ORDER = {
+    "model_name": "m",
+    "model_version": "1.0",
+    "model_config": {},
+    "handler": "handler.py",
+    "service_envelope": None,
+    "gpu_id": None,
+    "batch_size": 8,
+    "threads": 1,
+    "limit_max_image_pixels": True,
+    "decode_input_request": True,
+    "max_response_size": 100_000,
+    "server_version": "0.1",
+}

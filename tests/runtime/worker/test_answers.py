@@ -1,0 +1,80 @@
+"""What handlers return and raise, as what is sent. Contract sections 1.4 and 5.1."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.worker.answers import encode_body, failure, is_device_lost, mismatch
+from tsx_runtime.worker.exceptions import PredictionException
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [
+        (b"\x00raw", b"\x00raw"),
+        (bytearray(b"raw"), b"raw"),
+        ("grün", "grün".encode()),
+        ({"a": [1, None]}, b'{\n  "a": [\n    1,\n    null\n  ]\n}'),
+        ([], b"[]"),
+        (None, b"null"),
+        (1.5, b"1.5"),
+        (True, b"true"),
+    ],
+)
+def test_a_value_is_encoded_by_its_type(value: Any, body: bytes) -> None:
+    assert bytes(encode_body(value)) == body
+
+
+def test_a_tensor_is_sent_as_torch_saves_it() -> None:
+    tensor = torch.arange(6).reshape(2, 3)
+    assert torch.equal(torch.load(io.BytesIO(bytes(encode_body(tensor))), weights_only=True), tensor)
+
+
+def circle() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+@pytest.mark.parametrize(("value", "named"), [(object(), "object"), ({1, 2}, "set"), ({"a": torch.ones(1)}, "dict"), (circle(), "list")])
+def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
+    with pytest.raises(PredictionFailed, match=rf"^Unsupported model output data type\. The handler returned {named}"):
+        encode_body(value)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ValueError("boom"), 503, "Prediction failed: ValueError: boom"),
+        (KeyError(), 503, "Prediction failed: KeyError"),
+        (SystemExit(3), 503, "Prediction failed: SystemExit: 3"),
+        (MemoryError(), 507, "Out of resources: MemoryError"),
+        (RuntimeError("CUDA out of memory. Tried"), 507, "Out of resources: RuntimeError: CUDA out of memory. Tried"),
+        (PredictionException("no such user", 404), 404, "no such user"),
+        (PredictionException("plain"), 500, "plain"),
+        (PredictionException("not a status", 12), 500, "not a status"),
+    ],
+)
+def test_an_exception_has_its_status_and_text(error: BaseException, status: int, message: str) -> None:
+    code, headers, body = failure(error)
+    assert (code, headers) == (status, b"content-type: application/json\r\n")
+    assert json.loads(bytes(body)) == {"code": status, "type": "InternalServerException", "message": message}
+
+
+def test_only_a_broken_device_costs_the_worker_its_life() -> None:
+    assert is_device_lost(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not is_device_lost(RuntimeError("CUDA error: out of memory"))
+    assert not is_device_lost(RuntimeError("CUDA out of memory. Tried to allocate"))
+    assert not is_device_lost(ValueError("CUDA error"))
+
+
+def test_a_result_of_the_wrong_shape_is_explained() -> None:
+    assert mismatch(["a"], 1, "h.py") is None
+    assert "expect: 2, got: 1" in str(mismatch(["a"], 2, "h.py"))
+    assert "h.py returned tuple" in str(mismatch(("a",), 1, "h.py"))

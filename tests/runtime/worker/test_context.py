@@ -1,0 +1,202 @@
+"""What a handler asks its context, and tells it. Contract section 5.2."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.wire import parse_header_block, request_meta
+from tsx_runtime.worker.context import Context, Headers, RequestProcessor
+
+
+@pytest.fixture
+def context() -> Context:
+    return make_context()
+
+
+def make_context(**changes: Any) -> Context:
+    made = Context("m", "/models/m", {"model": {"modelName": "m"}}, 4, None, "0.1", **changes)
+    metas = [
+        request_meta("one", b"q=1", [(b"Content-Type", b"text/plain"), (b"X-User", b"ann"), (b"x-user", b"bob")]),
+        request_meta("two", b"", [(b"ts_request_sequence_id", b"seq-7")]),
+    ]
+    made.begin([meta.decode("latin-1") for meta in metas], {1: {"data": {"content-type": "image/png"}}})
+    return made
+
+
+def test_it_names_the_model_and_the_machine(context: Context) -> None:
+    assert context.model_name == "m"
+    assert context.manifest["model"]["modelName"] == "m"
+    assert context.model_yaml_config == {}
+    assert context.system_properties == {
+        "model_dir": "/models/m",
+        "gpu_id": None,
+        "batch_size": 4,
+        "server_name": "MMS",
+        "server_version": "0.1",
+        "limit_max_image_pixels": True,
+    }
+
+
+def test_request_ids_are_by_position(context: Context) -> None:
+    assert context.request_ids == {0: "one", 1: "two"}
+    assert (context.get_request_id(), context.get_request_id(1), context.get_request_id(2)) == ("one", "two", None)
+
+
+def test_headers_are_found_whatever_their_case_and_listed_as_they_came(context: Context) -> None:
+    assert context.get_request_header(0, "content-type") == context.get_request_header(0, "CONTENT-TYPE") == "text/plain"
+    assert context.get_request_header(0, "missing") is None
+    assert list(context.get_all_request_header(0)) == ["Content-Type", "X-User"]
+
+
+def test_of_a_repeated_header_the_last_counts(context: Context) -> None:
+    assert context.get_request_header(0, "X-User") == "bob"
+
+
+def test_the_parts_of_a_form_tell_their_content_types_among_the_headers(context: Context) -> None:
+    assert context.get_request_header(1, "data") == {"content-type": "image/png"}
+
+
+def test_the_sequence_id_is_read_from_its_header(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert context.get_sequence_id(1) == "seq-7"
+    monkeypatch.setenv("TS_REQUEST_SEQUENCE_ID", "x-user")
+    assert make_context().get_sequence_id(0) == "bob"
+
+
+def test_status_headers_and_content_type_belong_to_one_request(context: Context) -> None:
+    context.set_response_status(418, "teapot", idx=1)
+    context.set_response_header(1, "X-One", 1)
+    context.set_response_content_type(1, "text/css")
+    assert context.get_response_status(1) == (418, "teapot")
+    assert context.get_response_headers(1) == {"X-One": "1", "content-type": "text/css"}
+    assert context.get_response_content_type(1) == "text/css"
+    assert context.get_response_status(0) == (200, None)
+    assert context.get_response_headers(0) == {}
+
+
+def test_all_statuses_can_be_set_at_once(context: Context) -> None:
+    context.set_all_response_status(507, "full")
+    assert [context.get_response_status(idx) for idx in (0, 1)] == [(507, "full")] * 2
+
+
+def test_the_next_batch_begins_with_plain_answers(context: Context) -> None:
+    context.set_response_status(500, idx=0)
+    context.cache = {"kept": True}  # type: ignore[attr-defined]  # handlers hang what they like on it
+    context.begin(["three\r\n\r\n"])
+    assert context.get_response_status(0) == (200, None)
+    assert context.request_ids == {0: "three"}
+    assert context.cache == {"kept": True}  # type: ignore[attr-defined]
+
+
+def test_a_request_that_is_not_there_is_an_index_error(context: Context) -> None:
+    with pytest.raises(IndexError, match="no request 2 in a batch of 2"):
+        context.set_response_status(200, idx=2)
+
+
+def test_nothing_is_parsed_before_it_is_asked_for(context: Context) -> None:
+    context.get_request_id(0)
+    assert context.processors == {}
+
+
+@pytest.mark.parametrize("value", ["a\r\nSet-Cookie: x=1", "a\nb", "a\rb", "a\0b"])
+def test_a_header_value_with_a_line_break_is_refused(context: Context, value: str) -> None:
+    with pytest.raises(ValueError, match="line break"):
+        context.set_response_header(0, "X-A", value)
+
+
+@pytest.mark.parametrize("name", ["X-A\r\nB", "X A", "", "X:A", "Ä"])
+def test_a_header_name_that_is_none_is_refused(context: Context, name: str) -> None:
+    with pytest.raises(ValueError, match="name of a header"):
+        context.set_response_header(0, name, "x")
+
+
+def test_a_header_value_beyond_latin_1_is_refused(context: Context) -> None:
+    with pytest.raises(ValueError, match="latin-1"):
+        context.set_response_header(0, "X-A", "漢")
+
+
+@given(st.text(max_size=12), st.text(max_size=30))
+def test_whatever_is_set_the_header_block_holds_that_one_line_or_none(name: str, value: str) -> None:
+    processor = RequestProcessor({})
+    try:
+        processor.add_response_property(name, value)
+    except ValueError:
+        assert processor.header_block() == b""
+        return
+    lines = list(parse_header_block(processor.header_block().decode("latin-1")))
+    assert lines in ([], [(name, value)])
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "Connection"])
+def test_the_server_alone_frames_the_answer(name: str) -> None:
+    processor = RequestProcessor({})
+    processor.add_response_property(name, "1")
+    assert processor.header_block() == b""
+
+
+@pytest.mark.parametrize("code", [0, 100, 199, 600, "200", None])
+def test_a_status_that_no_answer_can_have_is_refused(context: Context, code: Any) -> None:
+    with pytest.raises(ValueError, match="status"):
+        context.set_response_status(code)
+
+
+def test_request_processors_can_be_listed_and_replaced(context: Context) -> None:
+    first, second = context.request_processor
+    assert first.get_request_properties()["x-user"] == "bob"
+    first.report_status(404, "gone")
+    assert (first.get_response_status_code(), first.get_response_status_phrase()) == (404, "gone")
+    context.request_processor = [RequestProcessor({"describe": "True"}), second]
+    assert context.get_request_header(0, "Describe") == "True"
+
+
+def test_contexts_are_equal_when_all_they_hold_is() -> None:
+    assert Context("m", "/d", {}, 1, None, "1") == Context("m", "/d", {}, 1, None, "1")
+    assert Context("m", "/d", {}, 1, None, "1") != Context("n", "/d", {}, 1, None, "1")
+
+
+def test_a_piece_outside_of_a_batch_is_an_error_that_says_so(context: Context) -> None:
+    with pytest.raises(RuntimeError, match="only while"):
+        context.send_piece(0, b"x")
+
+
+def test_headers_are_a_dict_to_json_and_pickle() -> None:
+    headers = Headers([("Accept", "a"), ("ACCEPT", "b")])
+    assert json.dumps(headers) == '{"Accept": "b"}'
+    again = pickle.loads(pickle.dumps(headers))
+    assert again == headers
+    assert again["accept"] == "b"
+
+
+names = st.sampled_from(["a", "A", "b", "B", "Content-Type", "content-type"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["set", "pop", "default", "update", "popitem", "clear"]), names, st.integers()), max_size=30))
+def test_headers_behave_as_a_dict_of_lower_case_names(steps: list[tuple[str, str, int]]) -> None:
+    headers = Headers()
+    model: dict[str, int] = {}
+    for step, name, value in steps:
+        if step == "set":
+            headers[name] = value
+            model[name.lower()] = value
+        elif step == "pop":
+            assert headers.pop(name, None) == model.pop(name.lower(), None)
+        elif step == "default":
+            assert headers.setdefault(name, value) == model.setdefault(name.lower(), value)
+        elif step == "update":
+            headers.update({name: value})
+            model.update({name.lower(): value})
+        elif step == "popitem" and model:
+            found, number = headers.popitem()
+            assert (found.lower(), number) == model.popitem()
+        elif step == "clear":
+            headers.clear()
+            model.clear()
+        assert {found.lower(): number for found, number in headers.items()} == model
+        assert (name in headers) == (name.lower() in model)
+        assert headers.get(name) == model.get(name.lower())
+    assert headers.copy() == headers

@@ -1,0 +1,130 @@
+"""`context.metrics`: what a handler reports is what the front end is told. Contract section 5.6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tsx_runtime.worker.metrics import Dimension, Metric, Metrics, MetricsCacheKeyError, MetricTypes
+
+DEFAULTS = {"ModelName": "m", "Level": "Model"}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("m")
+
+
+def taken(metrics: Metrics) -> list[Any]:
+    return [(delta["name"], delta["type"], delta["unit"], delta["value"], delta["dimensions"]) for delta in metrics.pending.take()]
+
+
+def test_each_method_has_its_type_and_unit(metrics: Metrics) -> None:
+    metrics.add_counter("c", 2)
+    metrics.add_time("t", 1.5)
+    metrics.add_time("s", 1, None, "s")
+    metrics.add_size("z", 3)
+    metrics.add_size("k", 3, None, "kB")
+    metrics.add_percent("p", 50)
+    metrics.add_metric("x", 7, "count", metric_type=MetricTypes.HISTOGRAM)
+    assert taken(metrics) == [
+        ("c", "counter", "count", 2, DEFAULTS),
+        ("t", "gauge", "ms", 1.5, DEFAULTS),
+        ("s", "gauge", "s", 1, DEFAULTS),
+        ("z", "gauge", "MB", 3, DEFAULTS),
+        ("k", "gauge", "kB", 3, DEFAULTS),
+        ("p", "gauge", "percent", 50, DEFAULTS),
+        ("x", "histogram", "count", 7, DEFAULTS),
+    ]
+
+
+def test_between_two_replies_counters_add_up_gauges_keep_the_last_and_histograms_keep_all(metrics: Metrics) -> None:
+    for value in (1, 2, 3):
+        metrics.add_counter("c", value)
+        metrics.add_percent("g", value)
+        metrics.add_metric("h", value, "ms", metric_type=MetricTypes.HISTOGRAM)
+    assert [(name, value) for name, _, _, value, _ in taken(metrics)] == [("c", 6), ("g", 3), ("h", 1), ("h", 2), ("h", 3)]
+
+
+def test_what_was_taken_is_gone(metrics: Metrics) -> None:
+    assert not metrics.pending
+    metrics.add_counter("c", 1)
+    assert metrics.pending
+    metrics.pending.take()
+    assert not metrics.pending
+    assert taken(metrics) == []
+
+
+def test_own_dimensions_come_before_the_default_ones(metrics: Metrics) -> None:
+    metrics.add_counter("c", 1, None, [Dimension("Kind", "a")])
+    metrics.add_counter("c", 1, None, [Dimension("Kind", "b")])
+    assert [(value, dimensions) for *_, value, dimensions in taken(metrics)] == [
+        (1, {"Kind": "a", **DEFAULTS}),
+        (1, {"Kind": "b", **DEFAULTS}),
+    ]
+
+
+def test_the_dimensions_of_one_call_are_not_those_of_the_next(metrics: Metrics) -> None:
+    own = [Dimension("Kind", "a")]
+    metrics.add_counter("c", 1, None, own)
+    metrics.add_counter("d", 1)
+    assert len(own) == 1
+    assert taken(metrics)[1][4] == DEFAULTS
+
+
+@pytest.mark.parametrize(("method", "unit"), [("add_time", "hours"), ("add_size", "bits")])
+def test_a_wrong_unit_is_refused_with_the_right_ones(metrics: Metrics, method: str, unit: str) -> None:
+    with pytest.raises(ValueError, match=r"use one of"):
+        getattr(metrics, method)("x", 1, None, unit)
+
+
+def test_a_counter_does_not_shrink(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    metrics.add_counter("c", -1)
+    assert taken(metrics) == []
+    assert "counters only grow" in caplog.text
+
+
+def test_an_error_counts_and_its_text_is_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    metrics.add_error("failures", "disk full")
+    metrics.add_error("failures", 2)
+    assert [(name, kind, value) for name, kind, _, value, _ in taken(metrics)] == [("failures", "counter", 3)]
+    assert "disk full" in caplog.text
+
+
+def test_a_metric_of_the_cache_is_found_and_updated_both_ways(metrics: Metrics) -> None:
+    metrics.add_metric_to_cache("jobs", "count", ["queue", "state"], MetricTypes.GAUGE)
+    metric = metrics.get_metric("jobs", MetricTypes.GAUGE)
+    metric.add_or_update(4, ["fast", "done"])
+    metric.update(5, "request-1", [Dimension("queue", "slow")])
+    assert [(value, dimensions) for *_, value, dimensions in taken(metrics)] == [
+        (4, {"queue": "fast", "state": "done"}),
+        (5, {"queue": "slow"}),
+    ]
+
+
+def test_too_few_dimension_values_are_refused(metrics: Metrics) -> None:
+    metric = metrics.add_metric_to_cache("jobs", "count", ["queue", "state"])
+    with pytest.raises(ValueError, match="1 values were given"):
+        metric.add_or_update(1, ["fast"])
+
+
+def test_a_metric_that_was_not_added_is_a_key_error_with_the_known_ones(metrics: Metrics) -> None:
+    metrics.add_counter("known", 1)
+    with pytest.raises(MetricsCacheKeyError, match="'other'; there is: known"):
+        metrics.get_metric("other")
+    with pytest.raises(MetricsCacheKeyError):
+        metrics.get_metric("known", MetricTypes.GAUGE)
+
+
+@pytest.mark.parametrize("name", ["", " ", None])
+def test_a_metric_needs_a_name(metrics: Metrics, name: Any) -> None:
+    with pytest.raises(ValueError, match="name of a metric"):
+        metrics.add_counter(name, 1)
+
+
+def test_a_metric_made_by_hand_keeps_its_parts() -> None:
+    metric = Metric("n", 1, "ms", [Dimension("a", 1)], "id", "counter")
+    metric.update(2)
+    assert str(metric) == "n.ms:3|#a:1"
+    assert metric.to_dict()["Dimensions"] == [{"Name": "a", "Value": "1"}]

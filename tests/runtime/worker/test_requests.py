@@ -1,0 +1,165 @@
+"""Bodies, forms and query strings, as a handler sees them. Contract section 1.2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.wire import request_meta
+from tsx_runtime.worker.requests import Row, read_row
+
+BOUNDARY = "xyz"
+MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def read(body: bytes, content_type: str | None = None, query: bytes = b"", *, decode: bool = True, name: bytes = b"Content-Type") -> Row:
+    headers = [(b"Host", b"here")] + ([] if content_type is None else [(name, content_type.encode("latin-1"))])
+    return read_row(str(request_meta("id", query, headers), "latin-1"), memoryview(body), decode)
+
+
+def inputs(body: bytes, content_type: str | None = None, query: bytes = b"", **options: Any) -> dict[str, Any]:
+    return read(body, content_type, query, **options).inputs
+
+
+def form(*parts: tuple[str, bytes], end: bool = True) -> bytes:
+    lines = b"".join(b"--xyz\r\n" + head.encode() + b"\r\n\r\n" + value + b"\r\n" for head, value in parts)
+    return lines + (b"--xyz--\r\n" if end else b"")
+
+
+def named(name: str, *more: str) -> str:
+    return "\r\n".join([f'Content-Disposition: form-data; name="{name}"' + ("" if not more else f"; {more[0]}"), *more[1:]])
+
+
+def test_a_body_without_content_type_is_a_bytearray() -> None:
+    body = inputs(b"\x00\x01")["body"]
+    assert body == bytearray(b"\x00\x01")
+    assert type(body) is bytearray
+
+
+def test_an_empty_request_still_has_a_body() -> None:
+    assert inputs(b"") == {"body": bytearray()}
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+def test_json_is_parsed(content_type: str) -> None:
+    assert inputs('{"a": [1, "ä"]}'.encode(), content_type) == {"body": {"a": [1, "ä"]}}
+
+
+def test_the_content_type_header_is_found_whatever_its_case() -> None:
+    assert inputs(b"[1]", "application/json", name=b"content-TYPE") == {"body": [1]}
+
+
+def test_a_header_whose_name_only_ends_like_it_is_not_the_content_type() -> None:
+    assert inputs(b"[1]", "application/json", name=b"X-Content-Type") == {"body": bytearray(b"[1]")}
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"\xff\xfe\x00", b"[" * 100_000])
+def test_bad_json_is_raw_bytes_with_a_warning(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert inputs(body, "application/json") == {"body": bytearray(body)}
+    assert "says it is JSON" in caplog.text
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "text/html; charset=utf-8", "TEXT/CSV"])
+def test_text_is_a_string(content_type: str) -> None:
+    assert inputs("grün".encode(), content_type) == {"body": "grün"}
+
+
+def test_text_is_decoded_as_its_charset_says() -> None:
+    assert inputs("grün".encode("latin-1"), 'text/plain; charset="ISO-8859-1"') == {"body": "grün"}
+
+
+@pytest.mark.parametrize(("body", "content_type"), [(b"\xff\xff", "text/plain"), (b"abc", "text/plain; charset=martian")])
+def test_text_that_cannot_be_decoded_is_raw_bytes_with_a_warning(body: bytes, content_type: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert inputs(body, content_type) == {"body": bytearray(body)}
+    assert "cannot be decoded" in caplog.text
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "image/jpeg"])
+def test_nothing_is_decoded_where_that_is_off(content_type: str) -> None:
+    assert inputs(b"[1]", content_type, decode=False) == {"body": bytearray(b"[1]")}
+
+
+def test_query_pairs_are_inputs_beside_the_body() -> None:
+    assert inputs(b"", query=b"data=a+b&n=&g=%C3%BC&raw=\xc3\xbc") == {"data": "a b", "n": "", "g": "ü", "raw": "ü", "body": bytearray()}
+
+
+def test_the_body_wins_over_a_query_pair_of_its_name() -> None:
+    assert inputs(b"x", query=b"body=y") == {"body": bytearray(b"x")}
+
+
+def test_form_fields_are_inputs() -> None:
+    assert inputs(b"a=1&b=two+words&c=%00", "application/x-www-form-urlencoded") == {
+        "a": bytearray(b"1"),
+        "b": bytearray(b"two words"),
+        "c": bytearray(b"\0"),
+    }
+
+
+def test_plain_multipart_fields_stay_bytes() -> None:
+    row = read(form((named("data"), b"abc"), (named("more"), b"\r\n\0")), MULTIPART)
+    assert row.inputs == {"data": bytearray(b"abc"), "more": bytearray(b"\r\n\0")}
+    assert row.parts == {}
+
+
+def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> None:
+    body = form(
+        (named("j", 'filename="a.json"', "Content-Type: application/json"), b'{"k": 1}'),
+        (named("t", 'filename="a.txt"', "content-type: text/plain"), b"hello"),
+        (named("i", 'filename="a.jpg"', "Content-Type: image/jpeg"), b"\xff\xd8"),
+        (named("f", 'filename="a"'), b"x"),
+    )
+    row = read(body, MULTIPART)
+    assert row.inputs == {"j": {"k": 1}, "t": "hello", "i": bytearray(b"\xff\xd8"), "f": bytearray(b"x")}
+    assert row.parts == {
+        "j": {"content-type": "application/json"},
+        "t": {"content-type": "text/plain"},
+        "i": {"content-type": "image/jpeg"},
+        "f": {"content-type": "application/octet-stream"},
+    }
+    assert read(body, MULTIPART, decode=False).inputs["j"] == bytearray(b'{"k": 1}')
+
+
+def test_of_a_repeated_field_the_last_counts() -> None:
+    assert inputs(form((named("a"), b"1"), (named("a"), b"2")), MULTIPART) == {"a": bytearray(b"2")}
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "said"),
+    [
+        (form((named("a"), b"1")), "multipart/form-data", "no boundary"),
+        (form((named("a"), b"1"), end=False), MULTIPART, "incomplete"),
+        (b"", MULTIPART, "incomplete"),
+        (b"nonsense", MULTIPART, "cannot be read"),
+        (form(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
+        (form((named("a"), b"1")), f"multipart/form-data; boundary={'b' * 10_000}", "multipart"),
+    ],
+)
+def test_a_malformed_multipart_body_is_a_bad_request(body: bytes, content_type: str, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        read(body, content_type)
+
+
+@given(st.binary(max_size=300))
+def test_any_multipart_body_is_read_or_a_bad_request(body: bytes) -> None:
+    try:
+        read(b"--xyz\r\n" + body, MULTIPART)
+    except BadRequest:
+        pass
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(max_size=200)), min_size=1, max_size=6))
+def test_any_bytes_survive_a_multipart_body(fields: list[tuple[str, bytes]]) -> None:
+    fields = [(name, value.replace(b"\r\n--xyz", b"")) for name, value in fields]
+    assert inputs(form(*((named(name), value) for name, value in fields)), MULTIPART) == {name: bytearray(value) for name, value in fields}
+
+
+@given(st.text(st.characters(max_codepoint=255, exclude_characters="\r\n"), max_size=80), st.binary(max_size=50))
+def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
+    try:
+        read(body, content_type)
+    except BadRequest:
+        assert "multipart" in content_type.lower()
