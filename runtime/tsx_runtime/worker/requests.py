@@ -58,8 +58,9 @@ def read_row(meta: str, body: Buffer, decode: bool) -> Row:
                 parts[part.name] = {"content-type": part.content_type}
                 inputs[part.name] = decoded(part.content_type, part.value) if decode else part.value
     elif media_type == "application/x-www-form-urlencoded":
-        for name, value in parse_qsl(bytes(body), keep_blank_values=True):
-            inputs[name.decode("utf-8", "replace")] = bytearray(value)
+        # By way of latin-1, which keeps every byte: curl sends files of any kind under this type, and parse_qsl takes bytes for ASCII.
+        for name, value in parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1"):
+            inputs[name.encode("latin-1").decode("utf-8", "replace")] = bytearray(value, "latin-1")
     else:
         inputs["body"] = decoded(content_type, body) if decode else bytearray(body)
     return Row(inputs, parts)

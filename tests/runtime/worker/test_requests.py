@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -97,6 +98,24 @@ def test_form_fields_are_inputs() -> None:
         "b": bytearray(b"two words"),
         "c": bytearray(b"\0"),
     }
+
+
+def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
+    assert inputs(b"data=%C3%A9+x&n\xc3\xa9m=1&raw=\xff\xfe", "application/x-www-form-urlencoded") == {
+        "data": bytearray("é x".encode()),
+        "ném": bytearray(b"1"),
+        "raw": bytearray(b"\xff\xfe"),
+    }
+
+
+@given(
+    st.binary(),
+    st.sampled_from(["application/x-www-form-urlencoded", "application/json", "text/plain; charset=utf-16", MULTIPART, "image/png"]),
+    st.binary(),
+)
+def test_no_body_and_no_query_is_more_than_a_bad_request(body: bytes, content_type: str, query: bytes) -> None:
+    with contextlib.suppress(BadRequest):
+        read(body, content_type, query.replace(b"\r\n", b""))
 
 
 def test_plain_multipart_fields_stay_bytes() -> None:
