@@ -1,0 +1,172 @@
+"""From a handler's name to its entry point, and what is said where there is none. Contract section 5.1."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import StartWorker
+
+CLASS = """
+    class Handler:
+        def initialize(self, context):
+            self.greeting = context.model_name
+        def handle(self, data, context):
+            return [self.greeting] * len(data)
+"""
+FUNCTION = """
+    calls = []
+    def handle(data, context):
+        calls.append((data, context.model_name))
+        return None if data is None else [str(calls[0])]
+    def other(data, context):
+        return None if data is None else ["other"]
+"""
+
+
+def test_a_function_named_handle_is_called_once_without_data_to_load(start_worker: StartWorker) -> None:
+    assert start_worker(FUNCTION).ask(b"")[0].body == b"(None, 'm')"
+
+
+@pytest.mark.parametrize(
+    ("handler", "body"),
+    [
+        ("handler.py", b"(None, 'm')"),
+        ("handler", b"(None, 'm')"),
+        ("handler.py:other", b"other"),
+        ("handler:other", b"other"),
+        ("somewhere/else/handler.py:other", b"other"),
+        (" handler.py ", b"(None, 'm')"),
+    ],
+)
+def test_a_handler_may_be_named_in_all_these_ways(start_worker: StartWorker, handler: str, body: bytes) -> None:
+    assert start_worker(FUNCTION, handler=handler).ask(b"")[0].body == body
+
+
+def test_a_handler_in_a_subdirectory_is_found_there_and_imports_its_neighbours(start_worker: StartWorker) -> None:
+    files = {
+        "src/service.py": "import near\ndef handle(data, context):\n    return None if data is None else [near.WHO]",
+        "src/near.py": "WHO = 'neighbour'",
+    }
+    assert start_worker(files=files, handler="src/service.py").ask(b"")[0].body == b"neighbour"
+
+
+def test_a_module_of_a_package_may_be_the_handler(start_worker: StartWorker) -> None:
+    files = {"pack/__init__.py": "", "pack/serve.py": "def run(data, context):\n    return None if data is None else [__name__]"}
+    assert start_worker(files=files, handler="pack.serve:run").ask(b"")[0].body == b"pack.serve"
+
+
+def test_the_only_class_is_made_and_initialised(start_worker: StartWorker) -> None:
+    assert [answer.body for answer in start_worker(CLASS).ask(b"", b"")] == [b"m", b"m"]
+
+
+def test_a_class_may_be_named(start_worker: StartWorker) -> None:
+    assert start_worker(CLASS + "\n    class Helper: pass\n", handler="handler.py:Handler").ask(b"")[0].body == b"m"
+
+
+def test_imported_classes_do_not_count(start_worker: StartWorker) -> None:
+    assert start_worker("from collections import OrderedDict\nfrom pathlib import Path\n" + "\n".join(CLASS.split("\n    "))).loaded
+
+
+def test_a_named_function_that_is_missing_gives_way_to_the_class(start_worker: StartWorker) -> None:
+    assert start_worker(CLASS, handler="handler.py:handle_it").ask(b"")[0].body == b"m"
+
+
+@pytest.mark.parametrize("name", ["json", "queue", "image_classifier", "model", "wire"])
+def test_a_handler_may_have_the_name_of_an_installed_module(start_worker: StartWorker, name: str) -> None:
+    files = {f"{name}.py": "def handle(data, context):\n    return None if data is None else ['mine']"}
+    assert start_worker(files=files, handler=f"{name}.py").ask(b"")[0].body == b"mine"
+
+
+def test_async_handlers_run_on_one_loop(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        import asyncio
+        class Handler:
+            async def initialize(self, context):
+                self.loop = asyncio.get_running_loop()
+                self.lock = asyncio.Lock()
+            async def handle(self, data, context):
+                async with self.lock:
+                    await asyncio.sleep(0)
+                    return [asyncio.get_running_loop() is self.loop]
+    """)
+    assert worker.ask(b"")[0].body == worker.ask(b"")[0].body == b"true"
+
+
+def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        import asyncio
+        async def handle(data, context):
+            await asyncio.sleep(0)
+            if data is None:
+                context.ready = True
+                return
+            return [context.ready] * len(data)
+    """)
+    assert worker.ask(b"")[0].body == b"true"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import not_installed_here", "No module named 'not_installed_here'. Install that module"),
+        ("from json import no_such_name", "cannot import name 'no_such_name'"),
+        ("def handle(data, context)\n    pass", "handler.py, line 1 is not valid Python: expected ':'"),
+        ("1 / 0", "does not import: ZeroDivisionError"),
+        ("raise SystemExit('bye')", "does not import: SystemExit: bye"),
+        ("x = 1", "has neither a function handle(data, context) nor a class"),
+        ("class A: pass\nclass B: pass", "defines 2 classes (A, B)"),
+        ("class A: pass", "Class A of handler handler.py has no method handle"),
+        ("class A:\n    def handle(self, data, context): pass", "Class A of handler handler.py has no method initialize"),
+        (
+            "class A:\n    def __init__(self, x): pass\n    handle = initialize = lambda self, *args: None",
+            "could not load the model: TypeError",
+        ),
+        ("def handle(data, context):\n    raise OSError('no disk')", "could not load the model: OSError: no disk"),
+        ("import ts.no_such_module", "tsx does not carry TorchServe's module 'ts.no_such_module'"),
+    ],
+)
+def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(start_worker: StartWorker, source: str, said: str) -> None:
+    worker = start_worker(source)
+    assert not worker.loaded
+    assert said in worker.report["message"]
+    assert worker.ended() == 0
+
+
+def test_the_traceback_is_that_of_the_handlers_own_code(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        """
+        import helper
+        class Handler:
+            def initialize(self, context):
+                helper.prepare()
+            def handle(self, data, context):
+                return data
+    """,
+        files={"helper.py": "def prepare():\n    import missing_dependency\n"},
+    )
+    assert "No module named 'missing_dependency'" in worker.report["message"]
+    traceback = worker.report["traceback"]
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert "helper.prepare()" in traceback
+    assert traceback.rstrip().endswith("ModuleNotFoundError: No module named 'missing_dependency'")
+    assert "loader.py" not in traceback
+
+
+def test_a_handler_that_is_not_there_is_named_with_what_there_is(start_worker: StartWorker) -> None:
+    message = start_worker(files={"other.py": ""}).report["message"]
+    assert message.startswith("Handler 'handler.py' was not found: the archive has other.py, and the built-in handlers are base_handler")
+
+
+def test_without_a_handler_the_base_handler_is_used(start_worker: StartWorker) -> None:
+    assert "the archive names no serialized file" in start_worker(handler="").report["message"]
+
+
+def test_a_service_envelope_is_refused_rather_than_ignored(start_worker: StartWorker) -> None:
+    assert "'kserve' is not supported" in start_worker(FUNCTION, service_envelope="kserve").report["message"]
+
+
+def test_a_model_directory_that_is_gone_is_named(start_worker: StartWorker) -> None:
+    assert (
+        "/no/such/place cannot be entered: No such file or directory"
+        in start_worker(FUNCTION, model_dir="/no/such/place").report["message"]
+    )

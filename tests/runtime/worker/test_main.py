@@ -1,0 +1,337 @@
+"""A worker in its own process: what it does between LOAD and the end of its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime import wire
+from tsx_runtime.wire import Kind
+from tsx_runtime.worker.entry import run
+
+from .conftest import Request, StartWorker
+
+ECHO = """
+    def handle(data, context):
+        if data is None:
+            return
+        return [row["body"] for row in data]
+"""
+
+
+def test_a_batch_is_answered_in_its_order(start_worker: StartWorker) -> None:
+    worker = start_worker(ECHO)
+    assert worker.loaded
+    assert worker.report["device"] == "cpu"
+    assert [answer.body for answer in worker.ask(b"a", b"", b"c" * 50_000)] == [b"a", b"", b"c" * 50_000]
+    assert [answer.body for answer in worker.ask(b"again")] == [b"again"]
+
+
+def test_batches_sent_early_are_answered_one_after_the_other(start_worker: StartWorker) -> None:
+    worker = start_worker(ECHO)
+    batches = [worker.begin(str(number).encode() * (number * 3000)) for number in range(1, 8)]
+    for batch in batches:
+        frame = worker.receive()
+        assert frame is not None
+        assert (frame.batch, bytes(frame.items[0].body)) == (batch, str(batch).encode() * (batch * 3000))
+
+
+def test_a_plain_answer_has_no_headers_and_one_that_was_given_some_has_those(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            if data is not None:
+                context.set_response_content_type(1, "text/x-own")
+                context.set_response_status(507, "full", idx=2)
+                return ["plain", "typed", "verbatim"]
+    """)
+    plain, typed, failed = worker.ask(b"", b"", b"")
+    assert plain == (200, {}, b"plain")
+    assert typed == (200, {"content-type": "text/x-own"}, b"typed")
+    assert failed == (507, {}, b"verbatim")
+
+
+def test_the_worker_ends_when_its_socket_is_closed(start_worker: StartWorker) -> None:
+    assert start_worker(ECHO).close() == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"".join(wire.encode(Kind.BATCH, 1)), b"junk" * 20])
+def test_a_worker_that_gets_no_order_ends(sent: bytes) -> None:
+    front, back = socket.socketpair()
+    with front:
+        worker = threading.Thread(target=run, args=(back,), daemon=True)  # as on Lambda: signals are left alone
+        worker.start()
+        front.sendall(sent)
+    worker.join(60)
+    assert not worker.is_alive()
+    assert back.fileno() == -1
+
+
+def test_interrupt_and_terminate_do_not_end_it(start_worker: StartWorker) -> None:
+    worker = start_worker(ECHO)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.process.pid, number)
+    assert worker.ask(b"still here")[0].body == b"still here"
+
+
+def test_bytes_that_are_no_frame_end_it(start_worker: StartWorker) -> None:
+    worker = start_worker(ECHO)
+    worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
+    assert worker.receive() is None
+    assert worker.ended() == 0
+
+
+def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        """
+        import os, sys, helper
+        def handle(data, context):
+            if data is not None:
+                return [{"cwd": os.getcwd(), "path": sys.path[0], "helper": helper.WHO, "text": open("notes.txt").read()}]
+        """,
+        files={"helper.py": "WHO = 'beside the handler'", "notes.txt": "hello"},
+    )
+    answer = json.loads(worker.ask(b"")[0].body)
+    assert answer["cwd"] == answer["path"]
+    assert Path(answer["cwd"]).name == "model-0"
+    assert (answer["helper"], answer["text"]) == ("beside the handler", "hello")
+
+
+def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(start_worker: StartWorker) -> None:
+    source = """
+        import torch
+        def handle(data, context):
+            if data is not None:
+                return [[torch.get_num_threads(), torch.cuda.is_initialized()]]
+    """
+    for threads in (1, 2):
+        assert json.loads(start_worker(source, threads=threads).ask(b"")[0].body) == [threads, False]
+
+
+def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        """
+        def handle(data, context):
+            if data is not None:
+                return [{"row": row, "id": context.get_request_id(idx), "agent": context.get_request_header(idx, "user-agent"),
+                         "key": context.model_yaml_config["key"], "dir": context.system_properties["batch_size"]}
+                        for idx, row in enumerate(data)]
+        """,
+        model_config={"key": 5},
+    )
+    request = Request(b'{"x": 1}', [(b"User-Agent", b"pytest"), (b"Content-Type", b"application/json")], b"q=1")
+    assert json.loads(worker.ask(request)[0].body) == {
+        "row": {"q": "1", "body": {"x": 1}},
+        "id": "id-0",
+        "agent": "pytest",
+        "key": 5,
+        "dir": 8,
+    }
+
+
+def test_a_broken_form_is_refused_and_its_neighbours_are_answered(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            if data is not None:
+                context.set_response_header(1, "X-Name", "second of those that are left")
+                return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
+    """)
+    broken = Request(b"nonsense", [(b"Content-Type", b"multipart/form-data; boundary=x")])
+    answers = worker.ask(b"", broken, b"")
+    assert answers[0] == (200, {}, b"id-0 of 2")
+    assert answers[1].status == 400
+    assert "cannot be read" in answers[1].message
+    assert answers[2] == (200, {"X-Name": "second of those that are left"}, b"id-2 of 2")
+
+
+def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            assert data is None, "called"
+    """)
+    assert worker.ask(Request(b"", [(b"content-type", b"multipart/form-data")]))[0].status == 400
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "said"),
+    [
+        ("raise ValueError('boom')", 503, "Prediction failed: ValueError: boom"),
+        ("import sys; sys.exit(3)", 503, "Prediction failed: SystemExit: 3"),
+        ("raise KeyboardInterrupt", 503, "Prediction failed: KeyboardInterrupt"),
+        ("raise MemoryError", 507, "Out of resources"),
+        ("raise RuntimeError('CUDA out of memory')", 507, "Out of resources"),
+        ("from ts.utils.util import PredictionException; raise PredictionException('no', 418)", 418, "no"),
+        ("from ts.service import PredictionException; raise PredictionException('no')", 500, "no"),
+        ("return None", 503, "Invalid model predict output"),
+        ("return 'ab'", 503, "Invalid model predict output"),
+        ("return ['only one']", 503, "number of batch response mismatched, expect: 2, got: 1. Handler handler.py"),
+    ],
+)
+def test_what_fails_a_batch_is_told_to_each_of_its_requests_and_the_worker_lives(
+    start_worker: StartWorker, statement: str, status: int, said: str
+) -> None:
+    worker = start_worker(f"""
+        def handle(data, context):
+            if data is None:
+                return
+            if data[0]["body"] != b"fine":
+                {statement}
+            return ["fine"]
+    """)
+    for answer in worker.ask(b"x", b"y"):
+        assert answer.status == status
+        assert said in answer.message
+    assert worker.ask(b"fine")[0].body == b"fine"
+
+
+def test_the_traceback_of_a_failure_is_logged_once(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker("""
+        import os
+        def handle(data, context):
+            if data is None:
+                os.dup2(os.open("stderr.txt", os.O_CREAT | os.O_WRONLY), 2)
+            else:
+                raise ValueError("boom")
+    """)
+    worker.ask(b"", b"")
+    worker.close()
+    log = (tmp_path / "model-0" / "stderr.txt").read_text()
+    assert "requests id-0, id-1" in log
+    assert log.count("Traceback") == log.count('raise ValueError("boom")') == 1
+
+
+def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        """
+        def handle(data, context):
+            if data is not None:
+                return [{"ok": True}, {1, 2}, "x" * 2000, chr(0xD800), b"fine"]
+        """,
+        max_response_size=1000,
+    )
+    good, unsendable, long, surrogate, fine = worker.ask(*[b""] * 5)
+    assert (good.status, fine) == (200, (200, {}, b"fine"))
+    assert unsendable.status == 503
+    assert unsendable.message.startswith("Unsupported model output data type. The handler returned set")
+    assert long.message == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or answer less."
+    assert surrogate.status == 503
+
+
+def test_bad_rows_are_refused_and_the_others_are_run_without_them(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from tsx_runtime.worker.exceptions import BadRows
+        def handle(data, context):
+            if data is None:
+                return
+            context.set_response_status(201, idx=0)
+            bad = {idx: f"{row['body'].decode()} is not a number" for idx, row in enumerate(data) if not row["body"].isdigit()}
+            if bad:
+                raise BadRows(bad)
+            return [f"{context.get_request_id(idx)}={int(row['body'])}" for idx, row in enumerate(data)]
+    """)
+    answers = worker.ask(b"x", b"1", b"y", b"2")
+    assert [answer.status for answer in answers] == [400, 201, 400, 200]
+    assert [answers[0].message, answers[2].message] == ["x is not a number", "y is not a number"]
+    assert [answers[1].body, answers[3].body] == [b"id-1=1", b"id-3=2"]
+    assert [answer.status for answer in worker.ask(b"x", b"y")] == [400, 400]
+
+
+def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from tsx_runtime.worker.exceptions import BadRows
+        def handle(data, context):
+            if data is not None:
+                raise BadRows({9: "there is no such row"})
+    """)
+    assert [answer.status for answer in worker.ask(b"", b"")] == [400, 400]
+
+
+def test_metrics_leave_with_the_next_reply_and_only_then(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            if data is None:
+                context.metrics.add_counter("Loaded", 1)
+            elif data[0]["body"]:
+                context.metrics.add_time("Took", 2.5)
+            return data and ["ok"]
+    """)
+    labels = {"ModelName": "m", "Level": "Model"}
+    worker.ask(b"x")
+    assert worker.metrics == [
+        {"name": "Loaded", "type": "counter", "unit": "count", "value": 1, "dimensions": labels},
+        {"name": "Took", "type": "gauge", "unit": "ms", "value": 2.5, "dimensions": labels},
+    ]
+    worker.ask(b"")
+    assert worker.metrics == []
+
+
+def test_a_broken_device_ends_the_worker_after_its_answer(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            if data is not None:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+    """)
+    assert worker.ask(b"")[0].status == 507
+    assert worker.receive() is None
+    assert worker.ended() == 0
+
+
+def test_an_answer_in_parts_comes_as_pieces_before_its_last_part(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from ts.handler_utils.utils import send_intermediate_predict_response
+        def handle(data, context):
+            if data is None:
+                return
+            context.set_response_content_type(0, "text/event-stream")
+            for word in ("one ", "two "):
+                send_intermediate_predict_response([word, {"w": word}], context.request_ids, "Intermediate", 200, context)
+            return ["three", "end"]
+    """)
+    answers = worker.ask(b"", b"")
+    assert worker.pieces == [
+        (0, b"content-type: text/event-stream\r\n", b"one "),
+        (1, b"", b'{\n  "w": "one "\n}'),
+        (0, b"", b"two "),
+        (1, b"", b'{\n  "w": "two "\n}'),
+    ]
+    assert [answer.body for answer in answers] == [b"three", b"end"]
+
+
+def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_out(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from ts.protocol.otf_message_handler import send_intermediate_predict_response
+        def handle(data, context):
+            if data is not None:
+                send_intermediate_predict_response(["part"], {0: context.get_request_id(0)}, "", 200, context)
+                return ["end"]
+    """)
+    worker.ask(Request(b"", [(b"content-type", b"multipart/form-data")]), b"")
+    assert worker.pieces == [(1, b"", b"part")]
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "said"),
+    [
+        ("(['x'], {0: 'id'}, 'model fell over', 500, context)", 500, "model fell over"),
+        ("(['x', 'y'], {0: 'id'}, '', 200, context)", 503, "number of batch response mismatched"),
+        ("([{1}], {0: 'id'}, '', 200, context)", 503, "Unsupported model output data type"),
+        ("(['x' * 200_000], {0: 'id'}, '', 200, context)", 503, "max_response_size"),
+    ],
+)
+def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker, call: str, status: int, said: str) -> None:
+    worker = start_worker(f"""
+        from ts.handler_utils.utils import send_intermediate_predict_response
+        def handle(data, context):
+            if data is not None:
+                send_intermediate_predict_response{call}
+                return ["end"]
+    """)
+    (answer,) = worker.ask(b"")
+    assert answer.status == status
+    assert said in answer.message
+    assert worker.pieces == []
