@@ -29,7 +29,8 @@ class Server(NamedTuple):
     management: str
 
     def call(self, path: str, body: bytes | None = None, *, management: bool = False, method: str | None = None) -> bytes:
-        request = urllib.request.Request((self.management if management else self.inference) + path, data=body, method=method)
+        headers = {} if body is None else {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request((self.management if management else self.inference) + path, body, headers, method=method)
         with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
             content: bytes = answer.read()
             return content
@@ -99,7 +100,9 @@ def running(command: Sequence[str | Path], directory: Path, environment: dict[st
         try:
             yield process
         except OSError as error:
-            raise RuntimeError(f"{name} does not answer ({error}); it printed:\n{log.read_text(errors='replace')}") from error
+            raise RuntimeError(
+                f"{name} does not answer ({error}); it printed at last:\n{log.read_text(errors='replace')[-3000:]}"
+            ) from error
         finally:
             members = [family, *family.children(recursive=True)] if family.is_running() else []
             process.send_signal(signal.SIGTERM)
@@ -110,13 +113,14 @@ def running(command: Sequence[str | Path], directory: Path, environment: dict[st
 
 
 def first_answer(server: Server, path: str, body: bytes) -> bytes:
-    """The first answer that is not an error; asks again at once until there is one."""
+    """The first answer; asks again at once while nothing listens, or the model is not there yet."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
             return server.call(path, body)
-        except OSError:
-            if server.process.poll() is not None or time.monotonic() > deadline:
+        except OSError as error:
+            waits = not isinstance(error, urllib.error.HTTPError) or error.code in (404, 503)
+            if not waits or server.process.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.002)
 
