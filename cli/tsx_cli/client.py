@@ -14,6 +14,7 @@ from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.version import __version__
 
 CONNECT_TIMEOUT = 10
+TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the message of a load that failed
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
 
 
@@ -109,11 +110,12 @@ def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPRes
 def _failure(status: int, body: bytes) -> RequestFailed:
     """The error of TorchServe's form, or what a proxy or a handler sent in its place."""
     try:
-        told = json.loads(body)
-        return RequestFailed(status, str(told["message"]).rstrip(), traceback=told.get("traceback"))
+        told = str(json.loads(body)["message"]).rstrip()
     except (ValueError, TypeError, KeyError):
         text = body.decode("utf-8", "replace").strip()
         return RequestFailed(status, f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(": "))
+    message, begin, traceback = told.partition(TRACEBACK)
+    return RequestFailed(status, message, traceback=(begin + traceback).lstrip() or None)
 
 
 def _reason(error: Exception) -> str:

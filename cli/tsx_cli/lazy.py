@@ -37,6 +37,12 @@ class DefaultGroup(TyperGroup):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """The names of the commands, and the options of the default one."""
+        own = super().shell_complete(ctx, incomplete)
+        known = {item.value for item in own}
+        return [*own, *(item for item in self.commands[self.default].shell_complete(ctx, incomplete) if item.value not in known)]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = self.commands[self.default]
         TyperGroup(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import sys
 import uuid
@@ -95,8 +96,9 @@ def describe(response: Response) -> dict[str, object]:
 def show(response: Response, console: Console) -> None:
     """Lay out an answer for a person; a stream of text appears as it comes."""
     if response.content_type.startswith("text/"):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a part may end within a character
         for part in response.parts:
-            console.file.write(part.decode("utf-8", "replace"))
+            console.file.write(decoder.decode(part))
             console.file.flush()
         console.file.write("\n")
         return

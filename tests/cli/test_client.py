@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 
 import pytest
 
-from tsx_cli.client import Server, path
+from tsx_cli.client import Server, _failure, path
 from tsx_cli.failure import CliError, UsageError
 
 from .conftest import DIGITS, Run
@@ -62,6 +63,13 @@ def test_what_comes_back_instead_of_an_answer_is_told(answer: bytes, message: st
             Server(f"http://127.0.0.1:{listener.getsockname()[1]}").call("GET", "/ping")
         peer.join(10)
     assert message in caught.value.message
+
+
+def test_a_traceback_in_an_error_stands_apart_from_its_message() -> None:
+    body = json.dumps({"code": 500, "type": "x", "message": "it did not load\nTraceback (most recent call last):\n  File\nE: why\n"})
+    error = _failure(500, body.encode())
+    assert error.message == "it did not load"
+    assert error.traceback == "Traceback (most recent call last):\n  File\nE: why"
 
 
 def answer_once(listener: socket.socket, answer: bytes) -> None:

@@ -40,11 +40,23 @@ def test_completion_imports_no_command() -> None:
     assert told.splitlines()[-1] == "[]"
 
 
-def test_completion_knows_the_options_of_a_command() -> None:
-    told = python(
-        "from tsx_cli.main import main; main([])", _TSX_COMPLETE="complete_bash", COMP_WORDS="tsx serve --management", COMP_CWORD="2"
-    )
-    assert told.split() == ["--management-port"]
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("serve --management", ["--management-port"]),
+        ("archive --ha", ["--handler"]),
+        ("archive model.pt --ha", ["--handler"]),
+        ("archive --", {"--handler", "--check", "--json", "--help"}),
+        ("archive in", ["inspect"]),
+        ("models de", ["describe"]),
+    ],
+)
+def test_completion_knows_the_words_of_a_command(line: str, expected: list[str] | set[str]) -> None:
+    words = f"tsx {line}"
+    environment = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    completed = python("from tsx_cli.main import main; main([])", **environment).split()
+    assert completed == expected if isinstance(expected, list) else expected < set(completed)
+    assert len(completed) == len(set(completed))
 
 
 def test_a_completion_script_is_shown(run: Run) -> None:

@@ -66,6 +66,13 @@ def test_text_is_printed_as_it_is_even_where_it_looks_like_markup() -> None:
     assert laid_out(b"a stream", "text/plain") == "a stream\n"
 
 
+def test_a_stream_of_text_may_part_a_character() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    show(Response(200, "text/plain", iter(["é".encode()[:1], "é".encode()[1:]])), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "é\n"
+
+
 def test_bytes_are_not_thrown_at_a_terminal() -> None:
     with pytest.raises(CliError, match="the answer is 2 bytes of image/png; write it into a file with --output FILE"):
         laid_out(b"\xff\xfe", "image/png")
