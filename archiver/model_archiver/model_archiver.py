@@ -1,0 +1,15 @@
+"""`ModelArchiver`, which packs what a `ModelArchiverConfig` says."""
+
+from __future__ import annotations
+
+from .model_archiver_config import ModelArchiverConfig
+from .model_packaging import package_model
+
+
+class ModelArchiver:
+    @staticmethod
+    def generate_model_archive(config: ModelArchiverConfig) -> None:
+        package_model(config)
+
+
+__all__ = ["ModelArchiver", "package_model"]

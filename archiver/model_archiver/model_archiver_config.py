@@ -1,0 +1,48 @@
+"""The flags of torch-model-archiver as a dataclass."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from dataclasses import dataclass, field, fields
+
+from tsx_archiver.packing import ArchiveSpec
+from tsx_archiver.writing import Format
+
+
+@dataclass
+class ModelArchiverConfig:
+    model_name: str
+    handler: str
+    version: str
+    serialized_file: str | None = None
+    model_file: str | None = None
+    extra_files: str | None = None
+    runtime: str = "python"
+    export_path: str = field(default_factory=os.getcwd)
+    archive_format: Format = "default"
+    force: bool = False
+    requirements_file: str | None = None
+    config_file: str | None = None
+
+    @classmethod
+    def from_args(cls, args: Namespace) -> ModelArchiverConfig:
+        """From parsed arguments; what they lack keeps its default."""
+        given = {item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)}
+        return cls(**given)
+
+    def spec(self, manifest: str | None = None) -> ArchiveSpec:
+        """`manifest`, as JSON, is kept where it says more than the fields do."""
+        return ArchiveSpec(
+            model_name=self.model_name,
+            handler=self.handler,
+            version=self.version,
+            serialized_file=self.serialized_file or None,
+            model_file=self.model_file or None,
+            extra_files=self.extra_files,
+            runtime=str(self.runtime or "python"),
+            requirements_file=self.requirements_file or None,
+            config_file=self.config_file or None,
+            extra_manifest=json.loads(manifest) if manifest else {},
+        )

@@ -1,0 +1,31 @@
+"""`package_model`, which scripts call with parsed arguments, and the command's own entry point."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from tsx_archiver import torch_model_archiver
+from tsx_archiver.writing import write_archive
+
+from .model_archiver_config import ModelArchiverConfig
+
+_log = logging.getLogger(__name__)
+
+
+def package_model(config: ModelArchiverConfig | Namespace, manifest: str | None = None) -> None:
+    """Pack; `manifest`, as JSON, is kept where it says more than the arguments do."""
+    complete = config if isinstance(config, ModelArchiverConfig) else ModelArchiverConfig.from_args(config)
+    write_archive(
+        complete.spec(manifest),
+        Path(complete.export_path or "."),
+        format=complete.archive_format or "default",
+        force=bool(complete.force),
+        warn=_log.warning,
+    )
+
+
+def generate_model_archive() -> None:
+    sys.exit(torch_model_archiver.main())

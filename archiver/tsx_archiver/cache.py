@@ -1,0 +1,213 @@
+"""Unpacked archives by the sha-256 of their file: made once, shared by every process, and cleaned up.
+
+    <cache>/archives/
+        entries/<sha256>.<random>/    complete, and renamed into place whole
+            files/                    the archive's members
+            complete.json             their sizes; its time is when the entry was last opened
+            lock                      held shared as long as someone uses the entry
+        partial/<sha256>.<random>/    being made; the same inside, `lock` held by the maker
+        building/<two digits>         held alone while an entry is looked up or made
+        seen/<sha256 of a path>       the digest of a file that has not changed since
+
+A process that dies leaves a partial entry that nobody holds; the next one to make an entry removes it. An entry whose
+files changed size is passed over and made anew beside it, since others may still be using what is left of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import CacheError
+from .limits import GIB, human
+from .locks import CAN_LOCK, FileLock
+
+DAY = 86400.0
+
+
+class Keep(NamedTuple):
+    """What the cache may hold of entries that nobody uses."""
+
+    age: float = 30 * DAY
+    total: int = 64 * GIB
+    orphan_age: float = 3600.0  # of a partial entry that has no lock file yet
+
+
+class Entry(NamedTuple):
+    """An unpacked archive, in use until `lock` is closed."""
+
+    files: Path
+    lock: FileLock
+
+
+def default_cache() -> Path:
+    """$XDG_CACHE_HOME/tsx, or ~/.cache/tsx, or a directory of this user's under the temporary one where there is no home."""
+    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    if base and Path(base).is_absolute():
+        return Path(base) / "tsx"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/nonexistent")
+    if os.access(home, os.W_OK):
+        return home / ".cache" / "tsx"
+    return Path(tempfile.gettempdir()) / f"tsx-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+
+
+class Cache:
+    def __init__(self, directory: Path, keep: Keep = Keep()) -> None:  # noqa: B008 - an immutable tuple
+        self.root = directory / "archives"
+        self._keep = keep
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_strangers(self.root)
+            for name in ("entries", "partial", "building", "seen"):
+                (self.root / name).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise CacheError(f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache directory.") from error
+
+    def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> Entry:
+        """The entry of `digest`, made where there is none: `make(directory)` unpacks there and returns each file's size.
+
+        Waits while another process makes the same entry.
+        """
+        building = FileLock(self.root / "building" / digest[:2])
+        try:
+            building.own(wait=True)
+            entry = self._find(digest)
+            if entry is None:
+                self.clean()
+                entry = self._make(digest, make)
+            return entry
+        except OSError as error:
+            raise CacheError(
+                f"{error.filename or self.root}: {error.strerror}. Free some room, or choose another cache directory."
+            ) from error
+        finally:
+            building.close()
+
+    def clean(self, now: float | None = None) -> None:
+        """Remove what dead processes left, and entries that nobody uses and that are old or beyond the bound."""
+        if not CAN_LOCK:
+            return
+        now = time.time() if now is None else now
+        for partial in self._listing("partial"):
+            if (partial / "lock").exists() or _age(partial, now) > self._keep.orphan_age:
+                self._remove_unused(partial)
+        for note in self._listing("seen"):
+            if _age(note, now) > self._keep.age:
+                note.unlink(missing_ok=True)
+        kept = 0
+        for entry in sorted(self._listing("entries"), key=lambda path: _age(path / "complete.json", now)):
+            size = _recorded_size(entry)
+            too_old = _age(entry / "complete.json", now) > self._keep.age
+            if (too_old or kept + size > self._keep.total) and self._remove_unused(entry):
+                continue
+            kept += size
+
+    def _find(self, digest: str) -> Entry | None:
+        for directory in self._listing("entries"):
+            if not directory.name.startswith(f"{digest}.") or not (directory / "lock").exists():
+                continue
+            lock = FileLock(directory / "lock")
+            if lock.share() and lock.is_current() and _is_whole(directory):
+                os.utime(directory / "complete.json")
+                return Entry(directory / "files", lock)
+            lock.close()
+            self._remove_unused(directory)
+        return None
+
+    def _make(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> Entry:
+        partial, lock = self._new_partial(digest)
+        try:
+            (partial / "files").mkdir()
+            sizes = make(partial / "files")
+            (partial / "complete.json").write_text(json.dumps({"files": sizes}), encoding="utf-8")
+            final = self.root / "entries" / partial.name
+            partial.rename(final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            lock.close()
+            raise
+        lock.moved(final / "lock")
+        return Entry(final / "files", lock)
+
+    def _new_partial(self, digest: str) -> tuple[Path, FileLock]:
+        """A directory with its lock held. One that another process cleaned away before the lock was ours is given up."""
+        while True:
+            partial = self.root / "partial" / f"{digest}.{secrets.token_hex(4)}"
+            partial.mkdir(mode=0o700)
+            lock = FileLock(partial / "lock")
+            if lock.share() and lock.is_current():
+                return partial, lock
+            lock.close()
+
+    def check_room(self, size: int) -> None:
+        free = shutil.disk_usage(self.root).free
+        if size > free:
+            raise CacheError(
+                f"{self.root} has {human(free)} free, and the archive needs {human(size)}. Free some room, or choose another cache."
+            )
+
+    def _remove_unused(self, directory: Path) -> bool:
+        """Remove it unless someone holds its lock."""
+        if not CAN_LOCK:
+            return False
+        try:
+            lock = FileLock(directory / "lock")
+        except OSError:  # it went in the meantime
+            return True
+        try:
+            if not lock.own(wait=False):
+                return False
+            shutil.rmtree(directory, ignore_errors=True)
+            return True
+        finally:
+            lock.close()
+
+    def _listing(self, name: str) -> list[Path]:
+        return list((self.root / name).iterdir())
+
+
+def _is_whole(directory: Path) -> bool:
+    """Whether every file is there with its size. Files that a handler added beside them do not matter."""
+    try:
+        sizes = json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"]
+        for name, size in sizes.items():
+            status = os.lstat(directory / "files" / name)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _recorded_size(directory: Path) -> int:
+    try:
+        return int(sum(json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _refuse_strangers(root: Path) -> None:
+    """What lies here is run as code, so nobody else may be able to put it here."""
+    if not hasattr(os, "getuid"):
+        return
+    status = root.lstat()
+    if stat.S_ISLNK(status.st_mode) or status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
+        raise CacheError(f"{root} can be written by other users, who could plant code in it. Choose another cache directory, or remove it.")

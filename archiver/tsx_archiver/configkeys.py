@@ -1,0 +1,107 @@
+"""The table of the keys of model-config.yaml: a new key is one row here and one field in `ModelConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+# A reader gives the value, or None and the reason why it is of no use.
+Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
+
+
+class Key(NamedTuple):
+    name: str  # in the file
+    field: str  # of ModelConfig
+    read: Read
+
+
+def whole(minimum: int = 0) -> Read:
+    def read(value: Any) -> tuple[int | None, str | None]:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 1 << 31:
+            return value, None
+        return None, f"it must be a whole number, {minimum} or more"
+
+    return read
+
+
+def flag(value: Any) -> tuple[bool | None, str | None]:
+    return (value, None) if isinstance(value, bool) else (None, "it must be true or false")
+
+
+def text(value: Any) -> tuple[str | None, str | None]:
+    return (value, None) if isinstance(value, str) else (None, "it must be a text")
+
+
+def one_of(*choices: str) -> Read:
+    def read(value: Any) -> tuple[str | None, str | None]:
+        if isinstance(value, str) and value.lower() in choices:
+            return value.lower(), None
+        return None, f"it must be {' or '.join(choices)}"
+
+    return read
+
+
+def whole_or_text(value: Any) -> tuple[int | str | None, str | None]:
+    usable = isinstance(value, str) or whole(1)(value)[0] is not None
+    return (value, None) if usable else (None, "it must be a whole number or a text")
+
+
+def device_ids(value: Any) -> tuple[tuple[int, ...] | None, str | None]:
+    numbers = whole(0)
+    if isinstance(value, list) and value and all(numbers(item)[0] is not None for item in value):
+        return tuple(value), None
+    return None, "it must be a list of device numbers, such as [0, 1]"
+
+
+def mapping(value: Any) -> tuple[dict[Any, Any] | None, str | None]:
+    return (value, None) if isinstance(value, dict) else (None, "it must hold keys and values of its own")
+
+
+TORCHSERVE_KEYS = (
+    Key("minWorkers", "min_workers", whole(0)),
+    Key("maxWorkers", "max_workers", whole(0)),
+    Key("batchSize", "batch_size", whole(1)),
+    Key("maxBatchDelay", "max_batch_delay", whole(0)),
+    Key("responseTimeout", "response_timeout", whole(1)),
+    Key("startupTimeout", "startup_timeout", whole(1)),
+    Key("deviceType", "device_type", one_of("cpu", "gpu")),
+    Key("deviceIds", "device_ids", device_ids),
+    Key("parallelType", "parallel_type", one_of("pp", "tp", "pptp", "custom")),
+    Key("parallelLevel", "parallel_level", whole(1)),
+    Key("torchrun", "torchrun", mapping),
+    Key("maxRetryTimeoutInSec", "max_retry_timeout", whole(0)),
+    Key("clientTimeoutInMills", "client_timeout", whole(0)),
+    Key("jobQueueSize", "job_queue_size", whole(1)),
+    Key("useJobTicket", "use_job_ticket", flag),
+    Key("sequenceBatching", "sequence_batching", flag),
+    Key("continuousBatching", "continuous_batching", flag),
+    Key("asyncCommunication", "async_communication", flag),
+    Key("sequenceMaxIdleMSec", "sequence_max_idle_msec", whole(0)),
+    Key("sequenceTimeoutMSec", "sequence_timeout_msec", whole(0)),
+    Key("maxSequenceJobQueueSize", "max_sequence_job_queue_size", whole(1)),
+    Key("maxNumSequence", "max_num_sequence", whole(1)),
+    Key("useVenv", "use_venv", flag),
+)
+
+# What tsx adds; TorchServe passes over these.
+TSX_KEYS = (
+    Key("batchPolicy", "batch_policy", one_of("wait")),
+    Key("weightsOnly", "weights_only", flag),
+    Key("threads", "threads", whole(1)),
+)
+
+KEYS = TORCHSERVE_KEYS + TSX_KEYS
+
+TORCHRUN_KEYS = (
+    Key("nnodes", "nnodes", whole(1)),
+    Key("nproc-per-node", "nproc_per_node", whole_or_text),
+    Key("rdzv-backend", "rdzv_backend", text),
+    Key("rdzv-endpoint", "rdzv_endpoint", text),
+    Key("rdzv-conf", "rdzv_conf", text),
+    Key("monitor-interval", "monitor_interval", whole(0)),
+    Key("node-rank", "node_rank", whole(0)),
+    Key("OMP_NUMBER_THREADS", "omp_number_threads", whole(1)),
+)
+
+# Read by handlers, not by the server; known here so that a slip in one of them is noticed.
+BACKEND_KEYS = ("handler", "pt2", "micro_batching", "pippy", "deepspeed", "dali")

@@ -1,0 +1,63 @@
+"""sha-256 of a file, remembered while the file stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from .limits import MIB
+
+# A file that was written this shortly ago could be written again within the same tick of the file system's clock.
+FRESH_NS = 2_000_000_000
+
+
+def file_digest(file: BinaryIO, path: Path, seen: Path | None = None) -> str:
+    """The digest of the open `file`, which was opened from `path`; notes are kept in the directory `seen`."""
+    state = _state(os.fstat(file.fileno()))
+    note = seen / hashlib.sha256(os.fsencode(path.absolute())).hexdigest() if seen else None
+    known = _read_note(note, state) if note else None
+    if known:
+        return known
+    digest = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(MIB):
+        digest.update(chunk)
+    file.seek(0)
+    after = os.fstat(file.fileno())
+    if note and _state(after) == state and time.time_ns() - after.st_mtime_ns > FRESH_NS:
+        _write_note(note, {"state": state, "sha256": digest.hexdigest()})
+    return digest.hexdigest()
+
+
+def file_state(file: BinaryIO) -> list[int]:
+    """Changes when the file does."""
+    return _state(os.fstat(file.fileno()))
+
+
+def _state(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]
+
+
+def _read_note(note: Path, state: list[int]) -> str | None:
+    try:
+        content = json.loads(note.read_text(encoding="utf-8"))
+        if content["state"] != state:
+            return None
+        digest = str(content["sha256"])
+        os.utime(note)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return digest if len(digest) == 64 and digest.isalnum() else None
+
+
+def _write_note(note: Path, content: dict[str, object]) -> None:
+    partial = note.with_name(f"{note.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        partial.replace(note)
+    except OSError:  # a note saves time; without it the file is read again
+        partial.unlink(missing_ok=True)

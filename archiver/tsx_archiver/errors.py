@@ -1,0 +1,136 @@
+"""Everything that can be wrong with an archive or with what should become one, as one tree.
+
+    ArchiveError
+    ├── CannotPack
+    │   ├── InputMissing           a file named for packing does not exist
+    │   ├── DuplicateInput         two files would have one name inside the archive
+    │   ├── InvalidModelName
+    │   └── OutputExists
+    ├── InvalidConfig              model-config.yaml cannot be used
+    ├── InvalidManifest            MANIFEST.json cannot be used, or names something outside the archive
+    ├── CannotOpen
+    │   ├── ArchiveNotFound
+    │   ├── EmptyArchive
+    │   ├── TruncatedArchive
+    │   ├── ForeignFile            a file of another kind
+    │   └── CorruptMember          a member's bytes are not what the archive says
+    │       └── WrongChecksum      ... by the sha-256 in the manifest
+    ├── UnsafeArchive
+    │   ├── UnsafePath             a member would land outside the directory
+    │   ├── LinkMember
+    │   ├── SpecialMember          a device, pipe, socket or sparse member
+    │   ├── DuplicateMember
+    │   ├── ArchiveTooLarge        unpacked size, or the ratio of a zip bomb
+    │   ├── TooManyMembers
+    │   ├── EncryptedMember
+    │   └── UnsupportedCompression
+    └── CacheError                 the cache directory cannot be used
+
+A text says what was wrong, with which value, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ArchiveError(Exception):
+    """The root."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class CannotPack(ArchiveError):
+    pass
+
+
+class InputMissing(CannotPack, FileNotFoundError):
+    """Also a FileNotFoundError, which is what TorchServe's archiver raises here."""
+
+
+class DuplicateInput(CannotPack):
+    pass
+
+
+class InvalidModelName(CannotPack):
+    pass
+
+
+class OutputExists(CannotPack):
+    pass
+
+
+class InvalidConfig(ArchiveError):
+    pass
+
+
+class InvalidManifest(ArchiveError):
+    pass
+
+
+class CannotOpen(ArchiveError):
+    pass
+
+
+class ArchiveNotFound(CannotOpen):
+    pass
+
+
+class EmptyArchive(CannotOpen):
+    pass
+
+
+class TruncatedArchive(CannotOpen):
+    pass
+
+
+class ForeignFile(CannotOpen):
+    pass
+
+
+class CorruptMember(CannotOpen):
+    pass
+
+
+class WrongChecksum(CorruptMember):
+    pass
+
+
+class UnsafeArchive(ArchiveError):
+    pass
+
+
+class UnsafePath(UnsafeArchive):
+    pass
+
+
+class LinkMember(UnsafeArchive):
+    pass
+
+
+class SpecialMember(UnsafeArchive):
+    pass
+
+
+class DuplicateMember(UnsafeArchive):
+    pass
+
+
+class ArchiveTooLarge(UnsafeArchive):
+    pass
+
+
+class TooManyMembers(UnsafeArchive):
+    pass
+
+
+class EncryptedMember(UnsafeArchive):
+    pass
+
+
+class UnsupportedCompression(UnsafeArchive):
+    pass
+
+
+class CacheError(ArchiveError):
+    pass

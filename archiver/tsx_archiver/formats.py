@@ -1,0 +1,38 @@
+"""Which form an archive file has, by its first bytes."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from .containers import Container
+from .errors import EmptyArchive, ForeignFile, TruncatedArchive
+from .limits import Limits
+from .tarcontainer import TarContainer
+from .zipcontainer import ZipContainer
+
+
+def open_container(file: BinaryIO, source: str, limits: Limits) -> Container:
+    """Open by the first bytes, whatever the file is called. Raises an ArchiveError that says what the file is instead."""
+    head = file.read(4)
+    file.seek(0)
+    if not head:
+        raise EmptyArchive(f"{source} is empty (0 bytes). Copy or download it again.")
+    if head in (b"PK\x03\x04", b"PK\x05\x06"):
+        return ZipContainer(file, source, limits)
+    if head[:2] == b"\x1f\x8b":
+        return TarContainer(file, source, limits)
+    if b"PK\x03\x04".startswith(head) or head == b"\x1f":
+        raise TruncatedArchive(f"{source} is cut short: it has {len(head)} bytes. Copy or download it again.")
+    raise ForeignFile(
+        f"{source} is no model archive (it begins with {head!r}). A .mar is a zip file and a .tar.gz is gzipped; {foreign_hint(head)}"
+    )
+
+
+def foreign_hint(head: bytes) -> str:
+    if head[:1] == b"<":
+        return "this looks like a web page: download the file itself."
+    if head == b"vers":
+        return "this looks like a Git LFS pointer: run 'git lfs pull'."
+    if head[:1] == b"\x80":
+        return "this looks like a model file: pack it with 'tsx archive'."
+    return "check which file was meant, or pack a model with 'tsx archive'."

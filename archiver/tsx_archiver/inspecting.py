@@ -1,0 +1,228 @@
+"""Looks into an archive without unpacking it to anywhere: what it holds, and whether that is what it says."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from .containers import Container, Member, root_of
+from .errors import CorruptMember, InvalidConfig, WrongChecksum
+from .formats import open_container
+from .limits import MIB, Limits
+from .manifest import MANIFEST_PATH, Manifest, normal
+from .modelconfig import ModelConfig, read_model_config
+from .modelfile import ModelFile, describe_model_stream
+from .names import default_model_name, shown
+from .opening import DEFAULT_CONFIG, directory_manifest, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
+from .safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
+
+_LARGEST_LOOKED_INTO = 2048 * MIB
+
+
+class MemberInfo(NamedTuple):
+    name: str
+    size: int
+    packed: int | None  # bytes in the archive; None in a .tar.gz or a directory
+    sha256: str | None  # by the manifest
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `tsx archive inspect` shows. `form` is mar, tar.gz or directory; `model` describes the serialized file, if there is one."""
+
+    source: Path
+    form: str
+    size: int
+    manifest: Manifest
+    config: ModelConfig
+    members: list[MemberInfo]
+    model: ModelFile | None
+    problems: list[str] = field(default_factory=list)
+
+
+class Finding(NamedTuple):
+    """Something that `verify_archive` noticed. A fault makes the archive unusable; the rest is for its author to know."""
+
+    is_fault: bool
+    member: str | None
+    text: str
+
+
+class _Source(NamedTuple):
+    form: str
+    root: str
+    container: Container
+    manifest: Manifest
+
+    def inside(self, member: Member) -> str:
+        return member.name[len(self.root) + 1 :] if self.root else member.name
+
+
+def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # noqa: B008
+    """Reads the list of members, the manifest, the configuration and the head of the model file. Raises ArchiveError."""
+    path = Path(path)
+    with _opened(path, limits) as source:
+        checksums = source.manifest.checksums
+        members = [
+            MemberInfo(source.inside(member), member.size, member.packed, checksums.get(source.inside(member)))
+            for member in source.container.members
+            if not member.is_directory
+        ]
+        config, problems = _config(source)
+        problems += source.manifest.missing_files({member.name: None for member in members})
+        return Inspection(
+            path,
+            source.form,
+            path.stat().st_size if path.is_file() else sum(member.size for member in members),
+            source.manifest,
+            config,
+            members,
+            _model(source, path),
+            problems,
+        )
+
+
+def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # noqa: B008
+    """Reads every byte of the archive and compares it with what the archive says.
+
+    Raises ArchiveError where the archive cannot be read at all or is unsafe; returns the rest, faults first.
+    """
+    path = Path(path)
+    with _opened(path, limits) as source:
+        findings = _check_members(source, path)
+        try:
+            _, problems = _config(source)
+        except InvalidConfig as error:
+            findings.append(Finding(True, source.manifest.config_file, error.message))
+        else:
+            findings += [Finding(False, source.manifest.config_file, text) for text in problems]
+        present = {source.inside(member): None for member in source.container.members}
+        findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]
+        return sorted(findings, key=lambda finding: not finding.is_fault)
+
+
+def _check_members(source: _Source, path: Path) -> list[Finding]:
+    checksums = {normal(name): digest for name, digest in source.manifest.checksums.items()}
+    findings = []
+    seen = set()
+    stream = source.container.stream()
+    while True:
+        try:
+            member, file = next(stream)
+            name = source.inside(member)
+            seen.add(name)
+            found = _digest(file)
+            if name in checksums and found != checksums[name].lower():
+                raise wrong_checksum(path, name, checksums[name], found)
+            if checksums and name not in checksums and name != MANIFEST_PATH:
+                findings.append(Finding(False, name, f"{shown(name)} was added after packing: the manifest has no sha-256 for it"))
+        except StopIteration:
+            break
+        except WrongChecksum as error:
+            findings.append(Finding(True, name, error.message))
+        except CorruptMember as error:
+            findings.append(Finding(True, None, error.message))
+            break
+    if not checksums:
+        findings.append(
+            Finding(
+                False, None, "the manifest has no sha-256 of its members: another archiver wrote it; only lengths and CRCs were checked"
+            )
+        )
+    missing = sorted(set(checksums) - seen) if not any(finding.is_fault and finding.member is None for finding in findings) else []
+    return findings + [Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it") for name in missing]
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(MIB):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
+    name = source.manifest.config_file or (None if source.manifest.data else DEFAULT_CONFIG)
+    if name is None:
+        return ModelConfig(), []
+    inner = normal(name)
+    content = source.container.read(f"{source.root}/{inner}" if source.root else inner, MAX_CONFIG_BYTES + 1)
+    if content is None:
+        return ModelConfig(), []
+    config, problems = read_model_config(content, source=name)
+    return config, [f"{name}: {problem.text}" for problem in problems]
+
+
+def _model(source: _Source, path: Path) -> ModelFile | None:
+    """Looking into a model file needs to seek, which a compressed member does not allow: it is copied to a temporary file."""
+    name = source.manifest.serialized_file
+    member = next((member for member in source.container.members if name and source.inside(member) == normal(name)), None)
+    if member is None or member.is_directory:
+        return None
+    inner = Path(normal(str(name)))
+    if isinstance(source.container, _Directory):
+        with (path_of(source.container, member)).open("rb") as file:
+            return describe_model_stream(file, inner)
+    if member.size > _LARGEST_LOOKED_INTO:
+        return ModelFile(
+            inner, "unknown", member.size, problem=f"{inner} is too large to look into while packed; unpack the archive first."
+        )
+    with tempfile.TemporaryFile() as copy:
+        for other, stream in source.container.stream():
+            if other == member:
+                while chunk := stream.read(MIB):
+                    copy.write(chunk)
+                break
+        return describe_model_stream(cast(BinaryIO, copy), inner)
+
+
+@contextmanager
+def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
+    name = default_model_name(path.absolute())
+    if path.is_dir():
+        root = model_root(path)
+        manifest = directory_manifest(root, name, path)
+        yield _Source("directory", "", _Directory(root), manifest)
+        return
+    with open_source(path) as file:
+        refuse_model_file(file, path)
+        container = open_container(file, str(path), limits)
+        try:
+            top = root_of(container.members)
+            yield _Source(container.form, top, container, read_manifest(container, top, name, path))
+        finally:
+            container.close()
+
+
+class _Directory:
+    """A directory with the face of a container; nothing in it is unsafe, since it is the reader's own."""
+
+    form = "directory"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        files = sorted(file for file in root.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        self.members = [Member(file.relative_to(root).as_posix(), file.stat().st_size, None) for file in files]
+
+    def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
+        for member in self.members:
+            with path_of(self, member).open("rb") as file:
+                yield member, file
+
+    def read(self, name: str, most: int) -> bytes | None:
+        path = self.root / name
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(most)
+
+    def close(self) -> None:
+        """Nothing is open between reads."""
+
+
+def path_of(directory: _Directory, member: Member) -> Path:
+    return directory.root / member.name

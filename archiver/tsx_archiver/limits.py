@@ -1,0 +1,35 @@
+"""How much an archive may unpack to before it is taken for a bomb."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of `open_archive` and `verify_archive`; sizes in bytes.
+
+    A member, or a whole .tar.gz, that unpacks to less than `ratio_floor` is not judged by its ratio: a small file of
+    zeros is no bomb. Deflate cannot exceed a ratio of 1032.
+    """
+
+    members: int = 100_000
+    total: int = 256 * GIB
+    ratio: int = 200
+    ratio_floor: int = 64 * MIB
+
+    def too_dense(self, size: int, packed: int) -> bool:
+        return size > self.ratio_floor and size > self.ratio * max(packed, 1)
+
+
+def human(size: int) -> str:
+    """A size for people: 1.5 GB."""
+    value = float(size)
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,147 @@
+"""MAR-INF/MANIFEST.json: what an archive says of itself. Unknown fields are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import InvalidManifest
+from .names import DEFAULT_VERSION, path_fault, shown
+
+MANIFEST_PATH = "MAR-INF/MANIFEST.json"
+MAX_MANIFEST_BYTES = 16 << 20
+
+# Our own top-level key, {member: hex sha-256}. TorchServe reads the manifest with Gson, which passes over keys it does not know.
+CHECKSUMS_KEY = "sha256"
+
+_FILE_KEYS = ("handler", "serializedFile", "modelFile", "requirementsFile", "configFile")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checked MANIFEST.json (contract 3.1); `data` is the dict as it stands in the file, old and unknown fields included."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    default_name: str = "model"
+
+    def __post_init__(self) -> None:
+        _check(self.data)
+
+    @property
+    def model_name(self) -> str:
+        return self._text("modelName") or self.default_name
+
+    @property
+    def version(self) -> str:
+        return self._text("modelVersion") or DEFAULT_VERSION
+
+    @property
+    def handler(self) -> str:
+        """As written: `file.py`, `file.py:function`, a name that comes with the server; empty where the manifest names none."""
+        return self._text("handler") or ""
+
+    @property
+    def handler_file(self) -> str:
+        """The handler without its function: `file.py`, `file` or a name that comes with the server."""
+        return split_handler(self.handler)[0]
+
+    @property
+    def serialized_file(self) -> str | None:
+        return self._text("serializedFile")
+
+    @property
+    def model_file(self) -> str | None:
+        return self._text("modelFile")
+
+    @property
+    def requirements_file(self) -> str | None:
+        return self._text("requirementsFile")
+
+    @property
+    def config_file(self) -> str | None:
+        return self._text("configFile")
+
+    @property
+    def extensions(self) -> Any:
+        return self._model.get("extensions")
+
+    @property
+    def runtime(self) -> str:
+        return str(self.data.get("runtime") or "python")
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """sha-256 of each member, by its path in the archive; empty where another archiver wrote it."""
+        return dict(self.data.get(CHECKSUMS_KEY) or {})
+
+    def missing_files(self, present: Mapping[str, object]) -> list[str]:
+        """What the manifest names and the archive does not hold, as texts."""
+        problems = []
+        for key in _FILE_KEYS:
+            name = self._text(key)
+            if key == "handler":
+                name = self.handler_file if self.handler_file.endswith(".py") else None
+            if name and normal(name) not in present:
+                problems.append(f"the manifest names {key} {name}, which the archive does not hold")
+        return problems
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        return self.data.get("model") or {}
+
+    def _text(self, key: str) -> str | None:
+        value = self._model.get(key)
+        return None if value is None or value == "" else str(value)
+
+
+def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifest:
+    """Read MANIFEST.json; raises InvalidManifest, which names `source`."""
+    try:
+        data = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidManifest(f"{source}: {MANIFEST_PATH} is not JSON ({error}). Pack the model again.") from error
+    if not isinstance(data, dict):
+        raise InvalidManifest(f"{source}: {MANIFEST_PATH} holds a {type(data).__name__}, not an object. Pack the model again.")
+    try:
+        return Manifest(data, default_name)
+    except InvalidManifest as error:
+        raise InvalidManifest(f"{source}: {error.message}") from error
+
+
+def split_handler(handler: str) -> tuple[str, str | None]:
+    """('file.py', 'function') of 'file.py:function'."""
+    file, colon, function = handler.rpartition(":")
+    if colon and function.isidentifier() and len(file) > 1:
+        return file, function
+    return handler, None
+
+
+def normal(name: str) -> str:
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def _check(data: dict[str, Any]) -> None:
+    model = data.get("model")
+    if model is not None and not isinstance(model, dict):
+        raise InvalidManifest(f"{MANIFEST_PATH}: model is a {type(model).__name__}, not an object. Pack the model again.")
+    checksums = data.get(CHECKSUMS_KEY)
+    if checksums is not None and not (isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())):
+        raise InvalidManifest(f"{MANIFEST_PATH}: {CHECKSUMS_KEY} is not an object of texts. Pack the model again.")
+    for key in ("modelName", "modelVersion", *_FILE_KEYS):
+        value = (model or {}).get(key)
+        if value is None or value == "":
+            continue
+        if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+            raise InvalidManifest(f"{MANIFEST_PATH}: {key} is a {type(value).__name__}, not a text. Pack the model again.")
+        _check_path(key, str(value))
+
+
+def _check_path(key: str, value: str) -> None:
+    """No name may lead out of the model's directory or of the model store, whatever is later made of it."""
+    fault = path_fault(split_handler(value)[0] if key == "handler" else value)
+    if fault is None and key in ("modelName", "modelVersion") and ("/" in value or value in (".", "..")):
+        fault = "it is a path"
+    if fault:
+        raise InvalidManifest(f"{MANIFEST_PATH}: {key} {shown(value)} is refused: {fault}. Correct the manifest and pack the model again.")

@@ -1,0 +1,151 @@
+"""model-config.yaml: the keys that the server reads (contract 3.3), checked, and the rest left to the handler."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, Key
+from .errors import InvalidConfig
+from .safeyaml import load_yaml, load_yaml_file
+
+NEAR = 0.8
+
+
+class Problem(NamedTuple):
+    """Something in a model-config.yaml that will not do what its author meant."""
+
+    kind: str  # "value": a known key whose value cannot be used; "near-miss": an unknown key that looks like a known one
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class TorchRun:
+    """The keys under `torchrun`."""
+
+    nnodes: int | None = None
+    nproc_per_node: int | str | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_conf: str | None = None
+    monitor_interval: int | None = None
+    node_rank: int | None = None
+    omp_number_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What model-config.yaml says to the server; None where it is silent or its value was of no use.
+
+    `raw` is the whole document, keys of the handler included: what a handler reads as `context.model_yaml_config`.
+    """
+
+    min_workers: int | None = None
+    max_workers: int | None = None
+    batch_size: int | None = None
+    max_batch_delay: int | None = None  # milliseconds
+    response_timeout: int | None = None  # seconds
+    startup_timeout: int | None = None  # seconds
+    device_type: str | None = None  # cpu or gpu
+    device_ids: tuple[int, ...] | None = None
+    parallel_type: str | None = None  # pp, tp, pptp or custom
+    parallel_level: int | None = None
+    torchrun: TorchRun | None = None
+    max_retry_timeout: int | None = None  # seconds
+    client_timeout: int | None = None  # milliseconds; 0 is off
+    job_queue_size: int | None = None
+    use_job_ticket: bool | None = None
+    sequence_batching: bool | None = None
+    continuous_batching: bool | None = None
+    async_communication: bool | None = None
+    sequence_max_idle_msec: int | None = None
+    sequence_timeout_msec: int | None = None
+    max_sequence_job_queue_size: int | None = None
+    max_num_sequence: int | None = None
+    use_venv: bool | None = None
+    batch_policy: str | None = None  # "wait"
+    weights_only: bool | None = None
+    threads: int | None = None
+    raw: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_model_config(data: Any) -> tuple[ModelConfig, list[Problem]]:
+    """Read what `yaml.safe_load` gave; never raises. A wrong value is a Problem and counts as absent, as in TorchServe."""
+    if data is None:
+        return ModelConfig(), []
+    if not isinstance(data, dict):
+        return ModelConfig(), [
+            Problem("value", "", f"the file holds a {type(data).__name__} where keys and values belong, such as 'batchSize: 8'")
+        ]
+    values, problems = _read(data, KEYS, known=[*(key.name for key in KEYS), *BACKEND_KEYS])
+    nested = values.pop("torchrun", None)
+    if nested is not None:
+        inner, inner_problems = _read(nested, TORCHRUN_KEYS, known=[key.name for key in TORCHRUN_KEYS], under="torchrun.")
+        values["torchrun"] = TorchRun(**inner)
+        problems += inner_problems
+    problems += _workers_problem(values)
+    return ModelConfig(**values, raw=data), problems
+
+
+def load_model_config(path: Path) -> tuple[ModelConfig, list[Problem]]:
+    """Read a model-config.yaml; raises InvalidConfig where it is no YAML at all."""
+    return parse_model_config(load_yaml_file(path))
+
+
+def read_model_config(content: bytes, *, source: str) -> tuple[ModelConfig, list[Problem]]:
+    return parse_model_config(load_yaml(content, source=source))
+
+
+def check_model_config(path: Path) -> list[Problem]:
+    """The problems of a file that is about to be packed; a document that is no mapping raises InvalidConfig."""
+    data = load_yaml_file(path)
+    _, problems = parse_model_config(data)
+    if data is not None and not isinstance(data, dict):
+        raise InvalidConfig(f"{path} is no model configuration: {problems[0].text}.")
+    return problems
+
+
+def _read(data: Mapping[Any, Any], keys: tuple[Key, ...], *, known: list[str], under: str = "") -> tuple[dict[str, Any], list[Problem]]:
+    by_name = {key.name: key for key in keys}
+    values: dict[str, Any] = {}
+    problems = []
+    for name, value in data.items():
+        key = by_name.get(name) if isinstance(name, str) else None
+        if key is None:
+            near = _near(str(name), known) if name not in known else None
+            if near:
+                problems.append(
+                    Problem(
+                        "near-miss", under + str(name), f"{under}{name} is not a key that the server reads; did you mean {under}{near}?"
+                    )
+                )
+        elif value is not None:
+            values[key.field], fault = key.read(value)
+            if fault:
+                problems.append(Problem("value", under + name, f"{under}{name}: {value!r} is not usable: {fault}"))
+    return values, problems
+
+
+def _near(name: str, known: list[str]) -> str | None:
+    """The known key that `name` probably means; most often the case or a separator differs."""
+    folded = {_fold(candidate): candidate for candidate in known}
+    match = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=NEAR)
+    return folded[match[0]] if match else None
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _workers_problem(values: Mapping[str, Any]) -> list[Problem]:
+    low, high = values.get("min_workers"), values.get("max_workers")
+    if low is None or high is None or low <= high:
+        return []
+    return [Problem("value", "maxWorkers", f"maxWorkers: {high} is less than minWorkers: {low}; raise it, or leave it out")]

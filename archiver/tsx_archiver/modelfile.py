@@ -1,0 +1,220 @@
+"""What kind of model file this is, told from its bytes, without torch and without running anything."""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias
+
+from .errors import InputMissing
+from .limits import MIB
+from .onnxfile import Onnx, look_at_onnx
+from .zipdirectory import directory_size
+
+Kind: TypeAlias = Literal["eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"]
+
+_LEGACY_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+_MAX_DIRECTORY = 256 * MIB
+_MAX_PICKLE = 64 * MIB
+_MAX_SAFETENSORS_HEADER = 100 * MIB
+_TENSOR_MODULES = ("torch", "collections", "numpy", "_codecs", "builtins", "__builtin__", "copyreg")
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """`detail` says more about a known kind; `problem` says why the file cannot be used as it is, and what to do."""
+
+    path: Path
+    kind: Kind
+    size: int
+    detail: str = ""
+    device: str | None = None  # what an AOTInductor package was compiled for: cpu, cuda, ...
+    whole_object: str | None = None  # the class of a pickled module, which torch will not load as weights only
+    problem: str | None = None
+
+
+def describe_model_file(path: Path) -> ModelFile:
+    """Look into a model file; an unknown, empty or truncated one has a `problem`. Raises InputMissing."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            return describe_model_stream(file, path)
+    except IsADirectoryError as error:
+        raise InputMissing(f"{path} is a directory, not a model file. Name the file in it.") from error
+    except OSError as error:
+        raise InputMissing(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+
+
+def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
+    """The same for an open, seekable file; `path` is for the texts and its suffix a hint."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    head = file.read(512)
+    if not head:
+        return _unknown(path, 0, "is empty (0 bytes); copy or download it again")
+    if head.startswith(b"PK"):
+        return _zip(file, path, size)
+    if head.startswith(_LEGACY_TORCH):
+        return _legacy(file, path, size)
+    if _LEGACY_TORCH.startswith(head):
+        return _unknown(path, size, "is cut short; copy or download it again")
+    if len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= max(_MAX_SAFETENSORS_HEADER, size):
+        return _safetensors(file, path, size)
+    onnx = look_at_onnx(file, size)
+    if onnx is Onnx.WHOLE:
+        return ModelFile(path, "onnx", size)
+    if onnx is Onnx.TRUNCATED and path.suffix.lower() == ".onnx":
+        return _unknown(path, size, "begins as an ONNX model but is cut short; copy or download it again")
+    return _unknown(path, size, _foreign(head))
+
+
+def _unknown(path: Path, size: int, problem: str) -> ModelFile:
+    return ModelFile(path, "unknown", size, problem=f"{path} {problem}.")
+
+
+def _foreign(head: bytes) -> str:
+    text = head.lstrip().lower()
+    if text.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer, not the model itself; run 'git lfs pull'"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "is a web page, not a model; download the file itself"
+    if head.startswith(b"\x1f\x8b"):
+        return "is gzipped: if it is a .tar.gz archive, serve it as it is, otherwise unpack it first"
+    if head.startswith(b"\x80"):
+        return "is a pickle, but not one that torch.save wrote; save the model with torch.save(model.state_dict(), path)"
+    return f"is no model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX and safetensors files are known"
+
+
+def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
+    directory = directory_size(file)
+    if directory is None:
+        return _unknown(path, size, "begins as a zip file, as torch writes them, but is cut short; copy or download it again")
+    if directory > _MAX_DIRECTORY:
+        return _unknown(path, size, "is a zip file with too many members for a model")
+    try:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
+        return _unknown(path, size, f"begins as a zip file, as torch writes them, but is damaged ({error}); copy or download it again")
+    with archive:
+        full = [info.orig_filename for info in archive.infolist()]
+        tops = {name.partition("/")[0] for name in full}
+        prefix = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in full) else ""
+        names = {name[len(prefix) :] for name in full}
+        return _zip_kind(archive, prefix, names, path, size)
+
+
+def _zip_kind(archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path, size: int) -> ModelFile:
+    if "MAR-INF/MANIFEST.json" in names:
+        return _unknown(path, size, "is a model archive already; serve it as it is")
+    if any(name.startswith("data/aotinductor/") for name in names):
+        device = _aoti_device(archive, prefix, names)
+        return ModelFile(path, "aotinductor", size, f"compiled for {device}" if device else "", device)
+    if "archive_format" in names and any(name.startswith("models/") and name.endswith(".json") for name in names):
+        return ModelFile(path, "exported", size)
+    if "serialized_exported_program.json" in names:
+        return ModelFile(path, "exported", size, "in the format of torch before 2.7")
+    if "constants.pkl" in names and any(name.startswith("code/") for name in names):
+        return ModelFile(path, "torchscript", size, "for the lite interpreter" if "bytecode.pkl" in names else "")
+    if ".data/extern_modules" in names:
+        return _unknown(path, size, "is a torch.package; save it with torch.export.save or as weights")
+    if "data.pkl" in names:
+        return _eager(archive, f"{prefix}data.pkl", path, size)
+    return _unknown(path, size, "is a zip file, but not one that torch writes")
+
+
+def _aoti_device(archive: zipfile.ZipFile, prefix: str, names: set[str]) -> str | None:
+    for name in sorted(names):
+        if name.startswith("data/aotinductor/") and name.endswith("_metadata.json"):
+            try:
+                device = json.loads(_read(archive, prefix + name, MIB)).get("AOTI_DEVICE_KEY")
+            except (ValueError, AttributeError):
+                continue
+            if isinstance(device, str) and device:
+                return device
+    return None
+
+
+def _eager(archive: zipfile.ZipFile, name: str, path: Path, size: int) -> ModelFile:
+    try:
+        content = _read(archive, name, _MAX_PICKLE)
+    except ValueError:
+        return ModelFile(path, "eager", size)
+    whole = _pickled_class(content)
+    return ModelFile(path, "eager", size, _eager_detail(whole), whole_object=whole)
+
+
+def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
+    """Magic number, protocol version, system information, the object, the storages' keys, then their bytes."""
+    file.seek(0)
+    try:
+        for _ in range(3):
+            _skip_pickle(file)
+        whole = _pickled_class(file.read(_MAX_PICKLE))
+    except ValueError:
+        return _unknown(path, size, "is cut short; copy or download it again")
+    return ModelFile(
+        path, "eager", size, "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""), whole_object=whole
+    )
+
+
+def _skip_pickle(file: BinaryIO) -> None:
+    for _ in pickletools.genops(file):
+        pass
+
+
+def _eager_detail(whole: str | None) -> str:
+    return f"a whole pickled {whole}" if whole else "weights"
+
+
+def _pickled_class(content: bytes) -> str | None:
+    """The first class in a pickle that weights alone would not need; the pickle is listed, never loaded."""
+    texts: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            module, name = "", ""
+            if opcode.name == "GLOBAL":
+                module, _, name = str(argument).partition(" ")
+            elif opcode.name == "STACK_GLOBAL" and len(texts) >= 2:
+                module, name = texts[-2:]
+            elif isinstance(argument, str):
+                texts.append(argument)
+            is_module_class = module.startswith("torch.nn.modules") or module.split(".")[0] not in _TENSOR_MODULES
+            if module and is_module_class:
+                return f"{module}.{name}"
+    except ValueError:  # the rest of a legacy file is raw data, and a damaged one ends early
+        return None
+    return None
+
+
+def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """A member of at most `most` bytes; raises ValueError."""
+    if archive.getinfo(name).file_size > most:
+        raise ValueError(f"{name} is larger than {most} bytes")
+    try:
+        with archive.open(name) as member:
+            return member.read(most + 1)
+    except (zipfile.BadZipFile, OSError, RuntimeError, EOFError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
+    file.seek(0)
+    length = struct.unpack("<Q", file.read(8))[0]
+    if length > _MAX_SAFETENSORS_HEADER:
+        return _unknown(path, size, f"looks like safetensors, but its header claims {length} bytes")
+    header = file.read(length)
+    cut_short = "begins as safetensors but is cut short; copy or download it again"
+    if len(header) < length:
+        return _unknown(path, size, cut_short)
+    try:
+        tensors = json.loads(header)
+        ends = [int(tensor["data_offsets"][1]) for name, tensor in tensors.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return _unknown(path, size, "looks like safetensors, but its header cannot be read; copy or download it again")
+    if size < 8 + length + max(ends, default=0):
+        return _unknown(path, size, cut_short)
+    return ModelFile(path, "safetensors", size, f"{len(ends)} tensor{'' if len(ends) == 1 else 's'}")

@@ -1,0 +1,81 @@
+"""Which names are safe: of members, of models, and of files that a manifest points at."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from pathlib import PurePath
+
+from .errors import UnsafePath
+
+DEFAULT_VERSION = "1.0"
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model")
+MAX_NAME_BYTES = 4096
+MAX_PART_BYTES = 255
+
+_MODEL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_\-.]*$")
+_DRIVE = re.compile(r"^[A-Za-z]:")
+
+
+def is_model_name(name: str) -> bool:
+    """The names that torch-model-archiver allows."""
+    return _MODEL_NAME.fullmatch(name) is not None
+
+
+def default_model_name(path: PurePath | str) -> str:
+    """A model's name where nothing gives one: the file's, with non-word characters as `_` (contract 3.1)."""
+    name = PurePath(path).name
+    suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.lower().endswith(suffix)), PurePath(name).suffix)
+    stem = name[: len(name) - len(suffix)] if suffix else name
+    return re.sub(r"\W", "_", stem, flags=re.ASCII) or "model"
+
+
+def path_fault(name: str) -> str | None:
+    """Why a relative path with `/` between its parts could not be trusted, or None."""
+    if not name:
+        return "it is empty"
+    if any(ord(char) < 32 or ord(char) == 127 for char in name):
+        return "it holds control characters"
+    if name.startswith("/"):
+        return "it is absolute"
+    if "\\" in name:
+        return "it holds a backslash"
+    if _DRIVE.match(name):
+        return "it names a drive"
+    parts = name.split("/")
+    if ".." in parts:
+        return "it leads out of the directory with '..'"
+    if os.name == "nt" and (":" in name or any(part.rstrip(". ") != part for part in parts if part not in ("", "."))):
+        return "Windows would take it for another name"
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        return "it is not valid Unicode"
+    if max(sizes) > MAX_PART_BYTES or sum(sizes) + len(sizes) > MAX_NAME_BYTES:
+        return f"it is too long ({sum(sizes)} bytes)"
+    return None
+
+
+def safe_member_name(name: str) -> str:
+    """The member's path in one spelling (no `.`, no empty part), empty for the archive's own root.
+
+    Raises UnsafePath.
+    """
+    fault = path_fault(name)
+    if fault:
+        raise UnsafePath(
+            f"member {shown(name)} is refused: {fault}. Nothing was unpacked; get the archive from a source you trust, or pack it again."
+        )
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def collision_key(name: str) -> str:
+    """Equal for two names that some file system holds for one: they differ by case or by Unicode normalisation only."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def shown(name: str) -> str:
+    """A name fit for a message: quoted, escaped, and short."""
+    text = repr(name)
+    return text if len(text) <= 120 else f"{text[:100]}...' ({len(name)} characters)"

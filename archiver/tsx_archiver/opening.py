@@ -1,0 +1,226 @@
+"""From an archive, or a directory, to a model's directory that a worker can run in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from .cache import Cache, default_cache
+from .containers import Container, root_of
+from .digest import file_digest, file_state
+from .errors import ArchiveNotFound, CannotOpen, CorruptMember, EmptyArchive, ForeignFile, InvalidConfig, WrongChecksum
+from .formats import open_container
+from .limits import MIB, Limits
+from .locks import FileLock
+from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, normal, parse_manifest
+from .modelconfig import ModelConfig, load_model_config
+from .modelfile import describe_model_stream
+from .names import default_model_name, shown
+
+DEFAULT_CONFIG = "model-config.yaml"
+MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
+
+
+@dataclass
+class OpenArchive:
+    """A model that is ready to be loaded; `directory` stays as long as this is open.
+
+    `problems` are texts about what will probably not do what the archive's author meant; `digest` is the sha-256 of the
+    archive file, None for a directory.
+    """
+
+    source: Path
+    directory: Path
+    manifest: Manifest
+    config: ModelConfig
+    problems: list[str] = field(default_factory=list)
+    digest: str | None = None
+    _lock: FileLock | None = None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> OpenArchive:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def open_archive(source: Path, *, cache: Path | None = None, limits: Limits = Limits(), name: str | None = None) -> OpenArchive:  # noqa: B008
+    """Open a .mar, .model, .tar.gz, .tgz (told by their bytes, not their names) or directory.
+
+    Archives are unpacked into `cache` (default: the user's cache directory), directories are used where they are.
+    `name` is the model's name where the manifest gives none; by default it is made from the file's name.
+    Everything unsafe is refused before a byte is written; raises ArchiveError.
+    """
+    source = Path(source)
+    default_name = name or default_model_name(source.absolute())
+    if source.is_dir():
+        return _open_directory(source, default_name)
+    with open_source(source) as file:
+        return _open_file(file, source, cache, limits, default_name)
+
+
+def open_source(source: Path) -> BinaryIO:
+    """The archive file, opened; raises ArchiveNotFound or CannotOpen."""
+    try:
+        file = source.open("rb")
+    except FileNotFoundError as error:
+        raise ArchiveNotFound(f"{source} does not exist. Check the path, or pack a model with 'tsx archive'.") from error
+    except OSError as error:
+        raise CannotOpen(f"{source} cannot be opened ({error.strerror}). Check its permissions.") from error
+    if not file.seekable():
+        file.close()
+        raise ForeignFile(f"{source} is no regular file. Give a .mar file or a directory.")
+    return file
+
+
+def read_manifest(container: Container, root: str, default_name: str, source: Path) -> Manifest:
+    """The manifest of an archive; without one, the archive must at least look like a model's."""
+    content = container.read(f"{root}/{MANIFEST_PATH}" if root else MANIFEST_PATH, MAX_MANIFEST_BYTES)
+    if content is not None:
+        return parse_manifest(content, default_name=default_name, source=str(source))
+    _refuse_foreign([member.name for member in container.members if not member.is_directory], source)
+    return Manifest(default_name=default_name)
+
+
+def refuse_model_file(file: BinaryIO, source: Path) -> None:
+    """A model file may itself be a zip: say so, rather than that its members are not an archive's."""
+    kind = describe_model_stream(file, source).kind
+    file.seek(0)
+    if kind != "unknown":
+        raise ForeignFile(f"{source} is a model file ({kind}), not an archive. Pack it with 'tsx archive {source.name}'.")
+
+
+def _open_file(file: BinaryIO, source: Path, cache: Path | None, limits: Limits, default_name: str) -> OpenArchive:
+    state = file_state(file)
+    refuse_model_file(file, source)
+    store = Cache(cache or default_cache())
+    digest = file_digest(file, source, store.root / "seen")
+
+    def make(target: Path) -> dict[str, int]:
+        container = open_container(file, str(source), limits)
+        try:
+            root = root_of(container.members)
+            manifest = read_manifest(container, root, default_name, source)
+            store.check_room(sum(member.size for member in container.members))
+            sizes = _unpack(container, target, root, manifest.checksums, source)
+        finally:
+            container.close()
+        if file_state(file) != state:
+            raise CorruptMember(f"{source} changed while it was unpacked. Try again once nothing writes to it.")
+        return sizes
+
+    entry = store.open(digest, make)
+    try:
+        opened = _open_directory(model_root(entry.files), default_name, source)
+    except BaseException:
+        entry.lock.close()
+        raise
+    opened.digest, opened._lock = digest, entry.lock
+    return opened
+
+
+def _unpack(container: Container, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
+    """Write every member below `target`, which is new and ours; returns the sizes by name."""
+    sizes = {}
+    unseen = {normal(name) for name in checksums}
+    for member, stream in container.stream():
+        path = target / member.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        name = member.name[len(root) + 1 :] if root else member.name
+        found = _write(stream, path, member.size, str(source), member.name)
+        unseen.discard(name)
+        if name in checksums and found != checksums[name].lower():
+            raise wrong_checksum(source, name, checksums[name], found)
+        sizes[member.name] = member.size
+    if unseen:
+        raise WrongChecksum(f"{source}: the manifest has a sha-256 for {shown(min(unseen))}, which is missing. Pack the model again.")
+    for member in container.members:
+        if member.is_directory:
+            (target / member.name).mkdir(parents=True, exist_ok=True)
+    return sizes
+
+
+def wrong_checksum(source: Path, name: str, expected: str, found: str) -> WrongChecksum:
+    return WrongChecksum(
+        f"{source}: the sha-256 of {shown(name)} is {found[:16]}..., not the manifest's {expected[:16]}...: it is damaged or was changed. "
+        "Copy or download the file again, or pack the model again."
+    )
+
+
+def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str) -> str:
+    """Copy exactly `size` bytes to a new file, and return their sha-256."""
+    digest = hashlib.sha256()
+    left = size
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o644)
+    with open(fd, "wb", buffering=0) as out:
+        while chunk := stream.read(MIB):
+            left -= len(chunk)
+            if left < 0:
+                break
+            digest.update(chunk)
+            out.write(chunk)
+    if left:
+        raise CorruptMember(f"{source}: {shown(name)} does not have the {size} bytes that it claims. Copy or download the file again.")
+    return digest.hexdigest()
+
+
+def _open_directory(directory: Path, default_name: str, source: Path | None = None) -> OpenArchive:
+    try:
+        root = model_root(directory)
+        manifest = directory_manifest(root, default_name, source or directory)
+        config, problems = _config(root, manifest)
+    except OSError as error:
+        raise CannotOpen(f"{error.filename} cannot be read ({error.strerror}). Check its permissions.") from error
+    named = [name for name in (manifest.handler_file, manifest.serialized_file, manifest.model_file, manifest.requirements_file) if name]
+    present = {normal(name): None for name in [*named, manifest.config_file or ""] if name and (root / name).exists()}
+    problems += manifest.missing_files(present)
+    return OpenArchive(source or directory, root.absolute(), manifest, config, problems)
+
+
+def model_root(directory: Path) -> Path:
+    """The directory itself, or the only one inside it (contract 3.1)."""
+    tops = [path for path in directory.iterdir() if not path.name.startswith(".") and path.name != "__MACOSX"]
+    if len(tops) == 1 and tops[0].is_dir() and tops[0].name != "MAR-INF":
+        return tops[0]
+    return directory
+
+
+def directory_manifest(root: Path, default_name: str, source: Path) -> Manifest:
+    path = root / MANIFEST_PATH
+    if path.is_file():
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise CorruptMember(f"{path} has {path.stat().st_size} bytes; at most {MAX_MANIFEST_BYTES} are read. Pack the model again.")
+        return parse_manifest(path.read_bytes(), default_name=default_name, source=str(source))
+    _refuse_foreign([entry.name for entry in root.iterdir() if entry.is_file()], source)
+    return Manifest(default_name=default_name)
+
+
+def _refuse_foreign(names: list[str], source: Path) -> None:
+    if not names:
+        raise EmptyArchive(f"{source} holds no files. Check which archive or directory was meant.")
+    if not any(name.endswith((".py", *MODEL_SUFFIXES)) for name in names):
+        raise ForeignFile(
+            f"{source} is no model archive: it holds neither {MANIFEST_PATH} nor a handler or model file. Pack a model with 'tsx archive'."
+        )
+
+
+def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
+    """The configuration that the manifest names; without any manifest, the one of the usual name."""
+    name = manifest.config_file or (None if manifest.data else DEFAULT_CONFIG)
+    if name is None or not (root / name).is_file():
+        return ModelConfig(), []
+    try:
+        config, problems = load_model_config(root / name)
+    except InvalidConfig as error:
+        raise InvalidConfig(error.message.replace(str(root / name), f"{name} of {manifest.model_name}", 1)) from error
+    return config, [f"{name}: {problem.text}" for problem in problems]

@@ -1,0 +1,241 @@
+"""What goes into an archive: the plan of its members and its manifest, checked before a byte is written."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
+from .manifest import CHECKSUMS_KEY, MANIFEST_PATH, split_handler
+from .modelconfig import check_model_config
+from .names import DEFAULT_VERSION, collision_key, is_model_name, path_fault, shown
+
+BUILTIN_HANDLERS = (
+    "base_handler",
+    "text_classifier",
+    "image_classifier",
+    "object_detector",
+    "image_segmenter",
+    "dali_image_classifier",
+    "vllm_handler",
+    "trt_llm_handler",
+)
+RUNTIMES = ("python", "python3", "LSP")
+_HANDLER_SUFFIX = {"LSP": ".so"}
+_SKIPPED_DIRECTORIES = ("__pycache__",)  # compiled files hold timestamps, and are made anew anyway
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ArchiveSpec:
+    """What is to be packed; the fields are the flags of torch-model-archiver (contract 3.2).
+
+    `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
+    `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands
+    for its content.
+    `contents` are files that exist in memory only, by their name in the archive. `extra_manifest` is carried over into the
+    manifest where it says something that the other fields do not.
+    """
+
+    model_name: str
+    handler: str
+    version: str = DEFAULT_VERSION
+    serialized_file: Path | str | None = None
+    model_file: Path | str | None = None
+    extra_files: str | Sequence[Path | str] | None = None
+    runtime: str = "python"
+    requirements_file: Path | str | None = None
+    config_file: Path | str | None = None
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    extra_manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PlannedMember(NamedTuple):
+    name: str
+    source: Path | bytes
+    size: int
+
+
+class Plan(NamedTuple):
+    """Members sorted by name, without the manifest, whose checksums are known only at the end."""
+
+    model_name: str
+    members: list[PlannedMember]
+    manifest: dict[str, Any]
+
+
+def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
+    """Check everything and find every file; raises ArchiveError.
+
+    What is doubtful but does not stop an archive (a pattern without a match, a key or value in model-config.yaml that the server will not
+    use) goes to `warn`; without one it raises as well.
+    """
+    _check_names(spec)
+    members = _Members()
+    model: dict[str, Any] = {"modelName": spec.model_name}
+    if spec.serialized_file:
+        model["serializedFile"] = members.add_file(spec.serialized_file, "serialized file")
+    model["handler"] = _add_handler(spec, members)
+    if spec.model_file:
+        model["modelFile"] = members.add_file(spec.model_file, "model file")
+    model["modelVersion"] = spec.version
+    if spec.requirements_file:
+        model["requirementsFile"] = members.add_file(spec.requirements_file, "requirements file")
+    if spec.config_file:
+        model["configFile"] = members.add_file(spec.config_file, "config file")
+        _check_config(Path(spec.config_file), warn)
+    for path in _extra_paths(spec.extra_files, warn):
+        members.add_tree(path)
+    for name, content in spec.contents.items():
+        members.add(PlannedMember(name, content, len(content)), f"contents {name}")
+    manifest = {"createdOn": _created_on(), "runtime": spec.runtime, "model": model}
+    return Plan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
+
+
+class _Members:
+    """Members by the name they would collide under, with where each came from."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, tuple[PlannedMember, str]] = {}
+
+    def add(self, member: PlannedMember, origin: str) -> None:
+        fault = path_fault(member.name)
+        if fault:
+            raise CannotPack(f"{origin}: {shown(member.name)} cannot be a name in an archive: {fault}. Rename the file.")
+        key = collision_key(member.name)
+        if key == collision_key(MANIFEST_PATH):
+            raise DuplicateInput(f"{origin} would take the place of the archive's own {MANIFEST_PATH}. Leave it out of the extra files.")
+        twin = self._members.get(key)
+        if twin is None:
+            self._members[key] = (member, origin)
+        elif not _same_file(twin[0].source, member.source):
+            raise DuplicateInput(f"{twin[1]} and {origin} would both be {member.name} in the archive. Rename one of them.")
+
+    def add_file(self, path: Path | str, what: str) -> str:
+        path = Path(path)
+        if path.is_dir():
+            raise InputMissing(f"The {what} {path} is a directory. Name the file in it.")
+        if not path.exists():
+            raise InputMissing(f"The {what} {path} does not exist. Check the path.")
+        self.add(_planned(path.name, path), str(path))
+        return path.name
+
+    def add_tree(self, path: Path) -> None:
+        if not path.is_dir():
+            self.add(_planned(path.name, path), str(path))
+            return
+        for file in _walk(path, frozenset()):
+            self.add(_planned(file.relative_to(path).as_posix(), file), str(file))
+
+    def sorted(self) -> list[PlannedMember]:
+        """Also checks that no file has the name of another one's directory."""
+        for key, (member, origin) in self._members.items():
+            for depth in range(1, key.count("/") + 1):
+                above = self._members.get("/".join(key.split("/")[:depth]))
+                if above is not None:
+                    raise DuplicateInput(
+                        f"{above[1]} would be a file where {origin} needs a directory ({member.name}). Rename one of them."
+                    )
+        return sorted((member for member, _ in self._members.values()), key=lambda member: member.name)
+
+
+def _check_names(spec: ArchiveSpec) -> None:
+    if not is_model_name(spec.model_name):
+        raise InvalidModelName(
+            "Model name contains special characters.\n"
+            rf"The allowed regular expression filter for model name is: ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ (given: {shown(spec.model_name)})"
+        )
+    if not spec.version or path_fault(spec.version) or "/" in spec.version:
+        raise CannotPack(f"The version {shown(spec.version)} cannot be used: it becomes part of addresses. Use a form such as 1.0.")
+    if spec.runtime not in RUNTIMES:
+        raise CannotPack(f"The runtime {shown(spec.runtime)} is unknown. Use one of {', '.join(RUNTIMES)}.")
+
+
+def _add_handler(spec: ArchiveSpec, members: _Members) -> str:
+    """Returns the handler as the manifest has it: without directories, with its function."""
+    if spec.handler in BUILTIN_HANDLERS:
+        return spec.handler
+    file, function = split_handler(spec.handler)
+    suffix = _HANDLER_SUFFIX.get(spec.runtime, ".py")
+    path = Path(file if file.endswith(suffix) else file + suffix)
+    if not path.is_file():
+        raise InputMissing(
+            f"The handler {spec.handler} is neither a file ({path} does not exist) nor one of {', '.join(BUILTIN_HANDLERS)}. Check it."
+        )
+    members.add_file(path, "handler")
+    name = Path(file).name
+    return f"{name}:{function}" if function else name
+
+
+def _check_config(path: Path, warn: Warn | None) -> None:
+    problems = check_model_config(path)
+    if problems and warn is None:
+        raise InvalidConfig(f"{path}: {'; '.join(problem.text for problem in problems)}. Correct it and pack again.")
+    for problem in problems:
+        if warn is not None:
+            warn(f"{path}: {problem.text}")
+
+
+def _extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> Iterator[Path]:
+    for item in extra.split(",") if isinstance(extra, str) else extra or ():
+        text = str(item).strip()
+        if not text:
+            continue
+        if Path(text).exists():
+            yield Path(text)
+        elif glob.has_magic(text):
+            found = sorted(glob.glob(text))  # noqa: PTH207 - Path.glob takes no absolute pattern
+            if not found:
+                message = f"Given wildcard pattern did not match any file: {text}"
+                if warn is None:
+                    raise InputMissing(f"{message}. Check the pattern.")
+                warn(message)
+            yield from map(Path, found)
+        else:
+            raise InputMissing(f"The extra file {text} does not exist. Check the path; several are separated by commas.")
+
+
+def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
+    """Every file below, links followed, but no directory inside itself."""
+    real = os.path.realpath(directory)
+    if real in above:
+        raise CannotPack(f"{directory} leads back to a directory that it is in. Remove that link.")
+    for path in sorted(directory.iterdir()):
+        if not path.is_dir():
+            yield path
+        elif path.name not in _SKIPPED_DIRECTORIES:
+            yield from _walk(path, above | {real})
+
+
+def _planned(name: str, path: Path) -> PlannedMember:
+    if not path.exists():
+        raise InputMissing(f"{path} is a link to nothing. Remove it, or restore what it points to.")
+    if not path.is_file():
+        raise CannotPack(f"{path} is no regular file. Leave it out.")
+    return PlannedMember(name, path, path.stat().st_size)
+
+
+def _same_file(one: Path | bytes, other: Path | bytes) -> bool:
+    return one.samefile(other) if isinstance(one, Path) and isinstance(other, Path) else one == other
+
+
+def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in extra.items() if key not in (CHECKSUMS_KEY, "archiverVersion", "model") and key not in manifest}
+    model = {key: value for key, value in (extra.get("model") or {}).items() if key not in manifest["model"] and not key.endswith("File")}
+    return {**manifest, "model": {**manifest["model"], **model}, **kept}
+
+
+def _created_on() -> str:
+    """The time in SOURCE_DATE_EPOCH, as reproducible builds give it, or else always the same one.
+
+    The same inputs must give the same bytes, so neither the clock nor the files' own times, which a checkout changes, can be used.
+    """
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    moment = datetime.fromtimestamp(int(epoch), timezone.utc) if epoch.isdigit() else datetime(1980, 1, 1, tzinfo=timezone.utc)
+    return moment.strftime("%d/%m/%Y %H:%M:%S")

@@ -1,0 +1,32 @@
+"""A progress bar on stderr for archives that take a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .writing import Progress
+
+
+@contextmanager
+def progress_bar(title: str, *, shown: bool) -> Iterator[Progress | None]:
+    """Gives what `write_archive` takes as `progress`; None where no bar is to be shown."""
+    if not shown:
+        yield None
+        return
+    # Here, because rich takes longer to import than a small archive to write.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda member, done, total: bar.update(task, description=member, completed=done, total=total)

@@ -1,0 +1,76 @@
+"""YAML read without surprises: plain types only, and no document that unfolds to more than it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import InvalidConfig
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 100_000
+MAX_DEPTH = 64
+
+
+def load_yaml(content: bytes, *, source: str) -> Any:
+    """The document as plain Python values; raises InvalidConfig, which names `source`.
+
+    Aliases may make a few lines unfold to gigabytes as soon as someone walks or serialises them ("a YAML bomb"), so
+    the nodes are counted as if every alias were written out.
+    """
+    if len(content) > MAX_BYTES:
+        raise InvalidConfig(f"{source} has {len(content)} bytes; a configuration may have {MAX_BYTES}. Put data into an extra file.")
+    loader: yaml.SafeLoader | None = None
+    try:
+        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _unfolded(node, {}, 0) > MAX_NODES:
+            raise InvalidConfig(f"{source} unfolds to more than {MAX_NODES} values through its aliases. Write it without them.")
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"{source} cannot be read as YAML: {_brief(error)}. Correct it; only plain values are allowed.") from error
+    except (ValueError, TypeError) as error:  # bytes that are not UTF-8, a date that does not exist, a key that cannot be one
+        raise InvalidConfig(f"{source} cannot be read as YAML: {error}. Correct it.") from error
+    except RecursionError as error:
+        raise InvalidConfig(f"{source} is nested too deeply. Make it flatter.") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def load_yaml_file(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}. Check the path.") from error
+    return load_yaml(content, source=str(path))
+
+
+def _unfolded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """How many nodes there are with every alias written out; more than MAX_NODES where a node holds itself."""
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value) // 16  # a long text behind many aliases is a bomb as well
+    size = known.get(id(node))
+    if size is not None:
+        return size
+    known[id(node)] = MAX_NODES + 1  # what a node that is met inside itself counts for
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    else:
+        children = node.value if isinstance(node, yaml.SequenceNode) else []
+    size = 1 + sum(_unfolded(child, known, depth + 1) for child in children)
+    known[id(node)] = size
+    return size
+
+
+def _brief(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else str(problem)

@@ -1,0 +1,171 @@
+"""A .tar.gz: it has no directory, so it is read through once to check every member, and again to unpack."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from .containers import REFUSED, Member, _Checked, too_dense
+from .errors import ArchiveTooLarge, CorruptMember, ForeignFile, LinkMember, SpecialMember, TruncatedArchive, UnsafePath
+from .limits import MIB, Limits
+from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES
+from .names import safe_member_name, shown
+
+_BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError)
+_LARGEST_READ = 4 * MIB
+
+
+class TarContainer:
+    form = "tar.gz"
+
+    def __init__(self, file: BinaryIO, source: str, limits: Limits) -> None:
+        self._file = file
+        self._source = source
+        self._limits = limits
+        self._size = file.seek(0, 2)
+        self._manifests: dict[str, bytes] = {}
+        checked = _Checked(source, limits)
+        for member, stream in self._walk():
+            checked.add(member)
+            if member.name == MANIFEST_PATH or member.name.endswith("/" + MANIFEST_PATH):
+                self._manifests[member.name] = _read(stream, MAX_MANIFEST_BYTES)
+        self.members = checked.finish()
+        if limits.too_dense(checked.total, self._size):
+            raise too_dense(source, "the archive", checked.total, self._size, limits)
+
+    def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
+        expected = iter(self.members)
+        for member, stream in self._walk():
+            if member != next(expected, None):
+                raise CorruptMember(f"{self._source} changed while it was read. Try again once nothing writes to it.")
+            if not member.is_directory:
+                yield member, stream
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """The manifest is at hand; any other member costs another pass."""
+        content = self._manifests.get(name)
+        if content is None:
+            content = next((_read(stream, most + 1) for member, stream in self.stream() if member.name == name), None)
+        if content is not None and len(content) > most:
+            raise CorruptMember(f"{self._source}: {shown(name)} has more than {most} bytes. Pack the model again.")
+        return content
+
+    def close(self) -> None:
+        """The file is its opener's."""
+
+    def _walk(self) -> Iterator[tuple[Member, BinaryIO]]:
+        self._file.seek(0)
+        with gzip.GzipFile(fileobj=self._file, mode="rb") as unpacked:
+            stream = _Forward(unpacked, self._size, self._source, self._limits)
+            try:
+                with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar:
+                    while (info := tar.next()) is not None:
+                        member = _member(info, self._source)
+                        if member is not None:
+                            yield member, cast(BinaryIO, _Exact(tar, info, self._source))
+                        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps them all; typeshed does not know
+                    self._check_end(stream)
+            except tarfile.ReadError as error:
+                if stream.count <= tarfile.BLOCKSIZE:
+                    raise self._foreign(error) from error
+                raise self._broken(error) from error
+            except _BROKEN as error:
+                raise self._broken(error) from error
+
+    def _check_end(self, stream: _Forward) -> None:
+        """tarfile takes a header that it cannot read for the end; and gzip's own checksum comes after the tar's end."""
+        if stream.last.strip(b"\0"):
+            if stream.count <= tarfile.BLOCKSIZE:
+                raise self._foreign("invalid header")
+            raise self._broken("a member's header is not one")
+        while stream.read(MIB):
+            pass
+
+    def _foreign(self, why: object) -> ForeignFile:
+        return ForeignFile(f"{self._source} is gzipped, but holds no tar archive ({why}). Pack the model with 'tsx archive'.")
+
+    def _broken(self, why: object) -> TruncatedArchive:
+        return TruncatedArchive(f"{self._source} is damaged or cut short ({why}). Copy or download it again.")
+
+
+class _Forward:
+    """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back would unpack all anew.
+
+    It counts, so that a bomb in headers or behind the last member is noticed while it unfolds, and refuses to read a header of any size
+    that an archive may claim.
+    """
+
+    def __init__(self, stream: gzip.GzipFile, packed: int, source: str, limits: Limits) -> None:
+        self._stream = stream
+        self._packed = packed
+        self._source = source
+        self._limits = limits
+        self.count = 0  # bytes unpacked so far
+        self.last = b""  # what was unpacked last: tarfile looks at the byte before the next header
+        self._back = 0  # how far before `count` the position is, within `last`
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _LARGEST_READ:
+            raise ArchiveTooLarge(f"{self._source} holds a header of {size} bytes. {REFUSED} Pack the model again.")
+        again = self.last[len(self.last) - self._back :][:size] if self._back else b""
+        self._back -= len(again)
+        fresh = self._stream.read(size - len(again)) if size > len(again) else b""
+        if size > len(again):
+            self.last = fresh
+        self.count += len(fresh)
+        slack = self._limits.members * 4 * tarfile.BLOCKSIZE  # headers, and padding
+        if self._limits.too_dense(self.count, self._packed) or self.count > self._limits.total + slack:
+            raise too_dense(self._source, "the archive", self.count, self._packed, self._limits)
+        return again + fresh
+
+    def tell(self) -> int:
+        return self.count - self._back
+
+    def seek(self, position: int) -> int:
+        while self.tell() < position:
+            if not self.read(min(position - self.tell(), MIB)):
+                break
+        back = self.count - position
+        if 0 <= back <= len(self.last):
+            self._back = back
+        elif back > 0:
+            raise tarfile.ReadError(f"cannot go back to {position} from {self.count}")
+        return self.tell()
+
+
+class _Exact:
+    def __init__(self, tar: tarfile.TarFile, info: tarfile.TarInfo, source: str) -> None:
+        self._stream = tar.extractfile(info)
+        self._name = info.name
+        self._source = source
+
+    def read(self, size: int = -1) -> bytes:
+        assert self._stream is not None
+        try:
+            return self._stream.read(size)
+        except _BROKEN as error:
+            raise TruncatedArchive(f"{self._source} ends inside {shown(self._name)} ({error}). Copy or download it again.") from error
+
+
+def _member(info: tarfile.TarInfo, source: str) -> Member | None:
+    name = safe_member_name(info.name)
+    if info.issym() or info.islnk():
+        raise LinkMember(f"{source}: {shown(info.name)} is a link to {shown(info.linkname)}. {REFUSED} Pack the file that it points to.")
+    if not (info.isreg() or info.isdir()) or info.sparse is not None:
+        kind = "sparse" if info.isreg() else "a device, a pipe or of an unknown type"
+        raise SpecialMember(f"{source}: {shown(info.name)} is {kind}. {REFUSED} Pack the model again without it.")
+    if not name:
+        if info.isdir():
+            return None
+        raise UnsafePath(f"{source}: member {shown(info.name)} has no name. {REFUSED} Pack the model again.")
+    return Member(name, info.size if info.isreg() else 0, None, info.isdir())
+
+
+def _read(stream: BinaryIO, most: int) -> bytes:
+    content = bytearray()
+    while len(content) < most and (chunk := stream.read(min(MIB, most - len(content)))):
+        content += chunk
+    return bytes(content)

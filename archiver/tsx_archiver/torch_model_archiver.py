@@ -1,0 +1,78 @@
+"""The `torch-model-archiver` command: TorchServe's flags, defaults and messages (contract 3.2)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import ArchiveError
+from .limits import MIB
+from .packing import BUILTIN_HANDLERS, RUNTIMES, ArchiveSpec, plan_archive
+from .progress import progress_bar
+from .writing import FORMATS, Format, output_path, write_archive
+
+_SHOW_PROGRESS_FROM = 256 * MIB
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="torch-model-archiver", description="Torch Model Archiver Tool")
+    parser.add_argument("--model-name", required=True, help="name of the model; the archive is called <name>.mar")
+    parser.add_argument("--serialized-file", help="weights (.pt, .pth, .safetensors), a TorchScript, .pt2 or .onnx file")
+    parser.add_argument("--model-file", help="Python file with the model's class; needed for weights (eager mode)")
+    parser.add_argument(
+        "--handler", required=True, help=f"Python file, also with a function as file.py:function, or one of {', '.join(BUILTIN_HANDLERS)}"
+    )
+    parser.add_argument("--extra-files", help="comma-separated files, patterns and directories; a directory's content is packed")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="python", help="language of the handler (default: python)")
+    parser.add_argument("--export-path", default=".", help="directory for the archive (default: the current one)")
+    parser.add_argument(
+        "--archive-format",
+        choices=FORMATS,
+        default="default",
+        help="default: <name>.mar, compressed; zip-store: <name>.mar, not compressed; tgz: <name>.tar.gz; no-archive: a directory <name>",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite an archive of that name")
+    parser.add_argument("-v", "--version", required=True, help="version of the model")
+    parser.add_argument("-r", "--requirements-file", help="requirements.txt with what the model needs")
+    parser.add_argument("-c", "--config-file", help="YAML file with the model's configuration")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    spec = ArchiveSpec(
+        model_name=arguments.model_name,
+        handler=arguments.handler,
+        version=arguments.version,
+        serialized_file=arguments.serialized_file or None,
+        model_file=arguments.model_file or None,
+        extra_files=arguments.extra_files,
+        runtime=arguments.runtime,
+        requirements_file=arguments.requirements_file or None,
+        config_file=arguments.config_file or None,
+    )
+    try:
+        _write(spec, Path(arguments.export_path), arguments.archive_format, arguments.force)
+    except ArchiveError as error:
+        print(f"ERROR - {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write(spec: ArchiveSpec, export_path: Path, archive_format: Format, force: bool) -> None:
+    path = output_path(spec.model_name, export_path, archive_format)
+    if force and path.exists():
+        _warn(f"Overwriting {path} ...")
+    size = sum(member.size for member in plan_archive(spec, warn=_pass).members)
+    with progress_bar(f"Packing {path.name}", shown=size >= _SHOW_PROGRESS_FROM and sys.stderr.isatty()) as progress:
+        write_archive(spec, export_path, format=archive_format, force=force, progress=progress, warn=_warn)
+
+
+def _warn(text: str) -> None:
+    print(f"WARNING - {text}", file=sys.stderr)
+
+
+def _pass(text: str) -> None:
+    """What is planned only to know its size is warned about when it is planned for writing."""

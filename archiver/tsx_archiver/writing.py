@@ -1,0 +1,291 @@
+"""Writes an archive: in one pass, in constant memory, the same bytes for the same inputs, and whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import IO, BinaryIO, Literal, Protocol, TypeAlias, cast
+
+from .errors import CannotPack, OutputExists
+from .limits import MIB, Limits
+from .manifest import CHECKSUMS_KEY, MANIFEST_PATH
+from .packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
+
+Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
+FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
+
+# Told: the name of the member being read, the bytes read so far, all bytes. Called at least once a member.
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+# Goes up when the same inputs begin to give other bytes.
+ARCHIVER_VERSION = "tsx-1"
+
+_SUFFIX = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+_FILE_SUFFIXES = {"default": (".mar", ".model"), "zip-store": (".mar", ".model"), "tgz": (".tar.gz", ".tgz"), "no-archive": ()}
+_DEFLATE_LEVEL = 6
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+_FILE_MODE = 0o644
+_SAMPLES = 16
+_SAMPLE_SIZE = 64 * 1024
+_WORTH_DEFLATING = 0.95
+
+
+def write_archive(
+    spec: ArchiveSpec,
+    destination: Path,
+    *,
+    format: Format = "default",
+    force: bool = False,
+    progress: Progress | None = None,
+    warn: Warn | None = None,
+) -> Path:
+    """Pack, and return the path of what was written.
+
+    `destination` is the archive itself where it ends like one of that format, else the directory for `<model name>.mar`, made if missing.
+    For `warn` see `plan_archive`. Raises ArchiveError, and leaves no partial output.
+    """
+    if format not in FORMATS:
+        raise CannotPack(f"The archive format {format!r} is unknown. Use one of {', '.join(FORMATS)}.")
+    path = output_path(spec.model_name, destination, format)
+    plan = plan_archive(spec, warn=warn)
+    if path.exists() and not force:
+        raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the model archive output file.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_and_replace(plan, path, format, progress)
+    except OSError as error:
+        raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
+    return path
+
+
+def output_path(model_name: str, destination: Path, format: Format) -> Path:
+    destination = Path(destination)
+    if destination.name.lower().endswith(_FILE_SUFFIXES[format]) and not destination.is_dir():
+        return destination
+    return destination / f"{model_name}{_SUFFIX[format]}"
+
+
+class _Sink(Protocol):
+    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+        """Take exactly `member.size` bytes from `stream`."""
+
+
+def _write_and_replace(plan: Plan, path: Path, format: Format, progress: Progress | None) -> None:
+    if format == "no-archive":
+        with _new_directory(path) as directory:
+            _fill(plan, _DirectorySink(directory), progress)
+        return
+    with _new_file(path) as file:
+        if format == "tgz":
+            _write_tar(plan, file, progress)
+        else:
+            _write_zip(plan, file, progress, stored=format == "zip-store")
+
+
+def _fill(plan: Plan, sink: _Sink, progress: Progress | None) -> None:
+    """Every member, then the manifest with their checksums: so each file is read only once."""
+    total = sum(member.size for member in plan.members)
+    done = 0
+    checksums = {}
+    for member in plan.members:
+        with _opened(member.source) as raw:
+            stream = _Counted(raw, member, _reporter(progress, member.name, done, total))
+            sink.add(member, cast(BinaryIO, stream))
+            stream.check_end()
+        done += member.size
+        checksums[member.name] = stream.digest.hexdigest()
+    manifest = {**plan.manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
+    content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
+    sink.add(PlannedMember(MANIFEST_PATH, content, len(content)), BytesIO(content))
+
+
+def _reporter(progress: Progress | None, name: str, before: int, total: int) -> Callable[[int], None]:
+    def report(count: int) -> None:
+        if progress is not None:
+            progress(name, before + count, total)
+
+    return report
+
+
+class _Counted:
+    """The bytes of one input on their way into the archive: hashed, reported, and held to the size that was planned."""
+
+    def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
+        self._raw = raw
+        self._member = member
+        self._report = report
+        self._count = 0
+        self.digest = hashlib.sha256()
+        report(0)
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._member.size - self._count
+        chunk = self._raw.read(min(left, size if size >= 0 else left, MIB))
+        if not chunk and left and size:
+            raise self._changed()
+        self.digest.update(chunk)
+        self._count += len(chunk)
+        self._report(self._count)
+        return chunk
+
+    def check_end(self) -> None:
+        if self._count != self._member.size or self._raw.read(1):
+            raise self._changed()
+
+    def _changed(self) -> CannotPack:
+        return CannotPack(f"{self._member.source!s} changed while it was packed. Pack again once nothing writes to it.")
+
+
+class _ZipSink:
+    def __init__(self, archive: zipfile.ZipFile, *, stored: bool) -> None:
+        self._zip = archive
+        self._stored = stored
+
+    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+        info = zipfile.ZipInfo(member.name, _ZIP_TIME)
+        info.create_system = 3
+        info.external_attr = (0o100000 | _FILE_MODE) << 16
+        info.file_size = member.size  # decides on zip64 beforehand
+        info.compress_type = zipfile.ZIP_STORED if self._stored or not worth_deflating(member) else zipfile.ZIP_DEFLATED
+        with self._zip.open(info, "w") as out:
+            _copy(stream, out, member.size)
+
+
+def _write_zip(plan: Plan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
+    limits = Limits()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_DEFLATE_LEVEL) as archive:
+        _fill(plan, _ZipSink(archive, stored=stored), progress)
+        dense = any(limits.too_dense(info.file_size, info.compress_size) for info in archive.infolist())
+    if dense:  # so much repetition that the samples missed: readers would take it for a zip bomb
+        file.seek(0)
+        file.truncate()
+        _write_zip(plan, file, progress, stored=True)
+
+
+class _TarSink:
+    def __init__(self, archive: tarfile.TarFile, top: str) -> None:
+        self._tar = archive
+        self._top = top
+
+    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+        info = tarfile.TarInfo(f"{self._top}/{member.name}")  # its defaults: no owner, no time
+        info.size = member.size
+        info.mode = _FILE_MODE
+        self._tar.addfile(info, stream)
+
+
+def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
+    """gzip has one level for the whole stream, so the bulk of the bytes decides whether to compress."""
+    deflatable = sum(member.size for member in plan.members if worth_deflating(member))
+    level = _DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
+    _gzip_tar(plan, file, progress, level)
+    if level and Limits().too_dense(sum(member.size for member in plan.members), file.tell()):
+        file.seek(0)
+        file.truncate()
+        _gzip_tar(plan, file, progress, 0)
+
+
+def _gzip_tar(plan: Plan, file: BinaryIO, progress: Progress | None, level: int) -> None:
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        _fill(plan, _TarSink(archive, plan.model_name), progress)
+
+
+class _DirectorySink:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+        path = self._directory / member.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as out:
+            _copy(stream, out, member.size)
+
+
+def worth_deflating(member: PlannedMember) -> bool:
+    """Told from samples spread over the file: weights rarely compress, and deflating gigabytes in vain takes minutes.
+
+    Bytes that compress beyond what readers allow are stored as well.
+    """
+    if member.size == 0:
+        return False
+    with _opened(member.source) as file:
+        packed = size = 0
+        step = max(member.size // _SAMPLES, _SAMPLE_SIZE)
+        for start in range(0, member.size, step):
+            file.seek(start)
+            sample = file.read(min(_SAMPLE_SIZE, member.size - start))
+            packed += len(zlib.compress(sample, _DEFLATE_LEVEL))
+            size += len(sample)
+    return packed < _WORTH_DEFLATING * size and (member.size <= Limits().ratio_floor or size <= Limits().ratio * packed)
+
+
+def _copy(stream: BinaryIO, out: IO[bytes], size: int) -> None:
+    while size:
+        chunk = stream.read(min(size, MIB))
+        out.write(chunk)
+        size -= len(chunk)
+
+
+@contextmanager
+def _opened(source: Path | bytes) -> Iterator[BinaryIO]:
+    if isinstance(source, bytes):
+        yield BytesIO(source)
+        return
+    with source.open("rb", buffering=0) as file:
+        yield cast(BinaryIO, file)
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` that takes its name once it is whole."""
+    if path.is_dir():
+        raise CannotPack(f"{path} is a directory. Remove it, or choose another name.")
+    partial = _beside(path)
+    try:
+        with partial.open("x+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _new_directory(path: Path) -> Iterator[Path]:
+    """A directory beside `path` that takes its name once it is whole; what had the name goes last."""
+    partial = _beside(path)
+    old = _beside(path)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            path.rename(old)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")

@@ -1,0 +1,164 @@
+"""A .mar: the zip directory is checked before anything is read, the bytes while they are read."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from .containers import REFUSED, Member, _Checked
+from .errors import (
+    CorruptMember,
+    EncryptedMember,
+    LinkMember,
+    SpecialMember,
+    TooManyMembers,
+    TruncatedArchive,
+    UnsafePath,
+    UnsupportedCompression,
+)
+from .limits import Limits
+from .names import safe_member_name, shown
+from .zipdirectory import directory_size
+
+_LOCAL_HEADER_SIZE = 30
+_DIRECTORY_BYTES_PER_MEMBER = 512
+_METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES encryption"}
+
+
+class ZipContainer:
+    form = "mar"
+
+    def __init__(self, file: BinaryIO, source: str, limits: Limits) -> None:
+        self._source = source
+        _refuse_huge_directory(file, source, limits)
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
+            raise TruncatedArchive(
+                f"{source} begins as a zip file but its directory cannot be read ({error}). Copy or download it again."
+            ) from error
+        infos = self._zip.infolist()
+        checked = _Checked(source, limits)
+        self._infos: dict[str, zipfile.ZipInfo] = {}
+        for info in infos:
+            member = _member(info, source)
+            if member is not None:
+                checked.add(member)
+                self._infos[member.name] = info
+        _refuse_overlaps(infos, self._zip.start_dir, source)
+        self.members = checked.finish()
+
+    def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
+        for member in self.members:
+            if not member.is_directory:
+                with self.open(member) as stream:
+                    yield member, stream
+
+    def read(self, name: str, most: int) -> bytes | None:
+        member = next((member for member in self.members if member.name == name and not member.is_directory), None)
+        if member is None:
+            return None
+        if member.size > most:
+            raise CorruptMember(f"{self._source}: {shown(name)} has {member.size} bytes; at most {most} are read. Pack the model again.")
+        with self.open(member) as stream:
+            return stream.read()
+
+    def open(self, member: Member) -> BinaryIO:
+        """The member's bytes. They are checked against length and CRC when the last one is read."""
+        try:
+            return cast(BinaryIO, _Exact(self._zip.open(self._infos[member.name]), self._source, member))
+        except (zipfile.BadZipFile, struct.error, OSError, NotImplementedError) as error:
+            raise CorruptMember(
+                f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download the file again."
+            ) from error
+
+    def is_stored(self, member: Member) -> bool:
+        return self._infos[member.name].compress_type == zipfile.ZIP_STORED
+
+    def close(self) -> None:
+        self._zip.close()
+
+
+class _Exact:
+    """A member's stream that raises our errors, and raises where the bytes end before the declared size."""
+
+    def __init__(self, stream: object, source: str, member: Member) -> None:
+        self._stream = cast(BinaryIO, stream)
+        self._source = source
+        self._member = member
+        self._count = 0
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            chunk = self._stream.read(size)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise CorruptMember(
+                f"{self._source}: {shown(self._member.name)} is damaged ({error}). Copy or download it again, or pack it again."
+            ) from error
+        self._count += len(chunk)
+        if not chunk and size != 0 and self._count != self._member.size:
+            raise CorruptMember(
+                f"{self._source}: {shown(self._member.name)} has {self._count} bytes, not the {self._member.size} it claims. Pack it again."
+            )
+        return chunk
+
+    def __enter__(self) -> _Exact:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stream.close()
+
+
+def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
+    """The checked member, or None for an entry of the archive's own root."""
+    original = info.orig_filename  # zipfile cuts `filename` at a NUL, and on Windows turns backslashes
+    name = safe_member_name(original)
+    mode = info.external_attr >> 16
+    if stat.S_ISLNK(mode):
+        raise LinkMember(f"{source}: {shown(original)} is a link. {REFUSED} Pack the file that it points to.")
+    if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise SpecialMember(f"{source}: {shown(original)} is a device, a pipe or a socket. {REFUSED} Pack the model again without it.")
+    if info.flag_bits & 0x41:
+        raise EncryptedMember(f"{source}: {shown(original)} is encrypted. {REFUSED} Pack the model again without a password.")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        method = _METHODS.get(info.compress_type, f"method {info.compress_type}")
+        raise UnsupportedCompression(
+            f"{source}: {shown(original)} is compressed by {method}. {REFUSED} Pack the model again, deflated or stored."
+        )
+    is_directory = original.endswith("/")
+    if not name:
+        if is_directory:
+            return None
+        raise UnsafePath(f"{source}: member {shown(original)} has no name. {REFUSED} Pack the model again.")
+    if is_directory and info.file_size:
+        raise UnsafePath(f"{source}: directory {shown(original)} claims to hold {info.file_size} bytes. {REFUSED} Pack the model again.")
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        raise CorruptMember(
+            f"{source}: {shown(original)} is stored in {info.compress_size} bytes but claims {info.file_size}. Pack the model again."
+        )
+    return Member(name, info.file_size, info.compress_size, is_directory)
+
+
+def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> None:
+    """Members that share bytes are how a small file unpacks to petabytes without a high ratio of any one."""
+    ordered = sorted(infos, key=lambda info: info.header_offset)
+    for info, following in zip(ordered, [*(other.header_offset for other in ordered[1:]), end], strict=True):
+        if info.header_offset + _LOCAL_HEADER_SIZE + len(info.orig_filename) + info.compress_size > following:
+            raise CorruptMember(
+                f"{source}: the bytes of {shown(info.filename)} overlap those of another member. {REFUSED} Pack the model again."
+            )
+
+
+def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
+    directory = directory_size(file)
+    if directory is None:
+        raise TruncatedArchive(f"{source} begins as a zip file but ends before its directory: it is cut short. Copy or download it again.")
+    if directory > limits.members * _DIRECTORY_BYTES_PER_MEMBER:
+        raise TooManyMembers(
+            f"{source} has a directory of {directory} bytes, too many for {limits.members} members. {REFUSED} "
+            "Raise the limit only if you know the archive."
+        )
