@@ -1,0 +1,109 @@
+"""Small models, in every form in which they are served."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+MODEL = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 8)
+            self.norm = nn.BatchNorm1d(8)
+            self.last = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.norm(self.first(x))))
+"""
+
+
+class Net(torch.nn.Module):
+    """The same as `MODEL`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.last = torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))  # type: ignore[no-any-return]  # torch's modules
+
+
+@pytest.fixture(scope="session")
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="session")
+def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The model's file in each form, by file name."""
+    directory = tmp_path_factory.mktemp("models")
+    state, example = net.state_dict(), torch.zeros(2, 3)
+    torch.save(state, directory / "weights.pth")
+    torch.save(state, directory / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save({"epoch": 3, "state_dict": state}, directory / "checkpoint.pth")
+    torch.save({f"module.{name}": value for name, value in state.items()}, directory / "parallel.pth")
+    torch.save({name: value for name, value in state.items() if name != "last.bias"}, directory / "less.pth")
+    torch.save({**state, "last.weight": torch.zeros(5, 8)}, directory / "wide.pth")
+    torch.save({name: value.double() for name, value in state.items()}, directory / "double.pth")
+    torch.save([1, 2], directory / "list.pth")
+    torch.jit.save(torch.jit.trace(net, example), directory / "script.pt")
+    torch.jit.save(torch.jit.freeze(torch.jit.trace(net, example)), directory / "frozen.pt")
+    batch = torch.export.Dim("batch")
+    torch.export.save(torch.export.export(net, (example,), dynamic_shapes=({0: batch},)), directory / "program.pt2")
+    from safetensors.torch import save_file
+
+    save_file(state, directory / "weights.safetensors")
+    found = {path.name: path.read_bytes() for path in directory.iterdir()}
+    shutil.rmtree(directory)
+    return found
+
+
+@pytest.fixture(scope="session")
+def onnx_bytes(net: Net) -> bytes:
+    """Written node by node, because exporting needs onnxscript."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = {name: value.numpy() for name, value in net.state_dict().items() if value.ndim}
+    nodes = [
+        helper.make_node("Gemm", ["x", "first.weight", "first.bias"], ["a"], transB=1),
+        helper.make_node(
+            "BatchNormalization", ["a", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"], ["b"], epsilon=1e-5
+        ),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Gemm", ["c", "last.weight", "last.bias"], ["y"], transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+@pytest.fixture
+def png() -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.effect_mandelbrot((300, 200), (-2, -1, 1, 1), 50).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"

@@ -1,0 +1,282 @@
+"""BaseHandler in a worker: every kind of model gives the model's own numbers, and every broken one is explained."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from ..conftest import Request, StartWorker, Worker
+from .conftest import MODEL, Net
+
+ROWS = """
+    from ts.torch_handler.base_handler import BaseHandler
+
+    class Rows(BaseHandler):
+        def preprocess(self, data):
+            return super().preprocess([row["body"] for row in data]).float()
+"""
+JSON = [(b"Content-Type", b"application/json")]
+QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
+
+
+def ask(worker: Worker, *rows: Any) -> Any:
+    assert worker.loaded, worker.report
+    answers = worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in rows])
+    assert [answer.status for answer in answers] == [200] * len(rows), answers
+    return [json.loads(answer.body) for answer in answers]
+
+
+def assert_right(worker: Worker, net: Net) -> None:
+    with torch.inference_mode():
+        expected = net(torch.tensor(QUESTIONS))
+    torch.testing.assert_close(torch.tensor(ask(worker, *QUESTIONS)), expected)
+    torch.testing.assert_close(torch.tensor(ask(worker, QUESTIONS[1])), expected[1:2])
+
+
+@pytest.mark.parametrize(
+    ("file", "model_file"),
+    [
+        ("weights.pth", "model.py"),
+        ("old.pth", "model.py"),
+        ("double.pth", "model.py"),
+        ("weights.safetensors", "model.py"),
+        ("script.pt", None),
+        ("script.pt", "model.py"),
+        ("frozen.pt", None),
+        ("program.pt2", None),
+    ],
+)
+def test_every_kind_of_model_gives_the_models_own_numbers(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str, model_file: str | None
+) -> None:
+    files = {file: model_bytes[file], "model.py": MODEL}
+    assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": model_file}), net)
+
+
+def test_the_kind_is_told_by_the_bytes_and_not_by_the_name(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+    assert_right(start_worker(ROWS, files={"model.bin": model_bytes["program.pt2"]}, model={"serializedFile": "model.bin"}), net)
+
+
+def test_onnx_models_are_served_through_onnxruntime(start_worker: StartWorker, net: Net, onnx_bytes: bytes) -> None:
+    pytest.importorskip("onnxruntime")
+    worker = start_worker(ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"})
+    assert_right(worker, net)
+
+
+def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, onnx_bytes: bytes) -> None:
+    pytest.importorskip("onnxruntime")
+    worker = start_worker(
+        """
+        import numpy as np
+        from ts.torch_handler.base_handler import BaseHandler
+
+        class Own(BaseHandler):
+            def handle(self, data, context):
+                feed = {self.model.get_inputs()[0].name: np.zeros((len(data), 3), np.float32)}
+                return self.model.run(None, feed)[0].tolist()
+        """,
+        files={"model.onnx": onnx_bytes},
+        model={"serializedFile": "model.onnx"},
+    )
+    assert len(ask(worker, 1)[0]) == 2
+
+
+def test_without_onnxruntime_the_pip_command_is_named(start_worker: StartWorker, onnx_bytes: bytes) -> None:
+    source = (
+        "import sys\nsys.modules['onnxruntime'] = None\nfrom ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): pass"
+    )
+    worker = start_worker(source, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"})
+    assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
+def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) -> None:
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    package = tmp_path / "double.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+    content = package.read_bytes()
+    worker = start_worker(ROWS, files={"double.pt2": content}, model={"serializedFile": "double.pt2"})
+    assert ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
+
+
+FIT = {"serializedFile": "weights.pth", "modelFile": "model.py"}
+EMPTY = "import torch\n"
+TWO = "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n"
+WITH_HELPER = MODEL + "\n    class Helper: pass\n"
+WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, width, depth=2, *rest): super().__init__()\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "model_py", "said"),
+    [
+        ("less.pth", MODEL, "does not fit model.py: 1 missing keys: last.bias"),
+        ("wide.pth", MODEL, "1 shapes that differ: last.weight is (5, 8) in the file and (2, 8) in the model"),
+        ("parallel.pth", MODEL, "save model.module.state_dict() instead"),
+        ("checkpoint.pth", MODEL, "save its entry 'state_dict' alone"),
+        ("list.pth", MODEL, "holds a list, not weights"),
+        ("weights.pth", EMPTY, "model.py defines no class"),
+        ("weights.pth", TWO, "defines several classes (A, B)"),
+        ("weights.pth", WANTS, "it wants width. Give them defaults"),
+        ("weights.pth", "import not_there", "No module named 'not_there'"),
+        ("weights.pth", None, "model.py is not in the archive"),
+    ],
+)
+def test_weights_and_model_files_that_do_not_fit_are_explained(
+    start_worker: StartWorker, model_bytes: dict[str, bytes], file: str, model_py: str | None, said: str
+) -> None:
+    files: dict[str, str | bytes] = {file: model_bytes[file]}
+    if model_py is not None:
+        files["model.py"] = model_py
+    worker = start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"})
+    assert not worker.loaded
+    assert said in worker.report["message"]
+    assert len(worker.report["message"]) < 800
+
+
+def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+    files = {"weights.pth": model_bytes["weights.pth"], "model.py": WITH_HELPER}
+    assert_right(start_worker(ROWS, files=files, model=FIT), net)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("weights.pth", "holds weights but not the model that they belong to"),
+        ("weights.safetensors", "holds weights but not the model that they belong to"),
+        ("nothing.pt", "nothing.pt is not in the archive"),
+        ("empty.pt", "is empty"),
+        ("cut.pt", "cut short"),
+        ("junk.pt", "junk.pt"),
+    ],
+)
+def test_a_model_file_that_cannot_be_served_is_explained(
+    start_worker: StartWorker, model_bytes: dict[str, bytes], file: str, said: str
+) -> None:
+    files = {**model_bytes, "empty.pt": b"", "cut.pt": model_bytes["script.pt"][:-400], "junk.pt": b"\x89junk" * 100}
+    worker = start_worker(ROWS, files={file: files[file]} if file in files else {}, model={"serializedFile": file})
+    assert not worker.loaded
+    assert said in worker.report["message"]
+
+
+def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(start_worker: StartWorker, tmp_path: Any) -> None:
+    script = tmp_path / "whole.py"
+    script.write_text("import torch\nclass Twice(torch.nn.Module):\n    def forward(self, x): return x * 2\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import whole  # type: ignore[import-not-found]  # written above
+
+        torch.save(whole.Twice(), tmp_path / "whole.pth")
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("whole", None)
+    files = {"whole.pth": (tmp_path / "whole.pth").read_bytes(), "whole.py": script.read_bytes()}
+    model = {"serializedFile": "whole.pth", "modelFile": "whole.py"}
+    refused = start_worker(ROWS, files=files, model=model)
+    assert "would run code from it" in refused.report["message"]
+    assert "`weightsOnly: false` in model-config.yaml" in refused.report["message"]
+    trusted = start_worker(ROWS, files=files, model=model, model_config={"weightsOnly": False})
+    assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
+    alone = start_worker(ROWS, files=files, model={"serializedFile": "whole.pth"}, model_config={"weightsOnly": False})
+    assert ask(alone, [1, 2, 3]) == [[2, 4, 6]]
+    wrong = start_worker(ROWS, files=files, model=model, model_config={"weightsOnly": "no"})
+    assert "weightsOnly in model-config.yaml is 'no'" in wrong.report["message"]
+
+
+def test_handling_time_is_reported_and_the_steps_where_profiling_is_asked_for(
+    start_worker: StartWorker, model_bytes: dict[str, bytes]
+) -> None:
+    model = {"serializedFile": "script.pt"}
+    files = {"script.pt": model_bytes["script.pt"]}
+    plain = start_worker(ROWS, files=files, model=model)
+    ask(plain, QUESTIONS[0])
+    assert [(metric["name"], metric["unit"]) for metric in plain.metrics] == [("HandlerTime", "ms")]
+    profiled = start_worker(ROWS, files=files, model=model, model_config={"handler": {"profile": True}})
+    ask(profiled, QUESTIONS[0])
+    names = [metric["name"] for metric in profiled.metrics]
+    assert names == ["ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess", "HandlerTime"]
+    assert all(math.isfinite(metric["value"]) for metric in profiled.metrics)
+
+
+def test_describe_and_explain_requests_reach_their_methods(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+    worker = start_worker(
+        ROWS
+        + """
+        def describe_handle(self):
+            return {"about": self.context.model_name}
+
+        def get_insights(self, tensor_data, raw_data, target):
+            return [[list(tensor_data.shape), raw_data, target]]
+        """,
+        files={"script.pt": model_bytes["script.pt"]},
+        model={"serializedFile": "script.pt"},
+    )
+    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"about": "m"}
+    explained = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
+    assert json.loads(explained.body) == [[1, 3], [1, 2, 3], "1"]
+
+
+def test_a_handler_that_cannot_explain_says_so(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+    worker = start_worker(ROWS, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
+    answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")]))[0]
+    assert (answer.status, answer.message) == (501, "Rows cannot explain its predictions: it has no get_insights.")
+
+
+def test_torchs_profiler_leaves_a_trace(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Any) -> None:
+    source = f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n" + "\n".join(
+        line[4:] for line in ROWS.splitlines()
+    )
+    worker = start_worker(source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
+    assert_right(worker, net)
+    assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
+
+
+@pytest.mark.parametrize(
+    "pt2",
+    ["eager", {"compile": {"enable": True, "backend": "aot_eager"}}, {"backend": "no_such"}, {"compile": {"enable": True, "mode": 3}}, 7],
+)
+def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_compiled(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], pt2: Any
+) -> None:
+    files = {"weights.pth": model_bytes["weights.pth"], "model.py": MODEL}
+    assert_right(start_worker(ROWS, files=files, model=FIT, model_config={"pt2": pt2}), net)
+
+
+def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    worker = start_worker(ROWS, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"}, gpu_id=0)
+    assert worker.report["device"] == "cpu"
+    assert_right(worker, net)
+
+
+def test_the_names_of_classes_are_there_for_the_handler(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+    worker = start_worker(
+        ROWS + "\n        def describe_handle(self):\n            return self.mapping\n",
+        files={"script.pt": model_bytes["script.pt"], "index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}'},
+        model={"serializedFile": "script.pt"},
+    )
+    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"0": "cat", "1": "dog"}
+
+
+def test_a_handler_may_load_its_pickled_model_in_its_own_way(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+    worker = start_worker(
+        ROWS
+        + """
+        def _load_pickled_model(self, model_dir, model_file, model_pt_path):
+            import torch
+            return torch.nn.Identity()
+        """,
+        files={"weights.pth": model_bytes["weights.pth"], "model.py": MODEL},
+        model=FIT,
+    )
+    assert ask(worker, [1, 2, 3]) == [[1, 2, 3]]
