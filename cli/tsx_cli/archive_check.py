@@ -17,7 +17,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.settings import Settings
 
 MOST_IN_A_BATCH = 16
@@ -46,7 +46,10 @@ def check_archive(path: Path, samples: Sequence[Path], settings: Settings, toler
     """Load an archive in a worker and compare its answers. Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample)."""
     with open_archive(path, cache=settings.cache_dir, limits=archive_limits(settings)) as opened:
         found = [read_sample(file) for file in samples or samples_in(opened.directory)]
-    return asyncio.run(_check(path, found, settings, tolerance))
+    try:
+        return asyncio.run(_check(path, found, settings, tolerance))
+    except LoadFailed as error:
+        raise LoadFailed(f"{path} does not load: {error.message}", traceback=error.traceback) from error
 
 
 async def _check(path: Path, samples: list[Sample], settings: Settings, tolerance: float) -> CheckResult:

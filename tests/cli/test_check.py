@@ -126,6 +126,6 @@ def test_a_handler_that_cannot_be_loaded_is_told_with_its_reason(check: Check, f
     code, reason = UNLOADABLE[fault]
     ended = check(code)
     assert ended.code == 1
-    assert ended.err.startswith("Error: ")
+    assert ended.err.startswith("Error: m.mar does not load: ")
     assert reason in ended.err
     assert "defect of tsx" not in ended.err

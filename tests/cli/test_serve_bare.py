@@ -106,6 +106,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path,
     words = ["serve", "broken.mar", *FREE_PORTS, *(["--debug"] if debug else [])]
     ended = tsx(words, broken, {"TSX_CACHE_DIR": str(session_cache)})
     assert ended.returncode == 1
+    assert "Error: broken.mar does not load: " in ended.stderr
     assert "RuntimeError: the bottom" in ended.stderr
     assert ("lines left out; --debug shows all" in ended.stderr) is not debug
     assert ("tsx_cli" in ended.stderr) is debug

@@ -17,7 +17,7 @@ import uvicorn
 
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.errors import SettingError
+from tsx_runtime.errors import LoadFailed, SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.settings import Settings
@@ -73,7 +73,7 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
 
 async def _load(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
     """All models side by side; the first that fails ends the start."""
-    tasks = [asyncio.create_task(registry.register_path(model.path, model.order)) for model in models]
+    tasks = [asyncio.create_task(_register(registry, model)) for model in models]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
@@ -81,6 +81,13 @@ async def _load(registry: Registry, models: Sequence[StartModel]) -> list[ModelV
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def _register(registry: Registry, model: StartModel) -> ModelVersion:
+    try:
+        return await registry.register_path(model.path, model.order)
+    except LoadFailed as error:  # of several models, this one
+        raise LoadFailed(f"{model.order.url} does not load: {error.message}", traceback=error.traceback) from error
 
 
 async def _answer(
