@@ -14,9 +14,12 @@ from tsx_cli.model_spec import Parts, work_out
 
 
 @contextmanager
-def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[Path]:
-    """The directory, as long as the context lasts. Weights are linked, never copied. Raises `UsageError` and `ArchiveError`."""
-    spec, _ = work_out(path, parts, name=name)
+def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
+    """The directory, as long as the context lasts, and lines that say what was worked out.
+
+    Weights are linked, never copied. Raises `UsageError` and `ArchiveError`.
+    """
+    spec, notes = work_out(path, parts, name=name)
     plan = plan_archive(spec)
     with TemporaryDirectory(prefix="tsx-model-") as made:
         directory = Path(made)
@@ -30,4 +33,4 @@ def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[Path
         manifest = directory / MANIFEST_PATH
         manifest.parent.mkdir()
         manifest.write_text(json.dumps(plan.manifest))
-        yield directory
+        yield directory, notes

@@ -97,13 +97,17 @@ def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) ->
         beside = f", nor in the model store '{settings.model_store}'" if settings.model_store else ""
         raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
     if not is_archive(path):
-        start = start_model(stack.enter_context(unpacked(path, parts, name)), name)
+        directory, notes = stack.enter_context(unpacked(path, parts, name))
+        print("\n".join(notes), flush=True)
+        start = start_model(directory, name)
         return replace(start, order=replace(start.order, url=path.name))
     return start_model(path, name)
 
 
 def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str | None = None) -> None:
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
+    if settings.model_store is not None and not settings.model_store.is_dir():
+        raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
     set_up_logging()
     console = Console()
     if console.is_terminal and starts:

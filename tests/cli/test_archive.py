@@ -215,22 +215,25 @@ def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "unpack"])
+@pytest.mark.parametrize(
+    "command", [["archive", "inspect"], ["archive", "verify"], ["archive", "unpack"], ["archive", "--check"], ["serve"]]
+)
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("missing.mar", None, "missing.mar does not exist"),
+        ("missing.mar", None, "missing.mar"),
         ("empty.mar", b"", "empty"),
         ("foreign.mar", b"GIF89a", "foreign.mar"),
         ("cut.mar", b"PK\x03\x04" + bytes(100), "cut"),
     ],
 )
 def test_a_file_that_is_no_archive_is_refused(
-    run: Run, tmp_path: Path, command: str, name: str, content: bytes | None, reason: str
+    run: Run, tmp_path: Path, command: list[str], name: str, content: bytes | None, reason: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    ended = run("archive", command, name)
+    ports = ["--port", "0", "--management-port", "0", "--metrics-port", "0"] if command == ["serve"] else []
+    ended = run(*command, name, *ports)
     assert ended.code == 1
     assert reason in ended.err
     assert "Traceback" not in ended.err

@@ -27,7 +27,8 @@ from .servers import DEADLINE, FREE_PORTS, clean, serving, tsx
 
 
 def test_a_bare_model_is_linked_and_never_copied() -> None:
-    with unpacked(DIGITS / "digits.pth", Parts(str(DIGITS / "handler.py"), DIGITS / "model.py")) as directory:
+    with unpacked(DIGITS / "digits.pth", Parts(str(DIGITS / "handler.py"), DIGITS / "model.py")) as (directory, notes):
+        assert notes[0] == "digits.pth: weights, 64.6 kB"
         for name in ("digits.pth", "model.py", "handler.py", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
         manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
@@ -144,6 +145,12 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
     assert "there is no file 'x.mar', nor in the model store 'store'" in run("serve", "n=x.mar", "--model-store", "store").err
 
 
+def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
+    ended = run("serve", "--model-store", "nowhere", *FREE_PORTS)
+    assert ended.code == 1
+    assert "the model store 'nowhere' is no directory" in ended.err
+
+
 def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
     ended = run("serve", "digits.mar", "--handler", "image_classifier")
@@ -184,5 +191,5 @@ def test_what_is_missing_for_a_bare_model_is_told() -> None:
 
 
 def test_the_temporary_directory_is_below_the_usual_one() -> None:
-    with unpacked(DIGITS / "digits.pt", Parts()) as directory:
+    with unpacked(DIGITS / "digits.pt", Parts()) as (directory, _):
         assert directory.parent == Path(tempfile.gettempdir())
