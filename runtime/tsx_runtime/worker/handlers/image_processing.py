@@ -39,8 +39,8 @@ def resize(image: Image.Image, shorter: int) -> Image.Image:
     size = resized(*image.size, shorter)
     if size == image.size:
         return image
-    if 0 in size:
-        raise ValueError(f"an image of {image.width} x {image.height} pixels is too narrow to be resized to {shorter}")
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS:  # 1 x 60000 would fill the memory
+        raise ValueError(f"its {image.width} x {image.height} pixels would be {size[0]} x {size[1]} with the shorter side at {shorter}")
     return image.resize(size, Image.Resampling.BILINEAR)
 
 

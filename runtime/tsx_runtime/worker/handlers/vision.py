@@ -60,9 +60,7 @@ class VisionHandler(BaseHandler):
         if isinstance(value, str):
             value = _from_base64(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            image = open_image(value)
-            tensor: torch.Tensor = self.image_processing(image)
-            return tensor
+            return self._prepared(open_image(value))
         if isinstance(value, list):
             try:
                 return torch.tensor(value, dtype=torch.float32)
@@ -72,6 +70,13 @@ class VisionHandler(BaseHandler):
             names = ", ".join(row) if isinstance(row, dict) and row else "nothing"
             raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {names}.")
         raise NotAnImage(f"The request holds a {type(value).__name__}, not an image: send the bytes of an image file, or base64 text.")
+
+    def _prepared(self, image: Image.Image) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self.image_processing(image)
+        except (ValueError, OSError) as error:
+            raise NotAnImage(f"The image ({image.width} x {image.height}, mode {image.mode}) cannot be prepared: {error}") from error
+        return tensor
 
 
 class NotAnImage(ValueError):

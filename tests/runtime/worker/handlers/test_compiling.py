@@ -1,0 +1,41 @@
+"""`pt2:` of model-config.yaml. Contract sections 3.3 and 5.3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tsx_runtime.worker.handlers.compiling import compile_options, compiled
+
+
+@pytest.mark.parametrize(
+    ("pt2", "options"),
+    [
+        (None, None),
+        ("inductor", {"backend": "inductor"}),
+        ({"compile": {"enable": True, "backend": "eager", "mode": "default"}}, {"backend": "eager", "mode": "default"}),
+        ({"compile": {"enable": True}}, {}),
+        ({"compile": {"enable": False, "backend": "eager"}}, None),
+        ({"compile": {"backend": "eager"}}, None),
+        ({"export": {"aot_compile": True}}, None),
+        ({"backend": "eager", "fullgraph": True}, {"backend": "eager", "fullgraph": True}),
+        (7, None),
+    ],
+)
+def test_each_form_gives_the_arguments_of_torch_compile(pt2: Any, options: dict[str, Any] | None) -> None:
+    assert compile_options(pt2) == options
+
+
+@pytest.mark.parametrize("pt2", [{"backend": "no_such_backend"}, {"backend": "eager", "no_such_option": 1}])
+def test_what_cannot_be_compiled_runs_eager_with_a_warning(pt2: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Identity()
+    assert compiled(model, pt2) is model
+    assert len(caplog.records) == 1
+
+
+def test_only_eager_models_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    script = torch.jit.script(torch.nn.Identity())
+    assert compiled(script, "eager") is script
+    assert "cannot be given" in caplog.text

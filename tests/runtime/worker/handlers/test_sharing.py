@@ -1,0 +1,137 @@
+"""Workers of one model use the same pages for its weights."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tsx_runtime.worker.handlers.model_files import load_model_file
+from tsx_runtime.worker.handlers.sharing import share_with_file
+
+CPU = torch.device("cpu")
+MODEL = """
+import torch
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(256, 256)
+        self.register_buffer("table", torch.arange(40_000, dtype=torch.float64))
+    def forward(self, x):
+        return self.layer(x) + self.table[:256]
+"""
+
+
+class Wide(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(256, 256)
+        self.register_buffer("table", torch.arange(40_000, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.table[:256]  # type: ignore[no-any-return, index]  # torch's modules
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wide")
+    model, example = Wide().eval(), torch.ones(2, 256)
+    (directory / "wide_model.py").write_text(MODEL)
+    torch.save(model.state_dict(), directory / "wide.pth")
+    from safetensors.torch import save_file
+
+    save_file(model.state_dict(), directory / "wide.safetensors")
+    torch.jit.save(torch.jit.trace(model, example), directory / "wide.pt")
+    torch.jit.save(torch.jit.freeze(torch.jit.trace(model, example)), directory / "frozen.pt")
+    torch.export.save(torch.export.export(model, (example,)), directory / "wide.pt2")
+    return directory
+
+
+def mapped(path: Path) -> list[range]:
+    """The address ranges at which this process has the file mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [re.split("[- ]", line)[:2] for line in lines if line.endswith(str(path))]
+    return [range(int(start, 16), int(end, 16)) for start, end in spans]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped where")
+@pytest.mark.parametrize("name", ["wide.pth", "wide.safetensors", "wide.pt", "frozen.pt", "wide.pt2"])
+def test_the_weights_are_the_files_own_pages(directory: Path, name: str) -> None:
+    path = directory / name
+    model_file = directory / "wide_model.py" if name in ("wide.pth", "wide.safetensors") else None
+    model = load_model_file(path, model_file, CPU)
+    tensors = [*model.parameters(), *model.buffers()]
+    if name == "frozen.pt":
+        nodes = model.graph.findAllNodes("prim::Constant")
+        tensors = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    large = [tensor for tensor in tensors if tensor.nbytes > 100_000]
+    assert len(large) == (1 if name == "frozen.pt" else 2)  # freezing keeps what is used of the table
+    spans = mapped(path)
+    assert all(any(tensor.data_ptr() in span for span in spans) for tensor in large)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(torch.ones(2, 256)).double(), reference(directory))
+
+
+def reference(directory: Path) -> torch.Tensor:
+    model = Wide()
+    model.load_state_dict(torch.load(directory / "wide.pth"))
+    with torch.inference_mode():
+        return model(torch.ones(2, 256)).double()
+
+
+def test_writing_to_a_shared_weight_leaves_the_file_alone(directory: Path) -> None:
+    before = (directory / "wide.pt").read_bytes()
+    model = load_model_file(directory / "wide.pt", None, CPU)
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    assert model.layer.weight.abs().sum() == 0
+    assert (directory / "wide.pt").read_bytes() == before
+
+
+def zipped(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, pad: int = 0) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        if pad:
+            archive.writestr("p" * pad, b"")
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_tensors_that_share_a_storage_still_do(tmp_path: Path) -> None:
+    whole = torch.arange(20_000, dtype=torch.uint8)
+    zipped(tmp_path / "m.zip", {"data/0": whole.numpy().tobytes()})
+    head, tail = whole[:10], whole[10:].view(-1, 10)
+    expected = tail.clone()
+    assert share_with_file([whole, head, tail], tmp_path / "m.zip") == 20_000
+    assert whole.untyped_storage().data_ptr() == head.untyped_storage().data_ptr() == tail.untyped_storage().data_ptr()
+    assert torch.equal(tail, expected)
+
+
+def test_equal_sizes_are_told_apart_by_content(tmp_path: Path) -> None:
+    first, second = torch.ones(5000), torch.full((5000,), 2.0)
+    zipped(tmp_path / "m.zip", {"aaaa": first.numpy().tobytes(), "bbbb": second.numpy().tobytes()})
+    share_with_file([second, first], tmp_path / "m.zip")
+    assert (float(first[0]), float(second[0])) == (1, 2)
+
+
+@pytest.mark.parametrize("case", ["other content", "compressed", "misaligned", "not a zip"])
+def test_what_the_file_does_not_hold_as_it_is_stays_a_copy(tmp_path: Path, case: str) -> None:
+    tensor = torch.arange(5000, dtype=torch.float64)
+    content, path = tensor.numpy().tobytes(), tmp_path / "m.zip"
+    if case == "not a zip":
+        path.write_bytes(content)
+    elif case == "other content":
+        zipped(path, {"a": b"\x01" * len(content)})
+    elif case == "compressed":
+        zipped(path, {"a": content}, zipfile.ZIP_DEFLATED)
+    else:
+        shared = []
+        for pad in range(1, 9):  # of eight paddings, one is aligned to eight bytes
+            zipped(path, {"a": content}, pad=pad)
+            shared.append(share_with_file([tensor.clone()], path))
+        assert sorted(shared) == [0] * 7 + [len(content)]
+        return
+    assert share_with_file([tensor], path) == 0
+    assert torch.equal(tensor, torch.arange(5000, dtype=torch.float64))
