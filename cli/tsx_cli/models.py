@@ -160,8 +160,10 @@ def _row(told: dict[str, Any], default: bool) -> list[object]:
 
 
 def _devices(workers: list[dict[str, Any]]) -> str:
-    gpus = sorted({worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0] for worker in workers if worker.get("gpu")})
-    return f"gpu {', '.join(gpus)}".rstrip() if any(worker.get("gpu") for worker in workers) else "cpu"
+    """Where the workers run, each device once; a GPU has its number where the server could ask the driver."""
+    numbers = [worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0] for worker in workers if worker["gpu"]]
+    gpus = f"gpu {', '.join(sorted({number for number in numbers if number}))}".rstrip() if numbers else ""
+    return ", ".join(filter(None, ["cpu" if len(numbers) < len(workers) else "", gpus]))
 
 
 def _print_version(told: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and the moves of the cursor
 DEADLINE = 90.0  # seconds; of a machine that has other things to do
 
 
@@ -71,6 +74,42 @@ def tsx(words: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> s
     """A command that ends by itself, in a process of its own."""
     command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
     return subprocess.run(command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def screen(words: Sequence[object], cwd: Path, environment: Mapping[str, str], until: str | None = None) -> tuple[str, int]:
+    """What a person sees on a terminal, and the exit code; with `until`, Ctrl-C once that text is there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tsx_cli", *map(str, words)],
+        cwd=cwd,
+        env={**clean(environment), "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    late = threading.Timer(DEADLINE, process.kill)
+    late.start()
+    seen = b""
+    try:
+        while part := _read(ours):
+            seen += part
+            if until is not None and until.encode() in seen:
+                process.send_signal(signal.SIGINT)
+                until = None
+        return CONTROL.sub("", seen.decode()), process.wait()
+    finally:
+        late.cancel()
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from .conftest import DIGITS, Run
+from .servers import screen
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 
@@ -92,6 +93,13 @@ def test_samples_travel_in_the_archive(run: Run, tmp_path: Path) -> None:
     assert run("archive", DIGITS / "digits.pt", "--sample", DIGITS / "images", "--sample", DIGITS / "README.md").code == 0
     members = zipfile.ZipFile(tmp_path / "digits.mar").namelist()
     assert {"samples/0.png", "samples/README.md"} < set(members)
+
+
+def test_a_terminal_shows_how_far_the_packing_is(tmp_path: Path) -> None:
+    seen, code = screen(["archive", DIGITS / "digits.pt"], tmp_path, {})
+    assert code == 0, seen
+    assert "wrote digits.mar" in seen
+    assert "━ 73.8/73.8 kB" in seen
 
 
 def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None:

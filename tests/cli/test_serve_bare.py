@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import re
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -23,7 +16,7 @@ from tsx_cli.serve import with_addresses
 from tsx_runtime.settings import Settings
 
 from .conftest import DIGITS, Run
-from .servers import DEADLINE, FREE_PORTS, clean, serving, tsx
+from .servers import FREE_PORTS, screen, serving, tsx
 
 
 def test_a_bare_model_is_linked_and_never_copied() -> None:
@@ -37,49 +30,13 @@ def test_a_bare_model_is_linked_and_never_copied() -> None:
     assert (DIGITS / "digits.pth").exists()
 
 
-def screen(words: list[object], cwd: Path, environment: dict[str, str], until: str) -> tuple[str, int]:
-    """What a person sees, up to a text and then Ctrl-C; and the exit code."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tsx_cli", *map(str, words)],
-        cwd=cwd,
-        env={**clean(environment), "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    late = threading.Timer(DEADLINE, process.kill)
-    late.start()
-    seen = b""
-    try:
-        while until.encode() not in seen and (part := _read(ours)):
-            seen += part
-        process.send_signal(signal.SIGINT)
-        while part := _read(ours):
-            seen += part
-        return seen.decode(), process.wait()
-    finally:
-        late.cancel()
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # Linux says so when the other end is closed
-        return b""
-
-
 def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(tmp_path: Path, session_cache: Path) -> None:
     place = tmp_path / "temporary"
     place.mkdir()
     words = ["serve", f"numbers={DIGITS / 'digits.pt2'}", "--handler", DIGITS / "handler.py", "--workers", 2, *FREE_PORTS]
     seen, code = screen(words, tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(place)}, until="Ctrl-C")
     assert code == 0, seen
-    page = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen).split())  # without colours and the moves of the cursor
+    page = " ".join(seen.split())
     for part in (
         "serves 1 model",
         "numbers",

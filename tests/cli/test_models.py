@@ -1,0 +1,35 @@
+"""How `tsx models` reads what a server tells (that it asks a real one is in test_serve.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_cli.models import _devices, _row
+
+IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
+BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"
+
+
+def on_gpu(number: int) -> dict[str, object]:
+    return {"gpu": True, "gpuUsage": f"gpuId::{number} {BUSY}", "status": "READY"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([], ""),
+        ([IDLE], "cpu"),
+        ([on_gpu(1), on_gpu(0), on_gpu(1)], "gpu 0, 1"),
+        ([{"gpu": True, "gpuUsage": "N/A", "status": "READY"}], "gpu"),
+        ([IDLE, on_gpu(0)], "cpu, gpu 0"),
+    ],
+)
+def test_devices_are_told_once_each(workers: list[dict[str, object]], expected: str) -> None:
+    assert _devices(workers) == expected
+
+
+def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
+    told = {"modelName": "m", "modelVersion": "1.0", "modelUrl": "m.mar", "batchSize": 4, "minWorkers": 2}
+    broken = {**IDLE, "status": "UNLOADING"}
+    assert _row({**told, "workers": [IDLE, broken]}, True) == ["m", "1.0", "yes", "1 of 2", "cpu", 4, 0, "m.mar"]
+    assert _row({**told, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False)[3:7] == [2, "cpu", 4, 3]
