@@ -190,7 +190,7 @@ class Supervisor:
         if lost or not worker.stopping.is_set():
             logger.error("%s: worker %s (pid %s) ended: %s", self.label, worker.id, worker.pid, why)
         if lost:
-            self._dispatcher.refuse_lost(lost.jobs, _death(code, worker.killed_because))
+            self._dispatcher.refuse_lost(lost.jobs, _death(code, worker))
 
     async def _watch_process(self, process: WorkerProcess, channel: Channel) -> int:
         """A child of the worker may hold the socket open after the worker's end; then the channel is closed from here."""
@@ -248,12 +248,15 @@ class Supervisor:
         worker.stopping.set()
         _settle(worker, None)
         channel = worker.channel
-        if worker.state is WorkerState.LOADING or not drain:
+        if worker.state is WorkerState.LOADING:
             worker.kill("it is not needed any more")
         elif worker.state is WorkerState.READY and channel is not None:
             self._set(worker, WorkerState.UNLOADING)
             self._dispatcher.remove(channel)
-            await channel.drained()
+            if drain:
+                await channel.drained()
+            elif channel.sent:
+                worker.kill("it was stopped before it had answered")
         if channel is not None:
             channel.close()
         assert worker.task is not None
@@ -298,11 +301,13 @@ def describe_exit(code: int) -> str:
     return f"killed by {name}{hint}"
 
 
-def _death(code: int, killed_because: str | None) -> TsxError:
-    """TorchServe's first words, which its clients look for, then why."""
-    if killed_because is None and code in (-signal.SIGKILL, 137):
+def _death(code: int, worker: Worker) -> TsxError:
+    """TorchServe's first words, which its clients look for, then why and what now."""
+    because = worker.killed_because
+    if because is None and code in (-signal.SIGKILL, 137):
         return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
-    return WorkerDied(f"Worker died. Cause: {killed_because or describe_exit(code)}. A new worker is started; send the request again.")
+    now = "" if worker.stopping.is_set() else " A new worker is started; send the request again."
+    return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
