@@ -27,7 +27,7 @@ class Limits(NamedTuple):
     wait: float | None = None  # seconds a request may wait for company; None: never
 
 
-@dataclass(frozen=True)  # a named tuple cannot be generic in Python 3.10
+@dataclass(slots=True)  # a named tuple cannot be generic in Python 3.10
 class Assignment(Generic[SlotT]):
     batches: list[tuple[SlotT, list[Job]]]
     skipped: list[Job]  # their client is gone, or their deadline has passed: to be answered, not to be run

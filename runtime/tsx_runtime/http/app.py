@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -17,6 +16,7 @@ from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.schemas import Health
 from tsx_runtime.settings import Settings
+from tsx_runtime.version import __version__
 
 ROOMS = ("inference", "management", "metrics")
 SEPARATE = tuple((room,) for room in ROOMS)
@@ -30,7 +30,7 @@ class ServerApp(FastAPI):
 
     def __init__(self, title: str, counts: Counts) -> None:
         # no /docs: FastAPI's page loads its scripts from another host
-        super().__init__(title=title, version=_version(), docs_url=None, redoc_url=None, redirect_slashes=False)
+        super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
         self.predictions: Predictions | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
@@ -139,10 +139,3 @@ def _ping_router(registry: Registry) -> APIRouter:
     )
     router.add_api_route("/ping", ping, methods=["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"], include_in_schema=False)
     return router
-
-
-def _version() -> str:
-    try:
-        return version("tsx-serve")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return "0"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings import Settings, parse_address
 
 ROLES = ("inference", "management", "metrics")
 
@@ -22,24 +21,12 @@ class Address(NamedTuple):
         return f"http://{host}:{self.port}"
 
 
-def parse_address(setting: str, value: str) -> Address:
-    """`http://host:port`. Port 0 takes a free one."""
-    parts = urlsplit(value)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/"):
-        raise SettingError(f"{setting} is {value!r}; it must look like http://127.0.0.1:8080")
-    return Address(parts.hostname, port)
-
-
 def addresses(settings: Settings) -> dict[Address, list[str]]:
     """Each address once, with the roles that share it. Addresses with port 0 are never the same."""
     shared: dict[Address, list[str]] = {}
     free: list[tuple[Address, list[str]]] = []
     for role in ROLES:
-        address = parse_address(f"{role}_address", getattr(settings, f"{role}_address"))
+        address = Address(*parse_address(getattr(settings, f"{role}_address")))
         if address.port:
             shared.setdefault(address, []).append(role)
         else:
