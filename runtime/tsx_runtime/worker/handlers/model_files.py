@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
 
 from tsx_archiver import describe_model_file
 from tsx_runtime.worker.exceptions import LoadError
@@ -76,7 +77,8 @@ def load_exported(path: Path, device: torch.device) -> Any:
     model = program.module()
     if device.type == "cpu":
         share_with_file([*model.parameters(), *model.buffers()], path)
-    return model
+    size = fixed_batch(program)
+    return model if size is None else FixedBatch(model, size)
 
 
 def load_aotinductor(path: Path, device: torch.device, compiled_for: str | None) -> Any:
@@ -109,6 +111,35 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         return OnnxModel(onnxruntime.InferenceSession(str(path), options, providers=wanted))
     except Exception as error:  # onnxruntime's own classes are not public
         raise LoadError(f"{path.name} cannot be loaded by onnxruntime: {_first_line(error)}") from error
+
+
+def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
+    """The batch size that a program was exported for, where it takes one tensor and no other size of it."""
+    names = program.graph_signature.user_inputs
+    values = [node.meta.get("val") for node in program.graph.nodes if node.name in names]
+    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    if len(names) == len(shapes) == 1 and len(shapes[0]) > 1 and isinstance(shapes[0][0], int):
+        return shapes[0][0]
+    return None
+
+
+class FixedBatch:
+    """Cuts any batch to the size that a program takes, as `torch.export` writes them unless told that a size may vary."""
+
+    def __init__(self, model: Any, size: int) -> None:
+        self.model = model
+        self.size = size
+
+    def __call__(self, rows: torch.Tensor) -> Any:
+        if len(rows) == self.size:
+            return self.model(rows)
+        short = -len(rows) % self.size
+        full = torch.cat([rows, rows[-1:].expand(short, *rows.shape[1:])]) if short else rows
+        results = [self.model(part) for part in torch.split(full, self.size)]
+        return tree_map(lambda *parts: torch.cat(parts)[: len(rows)], *results)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
 
 class OnnxModel:

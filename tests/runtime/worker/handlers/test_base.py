@@ -59,6 +59,13 @@ def test_every_kind_of_model_gives_the_models_own_numbers(
     assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": model_file}), net)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_program_exported_for_one_batch_size_takes_every_other(start_worker: StartWorker, net: Net, tmp_path: Any, size: int) -> None:
+    path = tmp_path / "fixed.pt2"
+    torch.export.save(torch.export.export(net, (torch.zeros(size, 3),)), path)
+    assert_right(start_worker(ROWS, files={"fixed.pt2": path.read_bytes()}, model={"serializedFile": "fixed.pt2"}), net)
+
+
 def test_the_kind_is_told_by_the_bytes_and_not_by_the_name(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
     assert_right(start_worker(ROWS, files={"model.bin": model_bytes["program.pt2"]}, model={"serializedFile": "model.bin"}), net)
 

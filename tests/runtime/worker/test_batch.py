@@ -1,0 +1,71 @@
+"""Whatever requests come and whatever a handler makes of them: each is answered once, in order, with its own answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.wire import Item, request_meta
+from tsx_runtime.worker.batch import Model, answer_batch
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.loader import Coroutines, Entry
+
+KINDS = ["good", "bad row", "broken form", "unsendable", "too long", "own status"]
+STATUS = {"good": 200, "bad row": 400, "broken form": 400, "unsendable": 503, "too long": 503, "own status": 218}
+BROKEN_FORM = [(b"content-type", b"multipart/form-data; boundary=x")]
+
+
+def handler(data: Any, context: Context) -> list[Any]:
+    kinds = [bytes(row["body"]).decode().split("/")[0] for row in data]
+    if bad := {idx: f"{context.get_request_id(idx)} is bad" for idx, kind in enumerate(kinds) if kind == "bad row"}:
+        raise BadRows(bad)
+    results: list[Any] = []
+    for idx, kind in enumerate(kinds):
+        if kind == "own status":
+            context.set_response_status(218, idx=idx)
+            context.set_response_header(idx, "X-Id", context.get_request_id(idx))
+        results.append({"unsendable": {1}, "too long": "x" * 101}.get(kind, context.get_request_id(idx)))
+    return results
+
+
+def items(kinds: list[str]) -> list[Item]:
+    return [
+        Item(0, request_meta(f"id-{number}", b"", BROKEN_FORM if kind == "broken form" else []), f"{kind}/{number}".encode())
+        for number, kind in enumerate(kinds)
+    ]
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=12))
+def test_each_request_gets_its_own_answer(kinds: list[str]) -> None:
+    context = Context("m", "/m", {}, 1, None, "1")
+    model = Model(Entry(handler, "handler.py", None), context, Coroutines(), True, 100)
+    answers = answer_batch(model, items(kinds), lambda position, headers, body: None).answers
+    assert [status for status, _, _ in answers] == [STATUS[kind] for kind in kinds]
+    for number, (kind, (_, headers, body)) in enumerate(zip(kinds, answers, strict=True)):
+        if kind in ("good", "own status"):
+            assert bytes(body) == f"id-{number}".encode()
+        elif kind == "bad row":
+            assert json.loads(bytes(body))["message"] == f"id-{number} is bad"
+        if kind == "own status":
+            assert bytes(headers) == f"X-Id: id-{number}\r\n".encode()
+
+
+@given(st.lists(st.sampled_from(KINDS[:3]), min_size=1, max_size=8), st.integers(0, 8))
+def test_a_handler_that_has_begun_an_answer_is_not_called_again(kinds: list[str], at: int) -> None:
+    calls = 0
+
+    def streaming(data: Any, context: Context) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        context.send_piece(min(at, len(data) - 1), b"part")
+        return handler(data, context)
+
+    pieces: list[int] = []
+    model = Model(Entry(streaming, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100)
+    answers = answer_batch(model, items(kinds), lambda position, headers, body: pieces.append(position)).answers
+    assert len(answers) == len(kinds)
+    assert calls == len(pieces) == (1 if set(kinds) != {"broken form"} else 0)
