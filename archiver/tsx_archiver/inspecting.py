@@ -14,10 +14,10 @@ from .containers import Container, Member, root_of
 from .errors import CorruptMember, InvalidConfig, WrongChecksum
 from .formats import open_container
 from .limits import MIB, Limits
-from .manifest import MANIFEST_PATH, Manifest, normal
+from .manifest import MANIFEST_PATH, Manifest
 from .modelconfig import ModelConfig, read_model_config
 from .modelfile import ModelFile, describe_model_stream
-from .names import default_model_name, shown
+from .names import default_model_name, normal, shown
 from .opening import DEFAULT_CONFIG, directory_manifest, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
 from .safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 

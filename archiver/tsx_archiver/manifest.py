@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InvalidManifest
-from .names import DEFAULT_VERSION, path_fault, shown
+from .names import DEFAULT_VERSION, normal, path_fault, shown
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -113,13 +113,9 @@ def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifes
 def split_handler(handler: str) -> tuple[str, str | None]:
     """('file.py', 'function') of 'file.py:function'."""
     file, colon, function = handler.rpartition(":")
-    if colon and function.isidentifier() and len(file) > 1:
+    if colon and file and function.isidentifier():
         return file, function
     return handler, None
-
-
-def normal(name: str) -> str:
-    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def _check(data: dict[str, Any]) -> None:

@@ -57,16 +57,21 @@ def path_fault(name: str) -> str | None:
     return None
 
 
-def safe_member_name(name: str) -> str:
+def safe_member_name(name: str, source: str) -> str:
     """The member's path in one spelling (no `.`, no empty part), empty for the archive's own root.
 
-    Raises UnsafePath.
+    Raises UnsafePath, which names `source`.
     """
     fault = path_fault(name)
     if fault:
         raise UnsafePath(
-            f"member {shown(name)} is refused: {fault}. Nothing was unpacked; get the archive from a source you trust, or pack it again."
+            f"{source}: member {shown(name)} is refused: {fault}. Nothing was unpacked. Get it from a source you trust, or pack it again."
         )
+    return normal(name)
+
+
+def normal(name: str) -> str:
+    """A relative path without `.` and empty parts."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 

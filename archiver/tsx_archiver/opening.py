@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,10 @@ from .errors import ArchiveNotFound, CannotOpen, CorruptMember, EmptyArchive, Fo
 from .formats import open_container
 from .limits import MIB, Limits
 from .locks import FileLock
-from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, normal, parse_manifest
+from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from .modelconfig import ModelConfig, load_model_config
 from .modelfile import describe_model_stream
-from .names import default_model_name, shown
+from .names import default_model_name, normal, shown
 
 DEFAULT_CONFIG = "model-config.yaml"
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
@@ -72,15 +73,13 @@ def open_archive(source: Path, *, cache: Path | None = None, limits: Limits = Li
 def open_source(source: Path) -> BinaryIO:
     """The archive file, opened; raises ArchiveNotFound or CannotOpen."""
     try:
-        file = source.open("rb")
+        if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for its writer
+            raise ForeignFile(f"{source} is no regular file. Give a .mar file or a directory.")
+        return source.open("rb")
     except FileNotFoundError as error:
         raise ArchiveNotFound(f"{source} does not exist. Check the path, or pack a model with 'tsx archive'.") from error
     except OSError as error:
         raise CannotOpen(f"{source} cannot be opened ({error.strerror}). Check its permissions.") from error
-    if not file.seekable():
-        file.close()
-        raise ForeignFile(f"{source} is no regular file. Give a .mar file or a directory.")
-    return file
 
 
 def read_manifest(container: Container, root: str, default_name: str, source: Path) -> Manifest:

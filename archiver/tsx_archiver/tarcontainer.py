@@ -151,7 +151,7 @@ class _Exact:
 
 
 def _member(info: tarfile.TarInfo, source: str) -> Member | None:
-    name = safe_member_name(info.name)
+    name = safe_member_name(info.name, source)
     if info.issym() or info.islnk():
         raise LinkMember(f"{source}: {shown(info.name)} is a link to {shown(info.linkname)}. {REFUSED} Pack the file that it points to.")
     if not (info.isreg() or info.isdir()) or info.sparse is not None:

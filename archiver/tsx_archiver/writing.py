@@ -131,9 +131,13 @@ class _Counted:
 
     def read(self, size: int = -1) -> bytes:
         left = self._member.size - self._count
-        chunk = self._raw.read(min(left, size if size >= 0 else left, MIB))
-        if not chunk and left and size:
-            raise self._changed()
+        wanted = min(left, size) if size >= 0 else left
+        chunk = self._raw.read(wanted)
+        while len(chunk) < wanted:  # an unbuffered read may stop early
+            more = self._raw.read(wanted - len(chunk))
+            if not more:
+                raise self._changed()
+            chunk += more
         self.digest.update(chunk)
         self._count += len(chunk)
         self._report(self._count)
@@ -199,7 +203,7 @@ def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
 def _gzip_tar(plan: Plan, file: BinaryIO, progress: Progress | None, level: int) -> None:
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, copybufsize=MIB) as archive,
     ):
         _fill(plan, _TarSink(archive, plan.model_name), progress)
 

@@ -116,7 +116,7 @@ class _Exact:
 def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
     """The checked member, or None for an entry of the archive's own root."""
     original = info.orig_filename  # zipfile cuts `filename` at a NUL, and on Windows turns backslashes
-    name = safe_member_name(original)
+    name = safe_member_name(original, source)
     mode = info.external_attr >> 16
     if stat.S_ISLNK(mode):
         raise LinkMember(f"{source}: {shown(original)} is a link. {REFUSED} Pack the file that it points to.")
@@ -145,12 +145,13 @@ def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
 
 def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> None:
     """Members that share bytes are how a small file unpacks to petabytes without a high ratio of any one."""
-    ordered = sorted(infos, key=lambda info: info.header_offset)
-    for info, following in zip(ordered, [*(other.header_offset for other in ordered[1:]), end], strict=True):
+    following = end
+    for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
         if info.header_offset + _LOCAL_HEADER_SIZE + len(info.orig_filename) + info.compress_size > following:
             raise CorruptMember(
                 f"{source}: the bytes of {shown(info.filename)} overlap those of another member. {REFUSED} Pack the model again."
             )
+        following = info.header_offset
 
 
 def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:

@@ -1,0 +1,97 @@
+"""A small model's files, and archives made of raw members, as an attacker would make them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver import ArchiveSpec
+
+HANDLER = "def handle(data, context):\n    return None if data is None else ['OK'] * len(data)\n"
+MANIFEST = {"runtime": "python", "model": {"modelName": "tiny", "modelVersion": "1.0", "handler": "handler.py"}}
+
+MakeZip = Callable[..., Path]
+MakeTar = Callable[..., Path]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with what an archive is made of."""
+    directory = tmp_path / "inputs"
+    (directory / "extra" / "sub").mkdir(parents=True)
+    (directory / "handler.py").write_text(HANDLER)
+    (directory / "model.py").write_text("class Tiny: pass\n")
+    (directory / "weights.bin").write_bytes(bytes(range(256)) * 40)
+    (directory / "requirements.txt").write_text("numpy\n")
+    (directory / "config.yaml").write_text("batchSize: 4\nmaxBatchDelay: 20\n")
+    (directory / "extra" / "labels.json").write_text('{"0": "zero"}')
+    (directory / "extra" / "sub" / "deep.txt").write_text("deep")
+    monkeypatch.chdir(directory)
+    return directory
+
+
+@pytest.fixture
+def spec(inputs: Path) -> ArchiveSpec:
+    return ArchiveSpec(
+        model_name="tiny",
+        version="2.1",
+        handler="handler.py",
+        serialized_file="weights.bin",
+        model_file="model.py",
+        extra_files="extra",
+        requirements_file="requirements.txt",
+        config_file="config.yaml",
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def make_zip(tmp_path: Path) -> MakeZip:
+    """A zip of the given members; a ZipInfo as a name gives full control. With `manifest=None` it has none."""
+
+    def make(
+        *members: tuple[str | zipfile.ZipInfo, bytes], manifest: Mapping[str, object] | None = MANIFEST, name: str = "tiny.mar"
+    ) -> Path:
+        path = tmp_path / name
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            if manifest is not None:
+                archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+                archive.writestr("handler.py", HANDLER)
+            for member, content in members:
+                archive.writestr(member, content)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def make_tar(tmp_path: Path) -> MakeTar:
+    """A .tar.gz of the given members; a TarInfo as a name gives full control."""
+
+    def make(
+        *members: tuple[str | tarfile.TarInfo, bytes], manifest: Mapping[str, object] | None = MANIFEST, name: str = "tiny.tar.gz"
+    ) -> Path:
+        path = tmp_path / name
+        first: list[tuple[str | tarfile.TarInfo, bytes]] = []
+        if manifest is not None:
+            first = [("tiny/MAR-INF/MANIFEST.json", json.dumps(manifest).encode()), ("tiny/handler.py", HANDLER.encode())]
+        with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+            for member, content in [*first, *members]:
+                info = tarfile.TarInfo(member) if isinstance(member, str) else member
+                if info.isreg():
+                    info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        return path
+
+    return make

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_archiver import InvalidConfig, ModelConfig, load_model_config, parse_model_config
+from tsx_archiver.configkeys import KEYS, TORCHRUN_KEYS
+from tsx_archiver.modelconfig import TorchRun
+from tsx_archiver.safeyaml import MAX_BYTES, load_yaml
+
+EVERY_KEY = """
+minWorkers: 1
+maxWorkers: 2
+batchSize: 8
+maxBatchDelay: 50
+responseTimeout: 60
+startupTimeout: 300
+deviceType: gpu
+deviceIds: [0, 1]
+parallelType: tp
+parallelLevel: 2
+torchrun: {nnodes: 1, nproc-per-node: 2, rdzv-backend: c10d, rdzv-endpoint: "x:1", rdzv-conf: a,
+  monitor-interval: 5, node-rank: 0, OMP_NUMBER_THREADS: 1}
+maxRetryTimeoutInSec: 300
+clientTimeoutInMills: 0
+jobQueueSize: 100
+useJobTicket: true
+sequenceBatching: false
+continuousBatching: false
+asyncCommunication: true
+sequenceMaxIdleMSec: 1000
+sequenceTimeoutMSec: 1000
+maxSequenceJobQueueSize: 1
+maxNumSequence: 4
+useVenv: false
+batchPolicy: wait
+weightsOnly: false
+threads: 2
+handler: {profile: true}
+"""
+
+
+def test_every_key_of_the_table_is_read_without_a_problem() -> None:
+    config, problems = parse_model_config(yaml.safe_load(EVERY_KEY))
+    assert problems == []
+    values = dataclasses.asdict(config)
+    assert [name for name, value in values.items() if value is None] == []
+    assert (config.batch_size, config.device_ids, config.batch_policy, config.weights_only, config.threads) == (8, (0, 1), "wait", False, 2)
+    assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
+    assert config.raw["handler"] == {"profile": True}
+
+
+def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
+    assert {key.field for key in KEYS} == {item.name for item in dataclasses.fields(ModelConfig)} - {"raw"}
+    assert {key.field for key in TORCHRUN_KEYS} == {item.name for item in dataclasses.fields(TorchRun)}
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "words"),
+    [
+        ("batchSize: '8'", "batch_size", "batchSize: '8'"),
+        ("batchSize: 0", "batch_size", "1 or more"),
+        ("batchSize: true", "batch_size", "whole number"),
+        ("maxBatchDelay: 1.5", "max_batch_delay", "1.5"),
+        ("jobQueueSize: 99999999999", "job_queue_size", "whole number"),
+        ("deviceType: neuron", "device_type", "cpu or gpu"),
+        ("deviceIds: 0", "device_ids", r"\[0, 1\]"),
+        ("deviceIds: [a]", "device_ids", r"\[0, 1\]"),
+        ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),
+        ("batchPolicy: eager", "batch_policy", "wait"),
+        ("torchrun: 4", "torchrun", "keys and values"),
+        ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
+        ("torchrun: {rdzv-backend: 1}", "batch_size", "must be a text"),
+    ],
+)
+def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, words: str) -> None:
+    config, problems = parse_model_config(yaml.safe_load(line))
+    assert getattr(config, field) is None
+    assert [problem.kind for problem in problems] == ["value"]
+    assert re.search(words, str(problems[0]))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("batch_size", "batchSize"),
+        ("batchsize", "batchSize"),
+        ("maxWorker", "maxWorkers"),
+        ("max-batch-delay", "maxBatchDelay"),
+        ("handlers", "handler"),
+    ],
+)
+def test_a_key_near_a_known_one_is_named(key: str, meant: str) -> None:
+    _, problems = parse_model_config({key: 1})
+    assert [(problem.kind, problem.key) for problem in problems] == [("near-miss", key)]
+    assert f"did you mean {meant}?" in problems[0].text
+
+
+def test_a_key_near_a_known_one_is_named_inside_torchrun() -> None:
+    _, problems = parse_model_config({"torchrun": {"nproc_per_node": 2}})
+    assert "did you mean torchrun.nproc-per-node?" in problems[0].text
+
+
+@pytest.mark.parametrize("key", ["model_name", "tokenizer", "threshold", "timeout", "labels", 5, "pt2", "micro_batching"])
+def test_keys_of_the_handler_are_left_alone(key: object) -> None:
+    assert parse_model_config({key: 1})[1] == []
+
+
+def test_fewer_workers_at_most_than_at_least_is_a_problem() -> None:
+    assert "less than minWorkers" in parse_model_config({"minWorkers": 3, "maxWorkers": 1})[1][0].text
+
+
+def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("# nothing\n")
+    assert load_model_config(tmp_path / "c.yaml") == (ModelConfig(), [])
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_no_document_makes_it_raise(data: object) -> None:
+    config, problems = parse_model_config(data)
+    assert all(problem.text for problem in problems)
+    assert config.raw == (data if isinstance(data, dict) else {})
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+TEXT_BOMB = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
+MERGE_BOMB = "a: &a {k: v}\n" + "".join(
+    f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (BOMB, "unfolds"),
+        (TEXT_BOMB, "unfolds"),
+        (MERGE_BOMB, "unfolds"),
+        ("a: &a [*a]", "unfolds"),
+        ("[" * 5000, "YAML|nested"),
+        ("{a: " * 200 + "1" + "}" * 200, "nested"),
+        ("x: !!python/object/apply:os.system ['true']", "only plain values"),
+        ("a: [1", "line"),
+        ("a: 2020-13-45", "cannot be read"),
+        ("{[1]: 2}: 3", "cannot be read"),
+        ("x" * (MAX_BYTES + 1), "bytes"),
+    ],
+)
+def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words) as caught:
+        load_yaml(content.encode(), source="model-config.yaml")
+    assert caught.value.message.startswith("model-config.yaml")
+
+
+def test_a_few_aliases_are_fine() -> None:
+    assert load_yaml(b"a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", source="c") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+
+
+def test_a_file_that_is_missing_or_not_utf8_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"no.yaml cannot be read"):
+        load_model_config(tmp_path / "no.yaml")
+    (tmp_path / "c.yaml").write_bytes(b"a: \xff\xfe")
+    with pytest.raises(InvalidConfig, match=r"c.yaml cannot be read as YAML"):
+        load_model_config(tmp_path / "c.yaml")

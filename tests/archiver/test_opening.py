@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver import (
+    ArchiveNotFound,
+    ArchiveSpec,
+    CannotOpen,
+    EmptyArchive,
+    ForeignFile,
+    InvalidConfig,
+    InvalidManifest,
+    TruncatedArchive,
+    default_model_name,
+    inspect_archive,
+    open_archive,
+    verify_archive,
+    write_archive,
+)
+
+from .conftest import HANDLER, MakeTar, MakeZip
+
+
+def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
+        open_archive(tmp_path / "gone.mar", cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "words"),
+    [
+        (b"", EmptyArchive, r"is empty \(0 bytes\)"),
+        (b"P", TruncatedArchive, "cut short"),
+        (b"\x1f", TruncatedArchive, "cut short"),
+        (b"PK\x03\x04" + bytes(300), TruncatedArchive, "ends before its directory"),
+        (b"PK\x05\x06" + bytes(18), EmptyArchive, "without files"),
+        (b"\x1f\x8b\x08\x00", TruncatedArchive, "damaged or cut short"),
+        (gzip.compress(b"hello"), ForeignFile, "no tar archive"),
+        (gzip.compress(b"hello" * 500), ForeignFile, "no tar archive"),
+        (b"<!DOCTYPE html>", ForeignFile, "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", ForeignFile, "git lfs pull"),
+        (b"\x80\x04K\x01.", ForeignFile, "tsx archive"),
+        (b"just text", ForeignFile, "is no model archive"),
+        (b"\x7fELF" + bytes(100), ForeignFile, "is no model archive"),
+    ],
+)
+def test_what_is_no_archive_is_told_apart(tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str) -> None:
+    path = tmp_path / "x.mar"
+    path.write_bytes(content)
+    for use in (lambda: open_archive(path, cache=cache), lambda: inspect_archive(path), lambda: verify_archive(path)):
+        with pytest.raises(kind, match=words) as caught:
+            use()
+        assert type(caught.value) is kind
+
+
+def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
+    for format in ("default", "tgz"):
+        whole = write_archive(spec, tmp_path / "whole", format=format)  # type: ignore[arg-type]  # each is a Format
+        content = whole.read_bytes()
+        path = tmp_path / f"cut-{whole.name}"
+        for length in (10, len(content) // 3, len(content) // 2, len(content) - 25, len(content) - 1):
+            path.write_bytes(content[:length])
+            with pytest.raises((TruncatedArchive, CannotOpen)):
+                open_archive(path, cache=cache)
+
+
+def test_a_zip_of_something_else_is_foreign(make_zip: MakeZip, cache: Path) -> None:
+    with pytest.raises(ForeignFile, match=r"neither MAR-INF/MANIFEST.json nor a handler"):
+        open_archive(make_zip(("[Content_Types].xml", b"x"), ("word/document.xml", b"x"), manifest=None), cache=cache)
+
+
+@pytest.mark.parametrize("name", ["tiny.mar", "tiny.model", "tiny.anything"])
+def test_the_form_is_told_by_the_bytes_not_by_the_name(make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str) -> None:
+    for make in (make_zip, make_tar):
+        with open_archive(make(name=name), cache=cache) as opened:
+            assert (opened.directory / "handler.py").read_text() == HANDLER
+
+
+def test_without_a_manifest_the_name_comes_from_the_file(make_zip: MakeZip, cache: Path, tmp_path: Path) -> None:
+    path = make_zip(("handler.py", b""), ("model-config.yaml", b"batchSize: 2"), manifest=None, name="resnet-18 v1.mar")
+    with open_archive(path, cache=cache) as opened:
+        assert (opened.manifest.model_name, opened.manifest.version, opened.manifest.handler) == ("resnet_18_v1", "1.0", "")
+        assert (opened.manifest.data, opened.config.batch_size) == ({}, 2)
+    with open_archive(path, cache=cache, name="given") as opened:
+        assert opened.manifest.model_name == "given"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a/b/x.mar", "x"),
+        ("x-y.tar.gz", "x_y"),
+        ("x.tgz", "x"),
+        ("x.MODEL", "x"),
+        ("my net.pt2", "my_net"),
+        ("dir.v2", "dir"),
+        ("ü.mar", "_"),
+    ],
+)
+def test_a_default_name_has_word_characters_only(path: str, name: str) -> None:
+    assert default_model_name(Path(path)) == name
+
+
+def test_an_archive_may_have_everything_in_one_directory(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
+    manifest = json.dumps({"model": {"modelName": "inner", "handler": "h.py"}}).encode()
+    members = [("top/MAR-INF/MANIFEST.json", manifest), ("top/h.py", b""), (".DS_Store", b""), ("__MACOSX/top/h.py", b"")]
+    for path in (make_zip(*members, manifest=None), make_tar(*members, manifest=None)):
+        with open_archive(path, cache=cache) as opened:
+            assert (opened.manifest.model_name, opened.directory.name, (opened.directory / "h.py").exists()) == ("inner", "top", True)
+        assert sorted(member.name for member in inspect_archive(path).members if member.name.startswith(("MAR", "h"))) == [
+            "MAR-INF/MANIFEST.json",
+            "h.py",
+        ]
+
+
+def test_a_tar_made_by_hand_opens(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "m" / "sub").mkdir(parents=True)
+    (tmp_path / "m" / "handler.py").write_text(HANDLER)
+    (tmp_path / "m" / "sub" / "a.txt").write_text("a")
+    with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "m", ".")
+    with open_archive(tmp_path / "m.tar.gz", cache=cache) as opened:
+        assert (opened.directory / "sub" / "a.txt").read_text() == "a"
+
+
+def test_empty_directories_of_an_archive_are_made(make_zip: MakeZip, cache: Path) -> None:
+    with open_archive(make_zip(("empty/", b"")), cache=cache) as opened:
+        assert (opened.directory / "empty").is_dir()
+
+
+class TestDirectories:
+    @pytest.fixture
+    def model(self, spec: ArchiveSpec, tmp_path: Path) -> Path:
+        return write_archive(spec, tmp_path, format="no-archive")
+
+    def test_they_are_used_in_place(self, model: Path, cache: Path) -> None:
+        with open_archive(model, cache=cache) as opened:
+            assert (opened.directory, opened.digest, opened.problems) == (model, None, [])
+        assert not cache.exists()
+
+    def test_one_may_hold_the_models_directory(self, model: Path, cache: Path) -> None:
+        outer = model.parent / "outer"
+        outer.mkdir()
+        model.rename(outer / "tiny")
+        with open_archive(outer, cache=cache) as opened:
+            assert opened.directory == outer / "tiny"
+        assert inspect_archive(outer).manifest.model_name == "tiny"
+
+    def test_a_relative_one_opens_absolute(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(model.parent)
+        assert open_archive(Path("tiny")).directory == model
+
+    def test_an_empty_and_a_foreign_one_are_told_apart(self, tmp_path: Path) -> None:
+        (tmp_path / "none").mkdir()
+        with pytest.raises(EmptyArchive, match="holds no files"):
+            open_archive(tmp_path / "none")
+        (tmp_path / "none" / "letter.txt").touch()
+        with pytest.raises(ForeignFile, match="is no model archive"):
+            open_archive(tmp_path / "none")
+
+    def test_a_changed_file_is_found_by_verify(self, model: Path) -> None:
+        assert verify_archive(model) == []
+        (model / "handler.py").write_text("changed")
+        (model / "new.txt").write_text("new")
+        (model / "labels.json").unlink()
+        assert [(finding.is_fault, finding.member) for finding in verify_archive(model)] == [
+            (True, "handler.py"),
+            (True, "labels.json"),
+            (False, "new.txt"),
+        ]
+
+
+def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(make_zip: MakeZip, cache: Path) -> None:
+    model = {"modelName": "m", "handler": "gone.py:f", "serializedFile": "w.pt", "modelFile": "handler.py", "configFile": "c.yaml"}
+    path = make_zip(manifest={"model": model})
+    missing = [
+        "the manifest names handler gone.py, which the archive does not hold",
+        "the manifest names serializedFile w.pt, which the archive does not hold",
+        "the manifest names configFile c.yaml, which the archive does not hold",
+    ]
+    with open_archive(path, cache=cache) as opened:
+        assert opened.problems == missing
+    assert inspect_archive(path).problems == missing
+    assert [finding.text for finding in verify_archive(path) if finding.is_fault] == missing
+
+
+def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(make_zip: MakeZip, cache: Path) -> None:
+    manifest = {"model": {"modelName": "m", "handler": "handler.py", "configFile": "c.yaml"}}
+    path = make_zip(("c.yaml", b"batchsize: 4\nmaxWorkers: many\n"), manifest=manifest)
+    with open_archive(path, cache=cache) as opened:
+        assert [text.split()[1].rstrip(":") for text in opened.problems] == ["batchsize", "maxWorkers"]
+        assert opened.config.raw == {"batchsize": 4, "maxWorkers": "many"}
+    path = make_zip(("c.yaml", b"a: !!python/name:os.system"), manifest=manifest)
+    with pytest.raises(InvalidConfig, match=r"^c.yaml of m cannot be read as YAML"):
+        open_archive(path, cache=cache)
+    assert [finding.is_fault for finding in verify_archive(path)][:1] == [True]
+
+
+def test_a_manifest_that_points_outside_is_refused_before_unpacking(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
+    manifest = {"model": {"modelName": "m", "handler": "handler.py", "serializedFile": "../../etc/passwd"}}
+    for path in (make_zip(manifest=manifest), make_tar(manifest=manifest)):
+        with pytest.raises(InvalidManifest, match="serializedFile") as caught:
+            open_archive(path, cache=cache)
+        assert caught.value.message.startswith(str(path))
+        assert list((cache / "archives" / "entries").iterdir()) == []
+
+
+def test_inspect_tells_sizes_checksums_and_the_kind_of_model(spec: ArchiveSpec, tmp_path: Path) -> None:
+    for format in ("default", "tgz", "no-archive"):
+        told = inspect_archive(write_archive(spec, tmp_path / format, format=format))  # type: ignore[arg-type]  # each is a Format
+        assert told.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
+        assert [member.size for member in told.members if member.name == "weights.bin"] == [10240]
+        assert all(member.sha256 for member in told.members if member.name != "MAR-INF/MANIFEST.json")
+        assert told.model is not None
+        assert told.model.kind == "unknown"
+        assert told.model.problem is not None
+        assert told.size > 0
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mar")
+    with pytest.raises(ForeignFile, match="no regular file"):
+        open_archive(tmp_path / "pipe.mar", cache=cache)
+
+
+def test_bytes_behind_the_end_of_a_tar_do_not_matter(make_tar: MakeTar, cache: Path) -> None:
+    path = make_tar()
+    raw = io.BytesIO(gzip.decompress(path.read_bytes()) + bytes(4096))
+    path.write_bytes(gzip.compress(raw.getvalue()))
+    with open_archive(path, cache=cache) as opened:
+        assert opened.manifest.model_name == "tiny"

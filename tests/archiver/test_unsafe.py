@@ -1,0 +1,324 @@
+"""Archives made to harm: each is refused by its own error, and nothing stays behind."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import stat
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tsx_archiver import (
+    ArchiveError,
+    ArchiveTooLarge,
+    CorruptMember,
+    DuplicateMember,
+    EmptyArchive,
+    EncryptedMember,
+    Limits,
+    LinkMember,
+    SpecialMember,
+    TooManyMembers,
+    TruncatedArchive,
+    UnsafePath,
+    UnsupportedCompression,
+    WrongChecksum,
+    inspect_archive,
+    open_archive,
+    verify_archive,
+)
+from tsx_archiver.limits import MIB
+from tsx_archiver.names import safe_member_name
+
+from .conftest import HANDLER, MANIFEST, MakeTar, MakeZip
+
+
+@pytest.fixture
+def refused(cache: Path) -> Callable[..., str]:
+    """The text with which all three ways of opening refuse; checks that nothing was left in the cache."""
+
+    def check(path: Path, kind: type[ArchiveError], limits: Limits = Limits()) -> str:  # noqa: B008
+        with pytest.raises(kind) as caught:
+            open_archive(path, cache=cache, limits=limits)
+        assert type(caught.value) is kind
+        assert [file for name in ("entries", "partial") for file in (cache / "archives" / name).rglob("*")] == []
+        with pytest.raises(kind):
+            inspect_archive(path, limits=limits)
+        with pytest.raises(kind):
+            verify_archive(path, limits)
+        assert path.name in caught.value.message
+        return caught.value.message
+
+    return check
+
+
+UNSAFE_NAMES = [
+    "../x",
+    "a/../../x",
+    "/etc/x",
+    "//x",
+    "a\\b",
+    "..\\x",
+    "C:/x",
+    "c:x",
+    "a\nb",
+    "a\x7f",
+    "a/" + "b" * 300,
+    "d/" * 2100 + "x",
+    "..",
+]
+
+
+@pytest.mark.parametrize("name", UNSAFE_NAMES)
+def test_a_member_that_would_land_outside_is_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str], name: str) -> None:
+    assert "is refused" in refused(make_zip((name, b"x")), UnsafePath)
+    assert "is refused" in refused(make_tar((name, b"x")), UnsafePath)
+
+
+def test_a_name_with_a_hidden_end_is_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+    path = make_zip(("handlerX.py", b"x"))
+    path.write_bytes(path.read_bytes().replace(b"handlerX.py", b"handle\x00X.py"))
+    assert "control characters" in refused(path, UnsafePath)
+
+
+def test_a_sibling_with_the_targets_name_as_its_beginning_cannot_be_reached(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    assert "'..'" in refused(make_tar(("../tiny-evil/x", b"x")), UnsafePath)
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK])
+def test_a_link_in_a_zip_is_refused(make_zip: MakeZip, refused: Callable[..., str], kind: int) -> None:
+    info = zipfile.ZipInfo("link")
+    info.external_attr = (kind | 0o777) << 16
+    assert "is a link" in refused(make_zip((info, b"/etc/passwd")), LinkMember)
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
+def test_a_device_in_a_zip_is_refused(make_zip: MakeZip, refused: Callable[..., str], kind: int) -> None:
+    info = zipfile.ZipInfo("device")
+    info.external_attr = (kind | 0o600) << 16
+    assert "a device" in refused(make_zip((info, b"")), SpecialMember)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_link_in_a_tar_is_refused(make_tar: MakeTar, refused: Callable[..., str], kind: bytes) -> None:
+    info = tarfile.TarInfo("tiny/link")
+    info.type, info.linkname = kind, "../../etc/passwd"
+    assert "is a link to '../../etc/passwd'" in refused(make_tar((info, b"")), LinkMember)
+
+
+@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_a_device_in_a_tar_is_refused(make_tar: MakeTar, refused: Callable[..., str], kind: bytes) -> None:
+    info = tarfile.TarInfo("tiny/device")
+    info.type = kind
+    assert "a device" in refused(make_tar((info, b"")), SpecialMember)
+
+
+def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    info = tarfile.TarInfo("tiny/sparse")
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "tiny/sparse",
+        "GNU.sparse.realsize": "1000000",
+    }
+    assert "is sparse" in refused(make_tar((info, b"1\n0\n1\n".ljust(512, b"\0") + b"x")), SpecialMember)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a.py", "a.py"),
+        ("a.py", "A.PY"),
+        ("sub/a", "SUB/a"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("./a", "a"),
+        ("a", "a/b"),
+        ("A", "a/b"),
+        ("a/b", "a//b"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_members_for_one_file_are_refused(
+    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str], one: str, other: str
+) -> None:
+    refused(make_zip((one, b"1"), (other, b"2")), DuplicateMember)
+    refused(make_tar((f"tiny/{one}", b"1"), (f"tiny/{other}", b"2")), DuplicateMember)
+
+
+def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
+    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
+    zeros = bytes(70 * MIB)
+    for path in (make_zip(("zeros", zeros)), make_tar(("tiny/zeros", zeros))):
+        assert "as zip bombs do" in refused(path, ArchiveTooLarge)
+        with open_archive(path, cache=path.parent / "other", limits=Limits(ratio=2000)) as opened:
+            assert (opened.directory / "zeros").stat().st_size == len(zeros)
+
+
+def test_more_than_the_total_is_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    for path in (make_zip(("x", b"x" * 5000)), make_tar(("tiny/x", b"x" * 5000))):
+        assert "unpacks to more than" in refused(path, ArchiveTooLarge, Limits(total=5000))
+
+
+def test_more_members_than_allowed_are_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    many = [str(number) for number in range(50)]
+    refused(make_zip(*((name, b"") for name in many)), TooManyMembers, Limits(members=50))
+    refused(make_tar(*((f"tiny/{name}", b"") for name in many)), TooManyMembers, Limits(members=50))
+
+
+def test_a_huge_zip_directory_is_refused_before_it_is_read(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+    names = [f"{number:0200}" for number in range(100)]
+    assert "has a directory of" in refused(make_zip(*((name, b"") for name in names)), TooManyMembers, Limits(members=40))
+
+
+def patched(path: Path, name: bytes, offset: int, value: bytes) -> Path:
+    """Change the directory entry of `name`; offsets are those of the zip specification, 4.3.12."""
+    content = bytearray(path.read_bytes())
+    at = content.rindex(b"PK\x01\x02", 0, content.rindex(name))
+    content[at + offset : at + offset + len(value)] = value
+    path.write_bytes(content)
+    return path
+
+
+def test_an_encrypted_member_is_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+    assert "encrypted" in refused(patched(make_zip(("secret", b"x")), b"secret", 8, b"\x01\x00"), EncryptedMember)
+
+
+@pytest.mark.parametrize(("method", "words"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")])
+def test_a_compression_that_torchserve_does_not_know_is_refused(
+    make_zip: MakeZip, refused: Callable[..., str], method: int, words: str
+) -> None:
+    assert words in refused(patched(make_zip(("odd", b"x")), b"odd", 10, struct.pack("<H", method)), UnsupportedCompression)
+
+
+def test_members_that_share_bytes_are_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+    path = make_zip(("one", bytes(range(250))), ("two", bytes(range(250))))
+    with zipfile.ZipFile(path) as archive:
+        offset = archive.getinfo("one").header_offset
+    assert "overlap" in refused(patched(path, b"two", 42, struct.pack("<I", offset)), CorruptMember)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99_999])
+def test_a_size_that_lies_is_noticed_while_unpacking_and_cleaned_up(make_zip: MakeZip, cache: Path, size: int) -> None:
+    path = patched(make_zip(("liar", b"x" * 1000)), b"liar", 24, struct.pack("<I", size))
+    with pytest.raises(CorruptMember, match="liar"):
+        open_archive(path, cache=cache)
+    assert list((cache / "archives" / "entries").iterdir()) == list((cache / "archives" / "partial").iterdir()) == []
+    assert verify_archive(path)[0].is_fault
+
+
+def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
+    info = zipfile.ZipInfo("data")
+    path = make_zip((info, b"precious bytes"))
+    path.write_bytes(path.read_bytes().replace(b"precious", b"previous"))
+    with pytest.raises(CorruptMember, match="data"):
+        open_archive(path, cache=cache)
+    first = verify_archive(path)[0]
+    assert first.is_fault
+    assert "data" in first.text
+
+
+def test_a_wrong_sha256_is_noticed_and_cleaned_up(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
+    manifest = {**MANIFEST, "sha256": {"data": "0" * 64}}
+    for path in (make_zip(("data", b"x"), manifest=manifest), make_tar(("tiny/data", b"x"), manifest=manifest)):
+        with pytest.raises(WrongChecksum, match="the sha-256 of 'data' is 2d711642b726b044"):
+            open_archive(path, cache=cache)
+        assert list((cache / "archives" / "entries").iterdir()) == list((cache / "archives" / "partial").iterdir()) == []
+        findings = verify_archive(path)
+        assert (findings[0].is_fault, findings[0].member) == (True, "data")
+        assert [finding.member for finding in findings[1:]] == ["handler.py"], "it has no sha-256, which is no fault"
+
+
+def test_a_member_that_is_gone_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
+    path = make_zip(manifest={**MANIFEST, "sha256": {"gone": "0" * 64}})
+    with pytest.raises(WrongChecksum, match="'gone', which is missing"):
+        open_archive(path, cache=cache)
+    assert "'gone' is missing" in verify_archive(path)[0].text
+
+
+def test_a_tar_header_of_any_size_is_not_read_into_memory(tmp_path: Path, refused: Callable[..., str]) -> None:
+    info = tarfile.TarInfo("././@PaxHeader")
+    info.type, info.size = tarfile.XHDTYPE, 50 * MIB
+    path = tmp_path / "bomb.tar.gz"
+    with gzip.open(path, "wb") as packed:
+        packed.write(info.tobuf() + bytes(50 * MIB + 1024))
+    assert "holds a header of" in refused(path, ArchiveTooLarge)
+
+
+def test_zeros_behind_a_tars_end_are_counted(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    path = make_tar()
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(80 * MIB)))
+    assert "as zip bombs do" in refused(path, ArchiveTooLarge)
+
+
+def test_a_tar_with_a_broken_header_in_its_middle_is_not_taken_for_a_shorter_one(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    path = make_tar(("tiny/last", b"x"))
+    raw = bytearray(gzip.decompress(path.read_bytes()))
+    at = raw.index(b"tiny/last")
+    raw[at : at + 4] = b"yyyy"  # its checksum no longer holds
+    path.write_bytes(gzip.compress(raw))
+    assert "header is not one" in refused(path, TruncatedArchive)
+
+
+def test_directories_alone_are_no_archive(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:
+    directory = tarfile.TarInfo("sub")
+    directory.type = tarfile.DIRTYPE
+    for path in (make_zip(("sub/", b""), manifest=None), make_tar((directory, b""), manifest=None), make_zip(manifest=None)):
+        assert "without files" in refused(path, EmptyArchive)
+
+
+PARTS = st.sampled_from(["..", ".", "", "a", "B", "b", "...", "C:", "\\", "\x00", "é", "e\u0301", "MAR-INF"])
+
+
+@given(st.lists(PARTS, max_size=6).map("/".join))
+def test_no_accepted_name_leads_outside(name: str) -> None:
+    try:
+        safe = safe_member_name(name, "x.mar")
+    except UnsafePath:
+        return
+    target = Path("/target")
+    landed = target / safe
+    assert landed == target or target in landed.parents
+    assert ".." not in landed.parts
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    names=st.lists(st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(bool), max_size=4),
+    damage=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_whatever_is_in_an_archive_it_opens_or_raises_and_nothing_lands_outside(
+    tmp_path: Path, names: list[str], damage: list[tuple[int, int]]
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(MANIFEST))
+        archive.writestr("handler.py", HANDLER)
+        for name in names:
+            info = zipfile.ZipInfo("x")
+            info.filename = name  # as it is: ZipInfo would cut it at a NUL
+            archive.writestr(info, "x")
+    raw = bytearray(content.getvalue())
+    for at, value in damage:
+        raw[at % len(raw)] = value
+    room = tmp_path / "room"
+    room.mkdir(exist_ok=True)
+    path = room / "any.mar"
+    path.write_bytes(raw)
+    try:
+        with open_archive(path, cache=room / "cache") as opened:
+            assert (room / "cache") in opened.directory.parents
+    except ArchiveError:
+        pass
+    assert {entry.name for entry in tmp_path.iterdir()} == {"room"}
+    assert {entry.name for entry in room.iterdir()} <= {"any.mar", "cache"}
+    assert list((room / "cache" / "archives" / "partial").glob("*")) == []

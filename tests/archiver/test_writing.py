@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver import (
+    FORMATS,
+    ArchiveSpec,
+    CannotPack,
+    DuplicateInput,
+    Format,
+    InputMissing,
+    InvalidConfig,
+    InvalidModelName,
+    OutputExists,
+    open_archive,
+    verify_archive,
+    write_archive,
+)
+from tsx_archiver.limits import MIB
+
+MEMBERS = ["config.yaml", "handler.py", "labels.json", "model.py", "requirements.txt", "sub/deep.txt", "weights.bin"]
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_opens_to_the_same_files(spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format) -> None:
+    path = write_archive(spec, tmp_path / "out", format=format)
+    assert path == tmp_path / "out" / {"tgz": "tiny.tar.gz", "no-archive": "tiny"}.get(format, "tiny.mar")
+    with open_archive(path, cache=cache) as opened:
+        files = tree(opened.directory)
+        assert sorted(files) == ["MAR-INF/MANIFEST.json", *MEMBERS]
+        assert files["weights.bin"] == Path("weights.bin").read_bytes()
+        assert (opened.manifest.model_name, opened.manifest.version, opened.config.batch_size, opened.problems) == ("tiny", "2.1", 4, [])
+    assert verify_archive(path) == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_manifest_has_every_members_sha256(spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format) -> None:
+    with open_archive(write_archive(spec, tmp_path, format=format), cache=cache) as opened:
+        files = tree(opened.directory)
+        del files["MAR-INF/MANIFEST.json"]
+        assert opened.manifest.checksums == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+@pytest.mark.parametrize("format", ["default", "zip-store", "tgz"])
+def test_the_same_inputs_give_the_same_bytes(spec: ArchiveSpec, tmp_path: Path, format: Format) -> None:
+    first = write_archive(spec, tmp_path / "one", format=format).read_bytes()
+    for file in [path for path in Path.cwd().rglob("*") if path.is_file()]:
+        os.utime(file, (1, 1))
+        file.chmod(0o600)
+    (Path("extra") / "__pycache__").mkdir()
+    (Path("extra") / "__pycache__" / "x.pyc").write_bytes(os.urandom(8))
+    assert write_archive(spec, tmp_path / "two", format=format).read_bytes() == first
+
+
+def test_the_date_is_fixed_or_that_of_source_date_epoch(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    with open_archive(write_archive(spec, tmp_path), cache=cache) as opened:
+        assert opened.manifest.data["createdOn"] == "01/01/1980 00:00:00"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    with open_archive(write_archive(spec, tmp_path, force=True), cache=cache) as opened:
+        assert opened.manifest.data["createdOn"] == "14/11/2023 22:13:20"
+
+
+def test_what_does_not_compress_is_stored(spec: ArchiveSpec, tmp_path: Path) -> None:
+    Path("weights.bin").write_bytes(random.Random(1).randbytes(300_000))
+    Path("extra/labels.json").write_text(json.dumps(list(range(5000))))
+    with zipfile.ZipFile(write_archive(spec, tmp_path)) as archive:
+        assert archive.getinfo("weights.bin").compress_type == zipfile.ZIP_STORED
+        assert archive.getinfo("labels.json").compress_type == zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(write_archive(spec, tmp_path, force=True, format="zip-store")) as archive:
+        assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
+
+
+@pytest.mark.parametrize("format", ["default", "tgz"])
+@pytest.mark.parametrize("head", [b"", random.Random(2).randbytes(200_000)])
+def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format, head: bytes
+) -> None:
+    with Path("weights.bin").open("wb") as file:
+        file.write(head)
+        file.truncate(80 * MIB)
+    with open_archive(write_archive(spec, tmp_path, format=format), cache=cache) as opened:
+        assert (opened.directory / "weights.bin").stat().st_size == 80 * MIB
+
+
+def test_packing_takes_constant_memory(inputs: Path) -> None:
+    with Path("weights.bin").open("wb") as file:
+        for _ in range(300):
+            file.write(os.urandom(MIB // 4))
+    code = (
+        "import resource; from tsx_archiver import *\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), 'out')\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 30_000, "kilobytes, of a file of 75 megabytes"
+
+
+def test_progress_counts_up_to_all_bytes(spec: ArchiveSpec, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    write_archive(spec, tmp_path, progress=lambda *report: told.append(report))
+    assert {name for name, _, _ in told} == set(MEMBERS)
+    counts = [done for _, done, _ in told]
+    assert counts == sorted(counts)
+    assert counts[-1] == told[-1][2] == sum(path.stat().st_size for path in map(find, MEMBERS))
+
+
+def find(name: str) -> Path:
+    return Path(name) if Path(name).exists() else Path("extra") / name
+
+
+def test_an_existing_archive_stays_unless_force_is_given(spec: ArchiveSpec, tmp_path: Path) -> None:
+    for format in FORMATS:
+        path = write_archive(spec, tmp_path / format, format=format)
+        with pytest.raises(OutputExists, match=f"{path.name} already exists.\nPlease specify --force/-f option to overwrite"):
+            write_archive(spec, tmp_path / format, format=format)
+        changed = replace(spec, version="9")
+        write_archive(changed, tmp_path / format, format=format, force=True)
+        with open_archive(path, cache=tmp_path / "cache") as opened:
+            assert opened.manifest.version == "9"
+        assert list((tmp_path / format).iterdir()) == [path], "nothing partial is left"
+
+
+def test_a_failure_leaves_the_old_archive_and_nothing_else(spec: ArchiveSpec, tmp_path: Path) -> None:
+    for format in FORMATS:
+        path = write_archive(spec, tmp_path / format, format=format)
+        before = path.read_bytes() if path.is_file() else tree(path)
+
+        def fail(member: str, done: int, total: int) -> None:
+            if member == "model.py":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            write_archive(spec, tmp_path / format, format=format, force=True, progress=fail)
+        assert list((tmp_path / format).iterdir()) == [path]
+        assert (path.read_bytes() if path.is_file() else tree(path)) == before
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_changes_while_it_is_packed_is_noticed(spec: ArchiveSpec, tmp_path: Path, format: Format, by: int) -> None:
+    def change(member: str, done: int, total: int) -> None:
+        if member == "model.py":
+            os.truncate("weights.bin", 10240 + by)
+
+    with pytest.raises(CannotPack, match=r"weights.bin changed while it was packed"):
+        write_archive(spec, tmp_path / "out", format=format, progress=change)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_destination_with_the_formats_ending_is_the_archive_itself(spec: ArchiveSpec, tmp_path: Path) -> None:
+    assert write_archive(spec, tmp_path / "deep" / "other.mar") == tmp_path / "deep" / "other.mar"
+    assert write_archive(spec, tmp_path / "other.tgz", format="tgz") == tmp_path / "other.tgz"
+    assert write_archive(spec, tmp_path / "other.tgz.d", format="tgz").name == "tiny.tar.gz"
+
+
+def test_the_written_file_has_the_rights_of_any_new_file(spec: ArchiveSpec, tmp_path: Path) -> None:
+    path = write_archive(spec, tmp_path)
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_tar_has_the_models_name_as_its_top_directory(spec: ArchiveSpec, tmp_path: Path) -> None:
+    with tarfile.open(write_archive(spec, tmp_path, format="tgz")) as archive:
+        assert {info.name.split("/")[0] for info in archive} == {"tiny"}
+        assert {(info.mtime, info.uid, info.uname, info.mode) for info in archive.getmembers()} == {(0, 0, "", 0o644)}
+
+
+class TestExtraFiles:
+    def names(self, spec: ArchiveSpec, tmp_path: Path) -> list[str]:
+        with zipfile.ZipFile(write_archive(spec, tmp_path, force=True)) as archive:
+            return sorted(set(archive.namelist()) - {"handler.py", "MAR-INF/MANIFEST.json"})
+
+    @pytest.fixture
+    def bare(self, inputs: Path) -> ArchiveSpec:
+        return ArchiveSpec("tiny", "handler.py")
+
+    def test_lists_patterns_and_directories_are_packed_as_by_torchserve(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        for extra, names in [
+            ("extra/labels.json,model.py", ["labels.json", "model.py"]),
+            ("extra", ["labels.json", "sub/deep.txt"]),
+            ("extra/", ["labels.json", "sub/deep.txt"]),
+            ("extra/*", ["deep.txt", "labels.json"]),
+            ("*.txt,,", ["requirements.txt"]),
+            ([Path("extra/sub"), "model.py"], ["deep.txt", "model.py"]),
+        ]:
+            assert self.names(replace(bare, extra_files=extra), tmp_path) == names, extra
+
+    def test_the_same_file_named_twice_is_packed_once(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        assert self.names(replace(bare, extra_files="handler.py,./handler.py,model.py"), tmp_path) == ["model.py"]
+
+    @pytest.mark.parametrize("other", ["labels.json", "Labels.JSON"])
+    def test_two_files_of_one_name_are_refused_and_both_named(self, bare: ArchiveSpec, tmp_path: Path, other: str) -> None:
+        Path("more").mkdir()
+        (Path("more") / other).write_text("other")
+        with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{other} would both be"):
+            write_archive(replace(bare, extra_files="extra,more"), tmp_path)
+
+    def test_a_file_in_the_way_of_a_directory_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        Path("more").mkdir()
+        Path("more/sub").write_text("a file")
+        with pytest.raises(DuplicateInput, match=r"more/sub would be a file where extra/sub/deep.txt needs a directory"):
+            write_archive(replace(bare, extra_files="extra,more"), tmp_path)
+
+    def test_the_manifests_place_is_taken(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        Path("extra/MAR-INF").mkdir()
+        Path("extra/MAR-INF/MANIFEST.json").write_text("{}")
+        with pytest.raises(DuplicateInput, match=r"the archive's own MAR-INF/MANIFEST.json"):
+            write_archive(replace(bare, extra_files="extra"), tmp_path)
+
+    def test_links_are_followed_but_not_in_circles(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        Path("extra/link.json").symlink_to("labels.json")
+        assert "link.json" in self.names(replace(bare, extra_files="extra"), tmp_path)
+        Path("extra/sub/loop").symlink_to("..")
+        with pytest.raises(CannotPack, match="leads back to a directory"):
+            write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
+
+    def test_what_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        os.mkfifo("extra/pipe")
+        with pytest.raises(CannotPack, match="pipe is no regular file"):
+            write_archive(replace(bare, extra_files="extra"), tmp_path)
+        os.remove("extra/pipe")  # noqa: PTH107 - the same as its maker
+        Path("extra/gone").symlink_to("nowhere")
+        with pytest.raises(InputMissing, match="a link to nothing"):
+            write_archive(replace(bare, extra_files="extra"), tmp_path)
+
+    def test_contents_from_memory_are_packed(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+        assert self.names(replace(bare, contents={"samples/a.txt": b"hello"}), tmp_path) == ["samples/a.txt"]
+        with pytest.raises(DuplicateInput, match=r"contents model.py"):
+            write_archive(replace(bare, model_file="model.py", contents={"model.py": b"other"}), tmp_path)
+        with pytest.raises(CannotPack, match="cannot be a name"):
+            write_archive(replace(bare, contents={"../x": b""}), tmp_path)
+
+
+class TestHandlers:
+    @pytest.mark.parametrize(
+        ("handler", "manifest"),
+        [
+            ("handler.py", "handler.py"),
+            ("handler", "handler"),
+            ("handler.py:handle", "handler.py:handle"),
+            ("./handler:handle", "handler:handle"),
+            ("image_classifier", "image_classifier"),
+        ],
+    )
+    def test_it_is_a_file_or_comes_with_the_server(self, inputs: Path, tmp_path: Path, handler: str, manifest: str) -> None:
+        with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", handler), tmp_path)) as archive:
+            assert ("handler.py" in archive.namelist()) == handler.lstrip("./").startswith("handler")
+            assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
+
+    def test_a_library_serves_the_cpp_backend(self, inputs: Path, tmp_path: Path) -> None:
+        Path("libfast.so").write_bytes(b"\x7fELF")
+        with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", "libfast:Fast", runtime="LSP"), tmp_path)) as archive:
+            assert "libfast.so" in archive.namelist()
+
+    def test_one_that_does_not_exist_is_named(self, inputs: Path, tmp_path: Path) -> None:
+        with pytest.raises(
+            InputMissing, match=r"The handler nosuch is neither a file \(nosuch.py does not exist\) nor one of base_handler"
+        ):
+            write_archive(ArchiveSpec("tiny", "nosuch"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "a/b", "-x", ".x", "ü"])
+def test_a_model_name_with_special_characters_is_refused(inputs: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidModelName, match="Model name contains special characters"):
+        write_archive(ArchiveSpec(name, "handler.py"), tmp_path)
+
+
+@pytest.mark.parametrize("version", ["", "1/2", "..", "a\n"])
+def test_a_version_that_cannot_be_in_an_address_is_refused(inputs: Path, tmp_path: Path, version: str) -> None:
+    with pytest.raises(CannotPack, match="version"):
+        write_archive(ArchiveSpec("tiny", "handler.py", version=version), tmp_path)
+
+
+@pytest.mark.parametrize("field", ["serialized_file", "model_file", "requirements_file", "config_file", "extra_files"])
+def test_a_missing_input_is_named_and_nothing_is_written(inputs: Path, tmp_path: Path, field: str) -> None:
+    with pytest.raises(InputMissing, match=r"gone.xyz does not exist"):
+        write_archive(replace(ArchiveSpec("tiny", "handler.py"), **{field: "gone.xyz"}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_where_a_file_belongs_is_named(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match="The serialized file extra is a directory"):
+        write_archive(ArchiveSpec("tiny", "handler.py", serialized_file="extra"), tmp_path)
+
+
+def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
+    Path("config.yaml").write_text("batch_size: 8\nmaxBatchDelay: soon\n")
+    with pytest.raises(InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is not usable"):
+        write_archive(spec, tmp_path)
+    warnings: list[str] = []
+    write_archive(spec, tmp_path, warn=warnings.append)
+    assert [text.split(": ")[1].split()[0] for text in warnings] == ["batch_size", "maxBatchDelay"]
+    for broken in ("a: [1", "- just\n- a list\n"):
+        Path("config.yaml").write_text(broken)
+        with pytest.raises(InvalidConfig, match=r"config.yaml"):
+            write_archive(spec, tmp_path, force=True, warn=warnings.append)
+
+
+def test_a_pattern_without_a_match_is_warned_about_or_refused(spec: ArchiveSpec, tmp_path: Path) -> None:
+    doubtful = replace(spec, extra_files="*.nothing")
+    with pytest.raises(InputMissing, match=r"did not match any file: \*.nothing"):
+        write_archive(doubtful, tmp_path)
+    warnings: list[str] = []
+    write_archive(doubtful, tmp_path, warn=warnings.append)
+    assert warnings == ["Given wildcard pattern did not match any file: *.nothing"]
+
+
+def test_fields_of_an_older_manifest_are_carried_over(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
+    old = {"license": "MIT", "sha256": {"gone": "0"}, "model": {"modelName": "other", "sourceVocab": "v.pt", "extensions": "e"}}
+    with open_archive(write_archive(replace(spec, extra_manifest=old), tmp_path), cache=cache) as opened:
+        assert opened.manifest.data["license"] == "MIT"
+        assert (opened.manifest.model_name, opened.manifest.extensions) == ("tiny", "e")
+        assert opened.manifest.data["model"]["sourceVocab"] == "v.pt"
+        assert "gone" not in opened.manifest.checksums
+
+
+def test_an_unwritable_destination_is_named(spec: ArchiveSpec, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotPack, match="cannot be written"):
+        write_archive(spec, tmp_path / "file" / "below")
+    (tmp_path / "tiny.mar").mkdir()
+    with pytest.raises(CannotPack, match="is a directory"):
+        write_archive(spec, tmp_path, force=True)
