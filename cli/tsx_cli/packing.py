@@ -98,10 +98,22 @@ def check_only(path: Path, samples: Sequence[Path], tolerance: float, *, quiet: 
 def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
     """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
     settings, _ = read_settings(None)
-    logging.getLogger("tsx").setLevel(logging.CRITICAL)  # what the worker says of a failure is in the error as well
-    result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
+    with _quiet_log():
+        result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
     _say(check_lines(result), quiet)
     return replace(packed, name=result.model, version=result.version, check=result)
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """No log lines meanwhile: what the worker says of a failure is in the error as well."""
+    logger = logging.getLogger("tsx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def check_lines(result: CheckResult) -> list[str]:
