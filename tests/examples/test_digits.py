@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +16,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+
+from tsx_archiver import ArchiveSpec, write_archive
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.local import open_model
+from tsx_runtime.settings import Settings
+from tsx_runtime.wire import request_meta
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 METRICS = json.loads((DIGITS / "metrics.json").read_text(encoding="utf-8"))
@@ -92,3 +101,38 @@ def test_names_of_the_classes_are_in_the_order_of_the_digits() -> None:
     names = json.loads((DIGITS / "index_to_name.json").read_text(encoding="utf-8"))
     assert list(names) == [str(digit) for digit in range(10)]
     assert [names["0"], names["7"], names["9"]] == ["zero", "seven", "nine"]
+
+
+async def served_guesses(archive: Path, pictures: list[bytes], cache: Path) -> list[str]:
+    """The likeliest name of each picture, from one worker that is asked for all of them at once."""
+    settings = Settings(cache_dir=cache, job_queue_size=len(pictures))
+    async with open_model(archive, settings) as version:
+        meta = request_meta("test", b"", [(b"Content-Type", b"image/png")])
+        jobs = [WaitingJob(meta, picture, time.monotonic()) for picture in pictures]
+        for job in jobs:
+            version.submit(job)
+        answers = [json.loads((await job.done).body) for job in jobs]
+    return [max(answer, key=answer.__getitem__) for answer in answers]
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_each_variant_reaches_the_stored_accuracy_when_it_is_served(file: str, tmp_path: Path) -> None:
+    split = load("data").load_split()
+    pictures = []
+    for pixels in split.test_pixels:
+        picture = io.BytesIO()
+        Image.fromarray(pixels).save(picture, "PNG")
+        pictures.append(picture.getvalue())
+    spec = ArchiveSpec(
+        "digits",
+        str(DIGITS / "handler.py"),
+        serialized_file=DIGITS / file,
+        model_file=DIGITS / "model.py" if file.endswith((".pth", ".safetensors")) else None,
+        extra_files=[DIGITS / "index_to_name.json"],
+        config_file=DIGITS / "model-config.yaml",
+    )
+    archive = write_archive(spec, tmp_path)
+    names = list(json.loads((DIGITS / "index_to_name.json").read_text(encoding="utf-8")).values())
+    guesses = asyncio.run(served_guesses(archive, pictures, tmp_path / "cache"))
+    accuracy = float(np.mean([guess == names[label] for guess, label in zip(guesses, split.test_labels, strict=True)]))
+    assert accuracy == pytest.approx(METRICS["accuracy"], abs=1.5 / len(pictures))
