@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Buffer
 
 
@@ -71,7 +71,9 @@ class WaitingJob:
         self._rest: asyncio.Queue[bytes | TsxError | None] | None = None
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if self._rest is not None:
+        if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer
+            self._rest.put_nowait(PredictionFailed(str(body, "utf-8", "replace")))
+        elif self._rest is not None:
             self._rest.put_nowait(bytes(body))
             self._rest.put_nowait(None)
         elif not self.done.done():  # a cancelled waiter leaves a cancelled future behind

@@ -17,7 +17,7 @@ async def open_model(
 ) -> AsyncIterator[ModelVersion]:
     """The archive, or unpacked directory, with that many workers ready. Raises as `Registry.register_path` does."""
     registry = Registry(settings)
-    registry.warm_up()
+    registry.warm_up([path])
     order = RegisterOrder(url=path.name, handler=handler, batch_size=batch_size, initial_workers=workers, loaded_at_startup=True)
     try:
         yield await registry.register_path(path, order)

@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from tsx_runtime.worker.entry import run
 
 PRELOAD = "tsx_runtime.worker.preload"
+PRELOAD_EXPORTED = "tsx_runtime.worker.preload_export"  # a second longer, so only where it is known to be wanted
 
 
 class WorkerProcess:
@@ -53,14 +54,20 @@ class ProcessStarter:
         self._context: BaseContext = multiprocessing.get_context(method)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
         self._alive: set[BaseProcess] = set()
+        self._preload = preload
         if method == "forkserver":
-            self._context.set_forkserver_preload([PRELOAD] if preload else [])
+            self._set_preload(exported=False)
         atexit.register(self._kill_all)  # runs before multiprocessing's own, which would wait for them
 
-    def warm_up(self) -> None:
-        """Start the fork server now, so that it imports torch while the front end starts."""
+    def warm_up(self, *, exported: bool = False) -> None:
+        """Start the fork server now, so that it imports torch while the front end starts. `exported`: for `.pt2` models."""
         if self._context.get_start_method() == "forkserver":
+            self._set_preload(exported)
             self._thread.submit(forkserver.ensure_running)
+
+    def _set_preload(self, exported: bool) -> None:
+        modules = [PRELOAD_EXPORTED if exported else PRELOAD] if self._preload else []
+        self._context.set_forkserver_preload(modules)
 
     async def start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
         """A new worker and the front end's end of its socket."""

@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, Limits, OpenArchive, open_archive
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import (
@@ -47,9 +48,9 @@ class Registry:
         self._closing: set[tuple[str, str]] = set()
         self._background: set[asyncio.Task[None]] = set()
 
-    def warm_up(self) -> None:
-        """Have the process that workers come from import torch while the rest of the server starts."""
-        self._starter.warm_up()
+    def warm_up(self, paths: Iterable[Path] = ()) -> None:
+        """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""
+        self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         model = self.models.get(name)

@@ -62,7 +62,7 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
             sock = stack.enter_context(bind(address, roles))
             bound[bound_address(sock, address)] = (sock, roles)
         registry = Registry(settings)
-        registry.warm_up()
+        registry.warm_up(model.path for model in models)
         try:
             versions = await _unless(stop, _load(registry, models))
             if versions is not None:

@@ -6,10 +6,12 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,8 @@ from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.metrics import Metrics
 
+END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
+
 logger = logging.getLogger("tsx.worker")
 
 
@@ -31,6 +35,7 @@ def run(sock: socket.socket) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
             signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_front_end, args=(sock.fileno(),), name="tsx-end", daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(sock)
     try:
@@ -43,6 +48,16 @@ def run(sock: socket.socket) -> None:
         pass  # the front end is gone, and with it everyone who waits
     finally:
         sock.close()
+
+
+def _end_with_front_end(fd: int) -> None:
+    """A handler that never returns would outlive a front end that was killed; one that does return reads the end itself."""
+    if hasattr(select, "poll"):  # not on Windows
+        poller = select.poll()
+        poller.register(fd, 0)  # wakes for a hang-up only
+        poller.poll()
+        time.sleep(END_GRACE)
+        os._exit(1)
 
 
 def _load(channel: Channel) -> Model | None:

@@ -14,7 +14,7 @@ from tsx_runtime.core.batching import Limits
 from tsx_runtime.core.channel import Channel, LoadError
 from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.jobs import WaitingJob
-from tsx_runtime.errors import NoWorker, QueueFull, Unavailable, WorkerDied
+from tsx_runtime.errors import NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 10.0
 
@@ -215,6 +215,21 @@ def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
         await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"two ")]))
         await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"three")]))
         assert [part async for part in first.parts()] == [b"one ", b"two ", b"three"]
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_text():
+    async def main():
+        dispatcher, _, peer = await started()
+        [each] = submit(dispatcher, b"x")
+        frame = await peer.read()
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"one ")]))
+        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(503, b"", b"Prediction failed")]))
+        parts = (await asyncio.wait_for(each.done, TIMEOUT)).parts()
+        assert await anext(parts) == b"one "
+        with pytest.raises(PredictionFailed, match="Prediction failed"):
+            await anext(parts)
 
     asyncio.run(main())
 

@@ -67,15 +67,19 @@ def act(word, context):
 """
 
 FRONT_END = """
-import asyncio
+import asyncio, time
 from pathlib import Path
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.settings import Settings
 
 async def main():
     async with open_model(Path({directory!r}), Settings(worker_preload=False), workers=2) as version:
         print(*[worker.pid for worker in version.workers], flush=True)
-        await asyncio.sleep(600)
+        job = WaitingJob(wire.request_meta("id", b"", []), b"hang", time.monotonic())
+        version.submit(job)
+        await job.done
 
 asyncio.run(main())
 """
@@ -351,7 +355,7 @@ def test_names_that_could_leave_their_place_are_refused(tmp_path):
     with_registry(test)
 
 
-def test_workers_end_when_the_front_end_is_killed(tmp_path):
+def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):
     make_model(tmp_path / "m")
     script = FRONT_END.format(directory=str(tmp_path / "m"))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:

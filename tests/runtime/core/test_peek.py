@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import zipfile
+
+from tsx_runtime.core.peek import holds_exported_program
+
+
+def test_exported_programs_are_seen_in_archives_and_directories_and_nothing_else_disturbs(tmp_path):
+    for name, member in (("one.mar", "m.pt2"), ("two.mar", "m.pt")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, b"x")
+    assert holds_exported_program(tmp_path / "one.mar")
+    assert not holds_exported_program(tmp_path / "two.mar")
+    assert not holds_exported_program(tmp_path)
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "m.pt2").touch()
+    assert holds_exported_program(tmp_path)
+    (tmp_path / "text.mar").write_text("no archive")
+    assert not holds_exported_program(tmp_path / "text.mar")
+    assert not holds_exported_program(tmp_path / "missing.mar")
