@@ -24,7 +24,8 @@ ROOMS = {
 # What each part may import besides itself: the floors below it. `tsx_runtime` itself is the package's empty top.
 GROUND = {"tsx_archiver", "tsx_runtime.errors", "tsx_runtime.wire", "tsx_runtime.version", "tsx_templates"}
 SETTINGS = GROUND | {"tsx_runtime.settings"}
-CORE = SETTINGS | {"tsx_runtime.core", "tsx_runtime.worker.entry", "tsx_runtime.worker.preload"}
+PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
+CORE = SETTINGS | PRELOADS | {"tsx_runtime.core", "tsx_runtime.worker.entry"}
 HTTP = CORE | {"tsx_runtime.http"}
 TARGETS = HTTP | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,12 +36,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.errors": set(),
     "tsx_runtime.wire": set(),
     "tsx_runtime.settings": GROUND,
-    # All that the core knows of a worker: the function that its process starts with, and the name of what the fork server imports.
+    # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
     "tsx_runtime.worker.entry": {"tsx_runtime.worker"},
+    "tsx_runtime.worker.preload_export": {"tsx_runtime.worker", *PRELOADS},
     "tsx_runtime.worker.preload": {"tsx_runtime.worker"},
     "tsx_runtime.worker": {
         "tsx_runtime.worker.entry",
-        "tsx_runtime.worker.preload",
+        *PRELOADS,
         "tsx_archiver",
         "tsx_runtime.errors",
         "tsx_runtime.wire",
@@ -103,9 +105,7 @@ def test_imports_point_down_the_floors(module: str) -> None:
     assert not upward
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in MODULES if part(name) not in ("tsx_runtime.worker", "tsx_runtime.worker.preload", None)]
-)
+@pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in ("tsx_runtime.worker", *PRELOADS, None)])
 def test_only_workers_import_torch_and_its_kin(module: str) -> None:
     heavy = [f"line {line}: {name}" for name, line in imported(module, MODULES[module]) if name.partition(".")[0] in HEAVY]
     assert not heavy
