@@ -64,7 +64,7 @@ def default_cache() -> Path:
 
 class Cache:
     def __init__(self, directory: Path, keep: Keep = Keep()) -> None:  # noqa: B008 - an immutable tuple
-        self.root = directory / "archives"
+        self.root = Path(directory) / "archives"
         self._keep = keep
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -95,3 +97,22 @@ def make_tar(tmp_path: Path) -> MakeTar:
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def peer_bin() -> Path:
+    """Where TorchServe's own commands are: in the environment that TSX_PEER_TORCHSERVE names, or on the PATH."""
+    named = os.environ.get("TSX_PEER_TORCHSERVE")
+    if named:
+        return Path(named) / "bin"
+    ours = Path(sys.executable).parent
+    for directory in os.environ.get("PATH", "").split(os.pathsep):
+        if directory and Path(directory) != ours and (Path(directory) / "torchserve").exists() and is_original(Path(directory)):
+            return Path(directory)
+    pytest.skip("TorchServe is not installed: name its environment in TSX_PEER_TORCHSERVE")
+
+
+def is_original(directory: Path) -> bool:
+    """Whether the commands there are not our own."""
+    command = directory / "torch-model-archiver"
+    return command.exists() and b"model_archiver.model_packaging" in command.read_bytes()

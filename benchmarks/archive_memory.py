@@ -1,0 +1,62 @@
+"""Packs, verifies and opens a large file, each in a process of its own, and prints the peak of its resident memory.
+
+    python benchmarks/archive_memory.py [--gigabytes 4] [--format default] [--directory DIR]
+
+The file is sparse in its second half and random in its first, so it costs half its size on disk (twice: it is stored as it
+does not compress), and again when it is opened. Promised: under 300 MB for 4 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROMISED_MB = 300
+STEPS = {
+    "pack": "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), Path('out'), format=FORMAT)",
+    "verify": "assert verify_archive(next(Path('out').iterdir())) == []",
+    "open": "open_archive(next(Path('out').iterdir()), cache=Path('cache')).close()",
+    "open again": "open_archive(next(Path('out').iterdir()), cache=Path('cache')).close()",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=4.0)
+    parser.add_argument("--format", default="default", choices=["default", "zip-store", "tgz", "no-archive"])
+    parser.add_argument("--directory", type=Path, help="where to work; needs room for three times the size")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+        directory = Path(name)
+        (directory / "handler.py").write_text("def handle(data, context):\n    return data\n")
+        write_weights(directory / "weights.bin", int(arguments.gigabytes * 1e9))
+        peaks = [measure(step, code.replace("FORMAT", repr(arguments.format)), directory) for step, code in STEPS.items()]
+    return 0 if max(peaks) < PROMISED_MB else 1
+
+
+def write_weights(path: Path, size: int) -> None:
+    block = os.urandom(1 << 24)
+    with path.open("wb") as file:
+        while file.tell() < size // 2:
+            file.write(block)
+        file.truncate(size)
+    os.utime(path, (1, 1))
+
+
+def measure(step: str, code: str, directory: Path) -> float:
+    begun = time.monotonic()
+    peak_code = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    program = f"from pathlib import Path\nfrom tsx_archiver import *\n{code}\n{peak_code}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=directory, check=True, stdout=subprocess.PIPE, text=True)
+    peak = int(done.stdout) / (1e6 if sys.platform == "darwin" else 1e3)
+    print(f"{step:12} {peak:6.0f} MB resident at most   {time.monotonic() - begun:6.1f} s", flush=True)
+    return peak
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tsx_archiver import ArchiveSpec, CacheError, CorruptMember, default_cache, open_archive, write_archive
+from tsx_archiver.cache import DAY, Cache, Keep
+from tsx_archiver.digest import FRESH_NS
+from tsx_archiver.locks import FileLock
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def archive(spec: ArchiveSpec, tmp_path: Path) -> Path:
+    path = write_archive(spec, tmp_path)
+    long_ago = time.time() - 1000
+    os.utime(path, (long_ago, long_ago))
+    return path
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted((cache / "archives" / "entries").iterdir())
+
+
+def partial(cache: Path) -> list[Path]:
+    return sorted((cache / "archives" / "partial").iterdir())
+
+
+def test_an_archive_is_unpacked_once_under_its_sha256(archive: Path, cache: Path) -> None:
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    with open_archive(archive, cache=cache) as first, open_archive(archive, cache=cache) as second:
+        assert first.directory == second.directory
+        assert (first.digest, first.directory.parent.name.split(".")[0]) == (digest, digest)
+    assert len(entries(cache)) == 1
+    assert partial(cache) == []
+    copy = archive.with_name("copy.mar")
+    copy.write_bytes(archive.read_bytes())
+    with open_archive(copy, cache=cache) as third:
+        assert third.directory == first.directory
+
+
+def test_a_changed_archive_is_unpacked_anew(archive: Path, spec: ArchiveSpec, cache: Path) -> None:
+    with open_archive(archive, cache=cache) as first:
+        Path("handler.py").write_text("# new\n")
+        write_archive(spec, archive, force=True)
+        with open_archive(archive, cache=cache) as second:
+            assert (second.directory / "handler.py").read_text() == "# new\n"
+            assert (first.directory / "handler.py").read_text() != "# new\n"
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_archive(archive, cache=cache) as first:
+        monkeypatch.setattr("tsx_archiver.digest.MIB", "no size to read")
+        with open_archive(archive, cache=cache) as again:
+            assert again.digest == first.digest
+
+
+def test_the_note_is_believed_only_for_the_same_state_of_the_file(archive: Path, cache: Path) -> None:
+    open_archive(archive, cache=cache).close()
+    notes = list((cache / "archives" / "seen").iterdir())
+    assert len(notes) == 1
+    notes[0].write_text(notes[0].read_text().replace(hashlib.sha256(archive.read_bytes()).hexdigest(), "0" * 64))
+    with open_archive(archive, cache=cache) as believed:
+        assert believed.digest == "0" * 64
+    archive.touch()
+    with open_archive(archive, cache=cache) as read_again:
+        assert read_again.digest == hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def test_a_file_written_just_now_is_not_noted(archive: Path, cache: Path) -> None:
+    os.utime(archive, ns=(time.time_ns(), time.time_ns() + FRESH_NS * 100))
+    open_archive(archive, cache=cache).close()
+    assert list((cache / "archives" / "seen").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda files: (files / "handler.py").unlink(),
+        lambda files: (files / "handler.py").write_text(""),
+        lambda files: ((files / "handler.py").unlink(), (files / "handler.py").symlink_to("model.py")),
+        lambda files: (files.parent / "complete.json").unlink(),
+        lambda files: (files.parent / "complete.json").write_text("{"),
+    ],
+    ids=["missing file", "other size", "link", "no marker", "broken marker"],
+)
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_damaged_entry_is_made_anew(archive: Path, cache: Path, damage: Callable[[Path], object], in_use: bool) -> None:
+    user = open_archive(archive, cache=cache)
+    content = (user.directory / "handler.py").read_text()
+    if not in_use:
+        user.close()
+    damage(user.directory)
+    with open_archive(archive, cache=cache) as again:
+        assert (again.directory / "handler.py").read_text() == content
+        assert user.directory.exists() == in_use, "what is in use stays, even damaged"
+    user.close()
+
+
+def test_files_that_a_handler_adds_are_no_damage(archive: Path, cache: Path) -> None:
+    with open_archive(archive, cache=cache) as first:
+        (first.directory / "__pycache__").mkdir()
+        (first.directory / "compiled.bin").touch()
+        with open_archive(archive, cache=cache) as second:
+            assert second.directory == first.directory
+
+
+def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
+    code = "import sys, tsx_archiver\nsys.stdin.read(1)\nprint(tsx_archiver.open_archive(sys.argv[1], cache=sys.argv[2]).directory)"
+    command = [sys.executable, "-c", code, str(archive), str(cache)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("x")
+        process.stdin.flush()
+    told = {process.communicate(timeout=30)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert told == {str(entries(cache)[0] / "files")}
+
+
+def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: open_archive(archive, cache=cache), range(16)))
+    assert len({each.directory for each in opened}) == len(entries(cache)) == 1
+    for each in opened:
+        each.close()
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from tsx_archiver.cache import Cache\n"
+        "def make(target):\n"
+        "    (target / 'half').write_text('x'); print('making', flush=True); sys.stdin.read()\n"
+        "Cache(Path(sys.argv[1])).open('a' * 64, make)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "making\n"
+    Cache(cache).clean()
+    assert len(partial(cache)) == 1, "its maker is alive"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+    open_archive(archive, cache=cache).close()
+    assert partial(cache) == []
+
+
+def make_entry(cache: Cache, letter: str, size: int) -> Path:
+    def make(target: Path) -> dict[str, int]:
+        (target / "data").write_bytes(bytes(size))
+        return {"data": size}
+
+    entry = cache.open(letter * 64, make)
+    entry.lock.close()
+    return entry.files.parent
+
+
+def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, Keep(age=DAY))
+    old, new = make_entry(cache, "a", 1), make_entry(cache, "b", 1)
+    cache.clean(time.time() + DAY / 2)
+    assert old.exists()
+    os.utime(old / "complete.json", (0, 0))
+    cache.clean()
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, Keep(total=250))
+    made = [make_entry(cache, letter, 100) for letter in "abc"]
+    for number, entry in enumerate(made):
+        os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))
+    cache = Cache(tmp_path, Keep(total=250, age=float("inf")))
+    cache.clean()
+    assert [entry.exists() for entry in made] == [False, True, True]
+
+
+def test_an_entry_in_use_is_never_removed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, Keep(total=0, age=0))
+    held = cache.open("a" * 64, lambda target: {})
+    os.utime(held.files.parent / "complete.json", (0, 0))
+    cache.clean()
+    assert held.files.exists()
+    held.lock.close()
+    cache.clean()
+    assert not held.files.exists()
+
+
+def test_a_partial_entry_whose_lock_is_not_there_yet_is_given_time(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    (cache.root / "partial" / "young").mkdir()
+    cache.clean()
+    assert len(partial(tmp_path)) == 1
+    cache.clean(time.time() + 2 * HOUR)
+    assert partial(tmp_path) == []
+
+
+def test_a_maker_whose_room_is_cleaned_away_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    share = FileLock.share
+    calls = []
+
+    def cleaned_away(lock: FileLock) -> bool:
+        calls.append(lock.path)
+        if len(calls) == 1:
+            lock.path.unlink()
+        return share(lock)
+
+    monkeypatch.setattr(FileLock, "share", cleaned_away)
+    assert make_entry(cache, "a", 1).exists()
+    assert len(calls) == 2
+
+
+def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
+    def fail(target: Path) -> dict[str, int]:
+        (target / "half").touch()
+        raise CorruptMember("no")
+
+    with pytest.raises(CorruptMember):
+        Cache(tmp_path).open("a" * 64, fail)
+    assert partial(tmp_path) == entries(tmp_path) == []
+
+
+def test_different_archives_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(target: Path) -> dict[str, int]:
+        inside.set()
+        assert go_on.wait(10)
+        return {}
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(cache.open, "a" * 64, slow)
+        assert inside.wait(10)
+        make_entry(cache, "b", 1)
+        go_on.set()
+        pending.result(10).lock.close()
+
+
+def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_room(self: Cache, size: int) -> None:
+        archive.touch()
+
+    monkeypatch.setattr(Cache, "check_room", check_room)
+    with pytest.raises(CorruptMember, match="changed while it was unpacked"):
+        open_archive(archive, cache=cache)
+    assert entries(cache) == partial(cache) == []
+
+
+def test_too_little_room_is_told_before_a_byte_is_written(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_archiver.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(CacheError, match=r"has 100 bytes free, and the archive needs 1\d\.\d KB"):
+        open_archive(archive, cache=cache)
+
+
+def test_a_cache_that_cannot_be_made_is_named(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="cannot be used as a cache"):
+        open_archive(archive, cache=tmp_path / "file")
+
+
+def test_a_cache_that_others_can_write_is_refused(archive: Path, cache: Path) -> None:
+    (cache / "archives").mkdir(parents=True)
+    (cache / "archives").chmod(0o777)
+    with pytest.raises(CacheError, match="plant code"):
+        open_archive(archive, cache=cache)
+
+
+def test_the_default_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "tsx"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_cache() == tmp_path / ".cache" / "tsx"
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert default_cache().name == f"tsx-{os.getuid()}"

@@ -1,0 +1,207 @@
+"""Files as the installed torch writes them, and what may be mistaken for them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from safetensors.numpy import save_file
+
+from tsx_archiver import ArchiveSpec, InputMissing, describe_model_file, inspect_archive, write_archive
+
+# torch is imported in one process of its own: the tests of this room run without it otherwise.
+WRITE_WITH_TORCH = """
+import sys, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+net = Net().eval()
+torch.save(net.state_dict(), "state.pth")
+torch.save(net.state_dict(), "legacy.pth", _use_new_zipfile_serialization=False)
+torch.save({"model": net.state_dict(), "epoch": 3}, "checkpoint.pt")
+torch.save(net, "whole.pth")
+torch.save(net, "whole_legacy.pth", _use_new_zipfile_serialization=False)
+torch.save(nn.Linear(2, 2), "layer.pth")
+torch.jit.script(net).save("script.pt")
+torch.jit.trace(net, torch.zeros(1, 4)).save("trace.pt")
+torch.export.save(torch.export.export(net, (torch.zeros(1, 4),)), "program.pt2")
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("torch")
+    (directory / "write.py").write_text(WRITE_WITH_TORCH)  # TorchScript wants to read its source
+    subprocess.run([sys.executable, "-W", "ignore", "write.py"], cwd=directory, check=True, timeout=120)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "detail", "whole"),
+    [
+        ("state.pth", "eager", "weights", None),
+        ("legacy.pth", "eager", "in the format of torch before 1.6", None),
+        ("checkpoint.pt", "eager", "weights", None),
+        ("whole.pth", "eager", "a whole pickled __main__.Net", "__main__.Net"),
+        ("whole_legacy.pth", "eager", "in the format of torch before 1.6, a whole pickled __main__.Net", "__main__.Net"),
+        ("layer.pth", "eager", "a whole pickled torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Linear"),
+        ("script.pt", "torchscript", "", None),
+        ("trace.pt", "torchscript", "", None),
+        ("program.pt2", "exported", "", None),
+    ],
+)
+def test_what_torch_writes_is_told_from_its_bytes(
+    written: Path, tmp_path: Path, name: str, kind: str, detail: str, whole: str | None
+) -> None:
+    path = tmp_path / "renamed.bin"
+    shutil.copy(written / name, path)
+    told = describe_model_file(path)
+    assert (told.kind, told.detail, told.whole_object, told.problem) == (kind, detail, whole, None)
+    assert told.size == path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["state.pth", "legacy.pth", "script.pt", "program.pt2"])
+def test_a_truncated_file_is_called_that(written: Path, tmp_path: Path, name: str) -> None:
+    content = (written / name).read_bytes()
+    path = tmp_path / name
+    for length in (8, 40, len(content) // 2):
+        path.write_bytes(content[:length])
+        told = describe_model_file(path)
+        if name == "legacy.pth" and length > 40:
+            continue  # its weights follow the pickles without a length: only loading tells
+        assert told.kind == "unknown"
+        assert "cut short" in str(told.problem)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling an AOTInductor package needs g++")
+def test_an_aotinductor_package_is_told_with_its_device(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2),))\n"
+        "faster = {'aot_inductor.compile_wrapper_opt_level': 'O0'}\n"
+        "torch._inductor.aoti_compile_and_package(program, package_path='net.pt2', inductor_configs=faster)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True, timeout=180, capture_output=True)
+    told = describe_model_file(tmp_path / "net.pt2")
+    assert (told.kind, told.device, told.detail) == ("aotinductor", "cpu", "compiled for cpu")
+
+
+def make(path: Path, *names: str, prefix: str = "net/") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(prefix + name, b"")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "words"),
+    [
+        (["serialized_exported_program.json", "version"], "exported", "before 2.7"),
+        (["data/aotinductor/model/x.so", "archive_format"], "aotinductor", ""),
+        (["data.pkl", "bytecode.pkl", "constants.pkl", "code/x.py"], "torchscript", "lite"),
+        (["data.pkl", ".data/extern_modules"], "unknown", "torch.package"),
+        (["MAR-INF/MANIFEST.json", "x.py"], "unknown", "archive already"),
+        (["word/document.xml", "x"], "unknown", "not one that torch writes"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "net/"])
+def test_zip_files_of_other_makers_and_times(tmp_path: Path, names: list[str], kind: str, words: str, prefix: str) -> None:
+    told = describe_model_file(make(tmp_path / "x", *names, prefix=prefix))
+    assert told.kind == kind
+    assert words in told.detail + str(told.problem)
+
+
+@pytest.fixture(scope="module")
+def onnx_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", values[:1], values[1:])
+    return bytes(helper.make_model(graph, producer_name="test").SerializeToString())
+
+
+def test_onnx_is_told_without_a_magic_number(tmp_path: Path, onnx_model: bytes) -> None:
+    assert onnx.load_from_string(onnx_model).graph.name == "graph"
+    path = tmp_path / "any.name"
+    path.write_bytes(onnx_model)
+    assert describe_model_file(path).kind == "onnx"
+    path = tmp_path / "net.onnx"
+    path.write_bytes(onnx_model[:-10])
+    assert "cut short" in str(describe_model_file(path).problem)
+
+
+def test_safetensors_are_told_and_counted(tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    path = tmp_path / "net.safetensors"
+    save_file({"a": np.zeros(3), "b": np.ones(2)}, path, metadata={"format": "pt"})
+    assert (describe_model_file(path).kind, describe_model_file(path).detail) == ("safetensors", "2 tensors")
+    content = path.read_bytes()
+    for length in (20, len(content) - 1):
+        path.write_bytes(content[:length])
+        assert "cut short" in str(describe_model_file(path).problem)
+    path.write_bytes(struct.pack("<Q", 9) + b'{"a": [1]' + bytes(9))
+    assert "header cannot be read" in str(describe_model_file(path).problem)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty (0 bytes)"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
+        (b"  <!DOCTYPE html><html>", "web page"),
+        (b"\x1f\x8b\x08" + bytes(20), "gzipped"),
+        (pickle.dumps({"a": 1}, protocol=4), "not one that torch.save wrote"),
+        (b"import torch\n", "is no model file"),
+        (bytes(1000), "is no model file"),
+        (b"\x08\x07\x08\x07", "is no model file"),
+        (json.dumps({"a": 1}).encode(), "is no model file"),
+    ],
+)
+def test_what_is_no_model_is_told_apart(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    told = describe_model_file(path)
+    assert told.kind == "unknown"
+    assert words in str(told.problem)
+    assert str(told.problem).startswith(str(path))
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputMissing, match=r"gone.pt cannot be read"):
+        describe_model_file(tmp_path / "gone.pt")
+    with pytest.raises(InputMissing, match="is a directory"):
+        describe_model_file(tmp_path)
+
+
+def test_a_pickle_is_listed_but_never_loaded(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return eval, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
+
+    with zipfile.ZipFile(tmp_path / "evil.pth", "w") as archive:
+        archive.writestr("evil/data.pkl", pickle.dumps(Evil(), protocol=2))
+        archive.writestr("evil/version", "3")
+    assert describe_model_file(tmp_path / "evil.pth").kind == "eager"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("format", ["default", "zip-store", "tgz", "no-archive"])
+def test_inspect_describes_the_model_inside(written: Path, inputs: Path, tmp_path: Path, format: str) -> None:
+    path = write_archive(ArchiveSpec("net", "handler.py", serialized_file=written / "script.pt"), tmp_path, format=format)  # type: ignore[arg-type]
+    told = inspect_archive(path)
+    assert told.model is not None
+    assert (told.model.kind, told.problems) == ("torchscript", [])
