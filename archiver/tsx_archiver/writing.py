@@ -203,7 +203,7 @@ def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
 def _gzip_tar(plan: Plan, file: BinaryIO, progress: Progress | None, level: int) -> None:
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, copybufsize=MIB) as archive,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         _fill(plan, _TarSink(archive, plan.model_name), progress)
 
