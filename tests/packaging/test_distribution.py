@@ -173,3 +173,10 @@ def test_constraints_pin_everything_that_is_tested() -> None:
     cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
     tested = {name: distribution(name).version.partition("+")[0] for name in everything_needed() if not cuda.match(name)}
     assert {name: here.get(name) for name in tested} == tested
+
+
+def test_extras_that_a_message_or_a_page_names_exist() -> None:
+    files = [*(ROOT / room / package for package, room in PACKAGES.items()), ROOT / "docs"]
+    texts = [file.read_text(encoding="utf-8") for place in files for pattern in ("*.py", "*.md") for file in place.rglob(pattern)]
+    named = {extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)}
+    assert {"onnx", "explain"} <= named <= set(distribution("tsx-serve").metadata.get_all("Provides-Extra") or [])
