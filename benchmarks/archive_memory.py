@@ -25,6 +25,16 @@ STEPS = {
 }
 
 
+# In kilobytes. On Linux ru_maxrss begins with what the parent had, so the process's own mark is read.
+PEAK = """
+import re, resource, sys
+if sys.platform == "linux":
+    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+else:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000)
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0)
@@ -50,10 +60,9 @@ def write_weights(path: Path, size: int) -> None:
 
 def measure(step: str, code: str, directory: Path) -> float:
     begun = time.monotonic()
-    peak_code = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    program = f"from pathlib import Path\nfrom tsx_archiver import *\n{code}\n{peak_code}"
+    program = f"from pathlib import Path\nfrom tsx_archiver import *\n{code}\n{PEAK}"
     done = subprocess.run([sys.executable, "-c", program], cwd=directory, check=True, stdout=subprocess.PIPE, text=True)
-    peak = int(done.stdout) / (1e6 if sys.platform == "darwin" else 1e3)
+    peak = int(done.stdout) / 1000
     print(f"{step:12} {peak:6.0f} MB resident at most   {time.monotonic() - begun:6.1f} s", flush=True)
     return peak
 

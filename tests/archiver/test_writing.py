@@ -100,18 +100,18 @@ def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(
         assert (opened.directory / "weights.bin").stat().st_size == 80 * MIB
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process's memory from /proc")
 def test_packing_takes_constant_memory(inputs: Path) -> None:
     with Path("weights.bin").open("wb") as file:
         for _ in range(300):
             file.write(os.urandom(MIB // 4))
     code = (
-        "import resource; from tsx_archiver import *\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "from tsx_archiver import *\n"
         "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), 'out')\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) < 30_000, "kilobytes, of a file of 75 megabytes"
+    assert int(done.stdout) < 60_000, "kilobytes, of which Python itself has half, for a file of 75 megabytes"
 
 
 def test_progress_counts_up_to_all_bytes(spec: ArchiveSpec, tmp_path: Path) -> None:
