@@ -20,6 +20,7 @@ from tsx_cli.options import Assignments, Config, ExtraFiles, Handler, ModelFile,
 from tsx_cli.startup_page import show
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.settings import Settings, parse_address
+from tsx_runtime.targets.listen import Address
 from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
 
 app = typer.Typer(add_completion=False)
@@ -73,8 +74,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     for role, port in ports.items():
         setting = f"{role}_address"
         old_host, old_port = parse_address(getattr(settings, setting))
-        new_host = old_host if host is None else host
-        changed[setting] = f"http://{f'[{new_host}]' if ':' in new_host else new_host}:{old_port if port is None else port}"
+        changed[setting] = str(Address(old_host if host is None else host, old_port if port is None else port))
         try:
             parse_address(changed[setting])
         except ValueError:

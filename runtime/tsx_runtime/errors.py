@@ -131,9 +131,6 @@ class OutOfResources(TsxError):
 class SettingError(TsxError):
     """A setting is unknown, or its value cannot be used."""
 
-    status = 400
-    type = "BadRequestException"
-
 
 def error_body(status: int, type: str, message: str) -> bytes:
     """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end."""

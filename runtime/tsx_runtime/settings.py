@@ -29,6 +29,7 @@ else:
 CONFIG_NAME = "tsx.toml"
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
+ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
 
 
 class Accepts(NamedTuple):

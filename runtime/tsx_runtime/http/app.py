@@ -1,4 +1,4 @@
-"""The FastAPI apps of the three listeners, made of the routes of the rooms beside this one."""
+"""The FastAPI apps of the three listeners, each made of the routes of its roles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tsx_runtime.http.auth import Guard, Guards, build_guards
 from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.schemas import Health
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
 
-ROOMS = ("inference", "management", "metrics")
-SEPARATE = tuple((room,) for room in ROOMS)
+SEPARATE = tuple((role,) for role in ROLES)
 
 
 class ServerApp(FastAPI):
@@ -106,21 +105,21 @@ def _strip_root(scope: Scope) -> None:
 
 
 def build_apps(registry: Registry, settings: Settings, listeners: Sequence[Collection[str]] = SEPARATE) -> list[ServerApp]:
-    """One app a listener, each with the routes of the rooms (see `ROOMS`) that share its address."""
+    """One app a listener, each with the routes of the roles that share its address."""
     counts = Counts()
     guards = build_guards(settings)
-    return [_build_app(registry, settings.max_request_size, rooms, guards, counts) for rooms in listeners]
+    return [_build_app(registry, settings.max_request_size, roles, guards, counts) for roles in listeners]
 
 
-def _build_app(registry: Registry, limit: int, rooms: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
-    app = ServerApp(f"tsx {', '.join(room for room in ROOMS if room in rooms)}", counts)
-    if "inference" in rooms:
+def _build_app(registry: Registry, limit: int, roles: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
+    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts)
+    if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
         app.include_router(_ping_router(registry))
-    if "management" in rooms:
+    if "management" in roles:
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management
-    if "metrics" in rooms:
+    if "metrics" in roles:
         app.include_router(metrics.build_router(registry, counts))
         app.guards["metrics"] = guards.metrics
     return app

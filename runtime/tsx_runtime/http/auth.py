@@ -84,9 +84,7 @@ def required_tokens(settings: Settings) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address (`http://host:port`, or `unix:/path`)."""
-    if address.startswith("unix:"):
-        return True
+    """Whether only this machine can reach the address (`http://host:port`)."""
     host = _host_of(address)
     return host is not None and is_loopback_host(host)
 
@@ -101,7 +99,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def _local_guard(token: bytes | None, address: str) -> Guard | None:
-    is_local = is_loopback(address) and not address.startswith("unix:")
+    is_local = is_loopback(address)
     own = _host_of(address)
     hosts = frozenset([own] if own else []) if is_local else None
     return Guard(token, hosts) if token or is_local else None

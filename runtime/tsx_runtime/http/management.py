@@ -137,12 +137,10 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _order(parameters: RegisterParameters) -> RegisterOrder:
-    if not parameters.url:
-        raise BadRequest("Parameter url is required.")
     if parameters.runtime is not None and parameters.runtime.lower() not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {parameters.runtime}")
     return RegisterOrder(
-        url=parameters.url,
+        url=parameters.url or "",
         model_name=parameters.model_name,
         handler=parameters.handler,
         runtime=parameters.runtime,

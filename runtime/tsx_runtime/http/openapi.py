@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from tsx_runtime.http.schemas import ErrorBody, RegisterParameters
+from tsx_runtime.version import __version__
 
-TITLE = "tsx"
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 _WHY = {
     400: "the request cannot be used",
@@ -93,7 +93,7 @@ def _of_one_model(name: str, paths: dict[str, Any]) -> dict[str, Any]:
     schemas = {"ErrorBody": ErrorBody.model_json_schema()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": f"{TITLE}: {name}", "version": "1"},
+        "info": {"title": f"tsx: {name}", "version": __version__},
         "paths": concrete,
         "components": {"schemas": schemas},
     }

@@ -7,9 +7,7 @@ import socket
 from typing import NamedTuple
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings, parse_address
-
-ROLES = ("inference", "management", "metrics")
+from tsx_runtime.settings import ROLES, Settings, parse_address
 
 
 class Address(NamedTuple):

@@ -126,7 +126,7 @@ class RunningServer:
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.clients = {room: httpx.Client(base_url=address, timeout=DEADLINE) for room, address in self.addresses.items()}
+        self.clients = {role: httpx.Client(base_url=address, timeout=DEADLINE) for role, address in self.addresses.items()}
 
     @property
     def inference(self) -> httpx.Client:
@@ -161,7 +161,7 @@ class RunningServer:
 def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[RunningServer]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in listeners]
     addresses = {
-        room: f"http://127.0.0.1:{sock.getsockname()[1]}" for sock, rooms in zip(sockets, listeners, strict=True) for room in rooms
+        role: f"http://127.0.0.1:{sock.getsockname()[1]}" for sock, roles in zip(sockets, listeners, strict=True) for role in roles
     }
     ready = threading.Event()
     made: list[Any] = []

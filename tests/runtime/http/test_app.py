@@ -8,11 +8,12 @@ import logging
 import httpx
 import pytest
 
-from tsx_runtime.http.app import ROOMS, ServerApp, build_apps
+from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi import Counts
+from tsx_runtime.settings import ROLES
 
 PATH = "/predictions/talker"
-ALL = (ROOMS,)
+ALL = (ROLES,)
 
 
 def bearer(token):

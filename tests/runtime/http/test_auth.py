@@ -15,7 +15,7 @@ def settings(**values: object) -> Settings:
 
 @pytest.mark.parametrize(
     "address",
-    ["http://127.0.0.1:8080", "http://127.9.8.7:1", "http://localhost:8080", "http://[::1]:8080", "HTTP://LOCALHOST", "unix:/tmp/tsx.sock"],
+    ["http://127.0.0.1:8080", "http://127.9.8.7:1", "http://localhost:8080", "http://[::1]:8080", "HTTP://LOCALHOST"],
 )
 def test_loopback_addresses_are_told(address: str) -> None:
     assert is_loopback(address)
