@@ -14,7 +14,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
 
     kind      from      items                                                   extra
     LOAD      front     none                                                    the load order, JSON (`LoadOrder`)
-    LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", ...}, JSON
+    LOADED    worker    none                                                    {"device": "cpu" or "cuda:0"}, JSON
     FAILED    worker    none                                                    {"message", "traceback"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty
     PIECE     worker    one: code = position in the batch, body = the piece,    empty
@@ -60,9 +60,8 @@ class LoadOrder(TypedDict):
     model_version: str
     model_dir: str  # absolute; becomes the worker's working directory
     manifest: dict[str, Any]  # the parsed MANIFEST.json, or what stands in for it
-    model_config: dict[str, Any]  # the parsed model-config.yaml
+    model_config: str  # model-config.yaml as YAML: JSON has neither its dates nor its number keys
     handler: str  # as in the manifest; empty where nothing names one
-    service_envelope: str | None
     gpu_id: int | None
     batch_size: int
     threads: int | None  # torch's threads within one operation; None leaves torch's own choice

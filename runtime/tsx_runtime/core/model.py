@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import yaml
+
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.batching import Limits
@@ -220,9 +222,8 @@ class ModelVersion:
             model_version=self.version,
             model_dir=str(self.archive.directory),
             manifest=self.manifest,
-            model_config=self.config.raw,
+            model_config=yaml.safe_dump(self.config.raw),
             handler=self.handler,
-            service_envelope=None,
             gpu_id=worker.gpu_id,
             batch_size=self.batch_size,
             threads=threads,

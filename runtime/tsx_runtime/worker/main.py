@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from tsx_runtime.wire import Buffer, FrameError, Kind, LoadOrder
 from tsx_runtime.worker import loader, shim
 from tsx_runtime.worker.batch import Model, answer_batch
@@ -72,7 +74,7 @@ def _load(channel: Channel) -> Model | None:
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
-    facts = {"device": device_of(model.entry.instance, order), "pid": os.getpid()}
+    facts = {"device": device_of(model.entry.instance, order)}
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
     return model
 
@@ -98,8 +100,6 @@ def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, bo
 
 def load_model(order: LoadOrder) -> Model:
     """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
-    if order["service_envelope"]:
-        raise LoadError(f"The service envelope {order['service_envelope']!r} is not supported. Leave out service_envelope.")
     model_dir = Path(order["model_dir"])
     _enter(model_dir)
     shim.install()
@@ -113,7 +113,7 @@ def load_model(order: LoadOrder) -> Model:
         order["server_version"],
         order["limit_max_image_pixels"],
         Metrics(order["model_name"]),
-        order["model_config"],
+        yaml.safe_load(order["model_config"]),
     )
     coroutines = loader.Coroutines()
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines)

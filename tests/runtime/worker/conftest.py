@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+import yaml
 
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
@@ -127,7 +128,14 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load order) -> Worker"""
     workers: list[Worker] = []
 
-    def start(source: str | None = None, *, files: dict[str, str | bytes] | None = None, model: Any = None, **order: Any) -> Worker:
+    def start(
+        source: str | None = None,
+        *,
+        files: dict[str, str | bytes] | None = None,
+        model: Any = None,
+        model_config: dict[Any, Any] | None = None,
+        **order: Any,
+    ) -> Worker:
         directory = tmp_path / f"model-{len(workers)}"
         directory.mkdir()
         contents = dict(files or {})
@@ -136,7 +144,8 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         for name, content in contents.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(textwrap.dedent(content).encode() if isinstance(content, str) else content)
-        complete = {**ORDER, "model_dir": str(directory), "manifest": {"model": {"modelName": "m", **(model or {})}}, **order}
+        place = {"model_dir": str(directory), "manifest": {"model": {"modelName": "m", **(model or {})}}}
+        complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **place, **order}
         workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
         return workers[-1]
 
@@ -148,9 +157,7 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
 ORDER = {
     "model_name": "m",
     "model_version": "1.0",
-    "model_config": {},
     "handler": "handler.py",
-    "service_envelope": None,
     "gpu_id": None,
     "batch_size": 8,
     "threads": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -119,17 +120,18 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
         def handle(data, context):
             if data is not None:
                 return [{"row": row, "id": context.get_request_id(idx), "agent": context.get_request_header(idx, "user-agent"),
-                         "key": context.model_yaml_config["key"], "dir": context.system_properties["batch_size"]}
+                         "key": [context.model_yaml_config[1], str(context.model_yaml_config["day"])],
+                         "dir": context.system_properties["batch_size"]}
                         for idx, row in enumerate(data)]
         """,
-        model_config={"key": 5},
+        model_config={1: 5, "day": datetime.date(2025, 3, 17)},
     )
     request = Request(b'{"x": 1}', [(b"User-Agent", b"pytest"), (b"Content-Type", b"application/json")], b"q=1")
     assert json.loads(worker.ask(request)[0].body) == {
         "row": {"q": "1", "body": {"x": 1}},
         "id": "id-0",
         "agent": "pytest",
-        "key": 5,
+        "key": [5, "2025-03-17"],
         "dir": 8,
     }
 
