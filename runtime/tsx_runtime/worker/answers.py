@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from typing import Any, TypeAlias
 
 from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
 from tsx_runtime.wire import Buffer
-from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.context import Context, RequestProcessor
 from tsx_runtime.worker.exceptions import PredictionException
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
 JSON_HEADER = b"content-type: application/json\r\n"
+
+logger = logging.getLogger("tsx.worker")
 
 
 def encode_body(value: Any) -> Buffer:
@@ -41,6 +44,7 @@ def encode_body(value: Any) -> Buffer:
 
 
 def encode_answers(results: list[Any], context: Context, limit: int) -> list[Answer]:
+    """What cannot be sent fails alone: its neighbours in the batch are answered."""
     processors = context.processors
     answers: list[Answer] = []
     for idx, value in enumerate(results):
@@ -48,15 +52,25 @@ def encode_answers(results: list[Any], context: Context, limit: int) -> list[Ans
             body = encode_body(value)
             if len(body) > limit:
                 raise PredictionFailed(f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or answer less.")
-        except (PredictionFailed, UnicodeEncodeError) as error:
+            processor = processors.get(idx)
+            if processor is None:
+                answers.append((200, b"", body))
+            else:
+                answers.append((_status_of(processor), processor.header_block(), body))
+        except PredictionFailed as error:
             answers.append(failure(error))
-            continue
-        processor = processors.get(idx)
-        if processor is None:
-            answers.append((200, b"", body))
-        else:
-            answers.append((processor.get_response_status_code(), processor.header_block(), body))
+        except Exception as error:  # the boundary to a user's values, whose own methods write them as JSON or pickle them
+            logger.error("the answer of request %s cannot be sent", context.get_request_id(idx), exc_info=error)
+            answers.append(failure(error))
     return answers
+
+
+def _status_of(processor: RequestProcessor) -> int:
+    """A handler may have put processors of its own in place of the context's."""
+    status = processor.get_response_status_code()
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise PredictionFailed(f"The handler set the HTTP status {status!r}; it must lie between 200 and 599.")
+    return status
 
 
 def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | None:

@@ -37,7 +37,6 @@ def run(sock: socket.socket) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
             signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_front_end, args=(sock.fileno(),), name="tsx-end", daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(sock)
     try:
@@ -52,8 +51,15 @@ def run(sock: socket.socket) -> None:
         sock.close()
 
 
-def _end_with_front_end(fd: int) -> None:
-    """A handler that never returns would outlive a front end that was killed; one that does return reads the end itself."""
+def end_with_front_end(sock: socket.socket) -> None:
+    """End this process some time after the front end has gone: a handler that never returns would outlive it.
+
+    A handler that does return lets `run` read the end by itself, well before.
+    """
+    threading.Thread(target=_exit_after_hang_up, args=(sock.fileno(),), name="tsx-end", daemon=True).start()
+
+
+def _exit_after_hang_up(fd: int) -> None:
     if hasattr(select, "poll"):  # not on Windows
         poller = select.poll()
         poller.register(fd, 0)  # wakes for a hang-up only
