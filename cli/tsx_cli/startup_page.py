@@ -59,8 +59,7 @@ def kind(version: ModelVersion) -> str:
 
 
 def devices(version: ModelVersion) -> str:
-    used = sorted({"cpu" if worker.gpu_id is None else f"gpu {worker.gpu_id}" for worker in version.workers})
-    return ", ".join(used) or "none"
+    return ", ".join(sorted({worker.device for worker in version.workers if worker.device})) or "none"
 
 
 def _prediction(url: str, sample: Path, settings: Settings) -> str:

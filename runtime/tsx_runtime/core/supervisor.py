@@ -52,6 +52,7 @@ class Worker:
         self.started = datetime.now(timezone.utc)
         self.restarts = 0
         self.load_seconds: float | None = None
+        self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
         self.process: WorkerProcess | None = None
         self.channel: Channel | None = None
         self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
@@ -166,15 +167,16 @@ class Supervisor:
         ended = asyncio.create_task(self._watch_process(worker.process, channel))
         try:
             channel.load(self._order(worker))
-            await asyncio.wait_for(asyncio.shield(channel.loaded), self.startup_timeout)
+            facts = await asyncio.wait_for(asyncio.shield(channel.loaded), self.startup_timeout)
         except (LoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             await self._fail_load(worker, error, ended, errors)
             return 0.0
         errors.clear()
-        worker.load_seconds = time.monotonic() - began
+        worker.load_seconds, worker.device = time.monotonic() - began, str(facts["device"])
         if not worker.stopping.is_set():
             self._set(worker, WorkerState.READY)
-            logger.info("%s: worker %s (pid %s) is ready after %.2f s", self.label, worker.id, worker.pid, worker.load_seconds)
+            ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
+            logger.info(ready, self.label, worker.id, worker.pid, worker.device, worker.load_seconds)
             self._dispatcher.add(channel)
             _settle(worker, None)
         await self._until_end(worker, channel, ended)

@@ -161,10 +161,6 @@ def test_without_a_handler_the_base_handler_is_used(start_worker: StartWorker) -
     assert "the archive names no serialized file" in start_worker(handler="").report["message"]
 
 
-def test_a_service_envelope_is_refused_rather_than_ignored(start_worker: StartWorker) -> None:
-    assert "'kserve' is not supported" in start_worker(FUNCTION, service_envelope="kserve").report["message"]
-
-
 def test_a_model_directory_that_is_gone_is_named(start_worker: StartWorker) -> None:
     assert (
         "/no/such/place cannot be entered: No such file or directory"
