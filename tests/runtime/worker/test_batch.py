@@ -14,9 +14,26 @@ from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.loader import Coroutines, Entry
 
-KINDS = ["good", "bad row", "broken form", "unsendable", "too long", "own status"]
-STATUS = {"good": 200, "bad row": 400, "broken form": 400, "unsendable": 503, "too long": 503, "own status": 218}
+STATUS = {
+    "good": 200,
+    "bad row": 400,
+    "broken form": 400,
+    "unsendable": 503,
+    "raises when it is sent": 503,
+    "too long": 503,
+    "own status": 218,
+    "no status": 503,
+    "no header": 503,
+}
+KINDS = list(STATUS)
 BROKEN_FORM = [(b"content-type", b"multipart/form-data; boundary=x")]
+
+
+class Raises(dict[str, int]):
+    """As the lazy mappings of some libraries do when what they read from is gone."""
+
+    def items(self) -> Any:
+        raise KeyError("gone")
 
 
 def handler(data: Any, context: Context) -> list[Any]:
@@ -28,7 +45,13 @@ def handler(data: Any, context: Context) -> list[Any]:
         if kind == "own status":
             context.set_response_status(218, idx=idx)
             context.set_response_header(idx, "X-Id", context.get_request_id(idx))
-        results.append({"unsendable": {1}, "too long": "x" * 101}.get(kind, context.get_request_id(idx)))
+        if kind == "no status":  # what the context itself refuses
+            context.request_processor[idx]._status_code = -1
+        if kind == "no header":
+            context.get_response_headers(idx)["X-Price"] = "5 €"
+        results.append(
+            {"unsendable": {1}, "too long": "x" * 101, "raises when it is sent": Raises(a=1)}.get(kind, context.get_request_id(idx))
+        )
     return results
 
 
