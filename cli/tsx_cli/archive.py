@@ -16,7 +16,7 @@ from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import is_archive, split_list
 from tsx_cli.lazy import DefaultGroup
 from tsx_cli.model_spec import Parts, kind_in_words
-from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile, archive_limits, read_settings
+from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile, read_settings
 from tsx_cli.output import print_json, print_table, size
 from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
 
@@ -174,7 +174,7 @@ def unpack(
 
 
 def _limits() -> Limits:
-    return archive_limits(read_settings(None)[0])
+    return read_settings(None)[0].archive_limits()
 
 
 def _existing_parent(directory: Path | None) -> Path:

@@ -12,7 +12,6 @@ from pathlib import Path
 from tsx_archiver import open_archive
 from tsx_cli.compare import Reply, clip, difference, findings
 from tsx_cli.inputs import guess_content_type, samples_in
-from tsx_cli.options import archive_limits
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
@@ -44,7 +43,7 @@ class CheckResult:
 
 def check_archive(path: Path, samples: Sequence[Path], settings: Settings, tolerance: float) -> CheckResult:
     """Load an archive in a worker and compare its answers. Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample)."""
-    with open_archive(path, cache=settings.cache_dir, limits=archive_limits(settings)) as opened:
+    with open_archive(path, cache=settings.cache_dir, limits=settings.archive_limits()) as opened:
         found = [read_sample(file) for file in samples or samples_in(opened.directory)]
     try:
         return asyncio.run(_check(path, found, settings, tolerance))
@@ -81,7 +80,7 @@ async def _send(version: ModelVersion, sample: Sample) -> Reply:
     version.submit(job)
     try:
         answer = await job.done
-        body = b"".join([part async for part in answer.parts()])
+        body = await answer.whole()
     except TsxError as error:
         return Reply(error.status, "", error.message.encode())
     block = str(answer.headers, "latin-1")

@@ -7,7 +7,8 @@ import mimetypes
 from collections.abc import Iterable
 from pathlib import Path
 
-ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz", ".tgz")
+from tsx_archiver import ARCHIVE_SUFFIXES
+
 SAMPLES = "samples"
 INDEX_TO_NAME = "index_to_name.json"
 

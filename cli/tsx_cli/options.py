@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from tsx_archiver import Limits
 from tsx_cli.failure import UsageError
 from tsx_runtime.settings import Settings, find_config, load_settings
 
@@ -42,8 +41,3 @@ def read_settings(config: Path | None, assignments: Iterable[str] | None = None,
         cli[name] = value
     cli.update((name, value) for name, value in given.items() if value is not None)
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()))
-
-
-def archive_limits(settings: Settings) -> Limits:
-    """What the server would refuse to unpack, the commands refuse as well."""
-    return Limits(members=settings.max_archive_files, total=settings.max_archive_size)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from tsx_archiver import Limits
 from tsx_runtime.errors import SettingError
 
 if sys.version_info >= (3, 11):
@@ -89,6 +90,10 @@ class Settings(BaseModel):
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")
     worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
     models: dict[str, ModelSettings] = Field({}, description="by model: " + ", ".join(ModelSettings.model_fields))
+
+    def archive_limits(self) -> Limits:
+        """What the server refuses to unpack; the commands refuse it as well."""
+        return Limits(members=self.max_archive_files, total=self.max_archive_size)
 
 
 MODELS = "models"

@@ -55,6 +55,10 @@ class Answer:
                 raise part
             yield part
 
+    async def whole(self) -> bytes:
+        """The body; of a streamed answer, once all its parts are there. Raises as `parts` does."""
+        return b"".join([part async for part in self.parts()])
+
 
 class WaitingJob:
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""

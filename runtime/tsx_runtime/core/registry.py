@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
 from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import ArchiveError, ArchiveNotFound, Limits, OpenArchive, open_archive
+from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
@@ -28,7 +27,6 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.settings import Settings
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
 
 logger = logging.getLogger("tsx.registry")
@@ -68,7 +66,7 @@ class Registry:
     async def register_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """Register an archive or directory that lies anywhere: what the command line names itself."""
         try:
-            archive = await asyncio.to_thread(open_archive, path, cache=self.settings.cache_dir, limits=self._limits())
+            archive = await asyncio.to_thread(open_archive, path, cache=self.settings.cache_dir, limits=self.settings.archive_limits())
         except ArchiveNotFound as error:
             raise ModelNotFound(f"Model not found: {order.url}. {error}") from error
         except ArchiveError as error:
@@ -95,7 +93,7 @@ class Registry:
         name = order.model_name or archive.manifest.model_name
         number = order.version or archive.manifest.version
         for what, value in (("model name", name), ("version", number)):
-            if not NAME.fullmatch(value):
+            if not is_model_name(value):
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if (name, number) in self._taken:
             raise Conflict(f"Model version {number} is already registered for model {name}")
@@ -120,9 +118,6 @@ class Registry:
         if store is None:
             raise ModelNotFound(f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY")
         return store / url
-
-    def _limits(self) -> Limits:
-        return Limits(members=self.settings.max_archive_files, total=self.settings.max_archive_size)
 
     # Changing
 

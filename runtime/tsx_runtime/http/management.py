@@ -109,7 +109,7 @@ async def ask_handler(version: ModelVersion) -> Any:
     job = WaitingJob(meta, b"", time.monotonic())
     version.submit(job)
     answer = await job.done
-    body = b"".join([part async for part in answer.parts()])
+    body = await answer.whole()
     if answer.status >= 400:
         raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError
@@ -179,9 +180,7 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
     if settings.model_store is None:
         raise SettingError("load_models is set, but model_store is not: give the directory that holds the archives")
     if [entry.lower() for entry in settings.load_models] == ["all"]:
-        files = sorted(
-            path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith((".mar", ".model", ".tar.gz"))
-        )
+        files = sorted(path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
         return [start_model(path) for path in files]
     return [start_model(settings.model_store / file, name or None) for name, file in map(_split_name, settings.load_models)]
 
