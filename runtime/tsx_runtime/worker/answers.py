@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
 from tsx_runtime.wire import Buffer
 from tsx_runtime.worker.context import Context, RequestProcessor
-from tsx_runtime.worker.exceptions import PredictionException
+from tsx_runtime.worker.exceptions import PredictionException, in_words
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
@@ -96,9 +96,9 @@ def failure(error: BaseException) -> Answer:
     if isinstance(error, TsxError):
         known = error
     elif is_out_of_resources(error):
-        known = OutOfResources(f"Out of resources: {_told(error)}")
+        known = OutOfResources(f"Out of resources: {in_words(error)}")
     else:
-        known = PredictionFailed(f"Prediction failed: {_told(error)}")
+        known = PredictionFailed(f"Prediction failed: {in_words(error)}")
     return (known.status, JSON_HEADER, error_body(known.status, known.type, known.message))
 
 
@@ -109,11 +109,6 @@ def is_out_of_resources(error: BaseException) -> bool:
 def is_device_lost(error: BaseException) -> bool:
     """After such an error every later call of CUDA fails in this process: only a new worker helps."""
     return isinstance(error, RuntimeError) and "CUDA error" in str(error) and "out of memory" not in str(error)
-
-
-def _told(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _named(value: Any) -> str:

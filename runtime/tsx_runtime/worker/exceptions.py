@@ -36,3 +36,9 @@ class BadRows(PredictionException):
 
 class LoadError(Exception):
     """The model cannot be loaded, for a reason that is known: the message names it and the next step."""
+
+
+def in_words(error: BaseException) -> str:
+    """`ValueError: its text`, or the name alone where it says nothing."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.exceptions import LoadError, in_words
 
 logger = logging.getLogger("tsx.worker")
 
@@ -149,7 +149,7 @@ def _imported(name: str, act: Callable[[], Any]) -> Any:
             "Install that module where tsx runs, or put its file into the archive with --extra-files."
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
-        raise LoadError(f"Handler {name} does not import: {_told(error)}") from error
+        raise LoadError(f"Handler {name} does not import: {in_words(error)}") from error
 
 
 def _builtin(name: str) -> type:
@@ -198,14 +198,10 @@ def _initialised(handler: str, act: Callable[[], Any]) -> Any:
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        raise LoadError(f"Handler {handler} could not load the model: {_told(error)}") from error
+        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}") from error
 
 
 def _not_found(handler: str, model_dir: Path) -> str:
     files = sorted(os.path.relpath(path, model_dir) for path in model_dir.glob("*.py"))
     there = f"the archive has {', '.join(files)}" if files else "the archive has no Python file"
     return f"Handler {handler!r} was not found: {there}, and the built-in handlers are {', '.join(BUILTIN)}."
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import BadRows, PredictionException
+from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_processing import Transform
 from tsx_runtime.worker.handlers.timing import timed
@@ -96,14 +96,10 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
         raise NotAnImage(f"The image is too large: {error} Set limit_max_image_pixels=false if you trust your clients.") from error
     except Exception as error:  # a request's boundary: Pillow's decoders raise nearly anything on what they cannot read
         start = bytes(data[:8]).hex(" ")
-        raise NotAnImage(f"The request's {len(data)} bytes, beginning {start}, are no image that can be read: {_said(error)}") from error
+        # Pillow's text for an unknown format names an object in memory.
+        why = "no known format" if isinstance(error, UnidentifiedImageError) else in_words(error)
+        raise NotAnImage(f"The request's {len(data)} bytes, beginning {start}, are no image that can be read: {why}") from error
     return image
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
-        return "no known format"
-    return f"{type(error).__name__}: {error}"
 
 
 def _from_base64(text: str) -> bytes:
