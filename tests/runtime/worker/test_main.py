@@ -14,7 +14,7 @@ import pytest
 
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.entry import run
+from tsx_runtime.worker.main import run
 
 from .conftest import Request, StartWorker
 
@@ -319,10 +319,10 @@ def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_o
 @pytest.mark.parametrize(
     ("call", "status", "said"),
     [
-        ("(['x'], {0: 'id'}, 'model fell over', 500, context)", 500, "model fell over"),
-        ("(['x', 'y'], {0: 'id'}, '', 200, context)", 503, "number of batch response mismatched"),
-        ("([{1}], {0: 'id'}, '', 200, context)", 503, "Unsupported model output data type"),
-        ("(['x' * 200_000], {0: 'id'}, '', 200, context)", 503, "max_response_size"),
+        ("(['x'], {0: 'id-0'}, 'model fell over', 500, context)", 500, "model fell over"),
+        ("(['x', 'y'], {0: 'id-0'}, '', 200, context)", 503, "number of batch response mismatched"),
+        ("([{1}], {0: 'id-0'}, '', 200, context)", 503, "Unsupported model output data type"),
+        ("(['x' * 200_000], {0: 'id-0'}, '', 200, context)", 503, "max_response_size"),
     ],
 )
 def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker, call: str, status: int, said: str) -> None:
@@ -336,4 +336,51 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker, 
     (answer,) = worker.ask(b"")
     assert answer.status == status
     assert said in answer.message
+    assert worker.pieces == []
+
+
+def test_one_that_asks_to_explain_or_describe_is_a_batch_of_its_own(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            if data is None:
+                return
+            if context.get_request_header(0, "explain") == "True":
+                return ["why"]
+            if context.get_request_header(0, "describe") == "True":
+                return ["what"]
+            return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
+    """)
+    explain, describe = Request(b"", [(b"explain", b"True")]), Request(b"", [(b"describe", b"True")])
+    answers = worker.ask(describe, b"", explain, b"", explain)
+    assert [answer.body for answer in answers] == [b"what", b"id-1 of 2", b"why", b"id-3 of 2", b"why"]
+    assert [answer.body for answer in worker.ask(explain, describe)] == [b"why", b"what"]
+
+
+def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        import threading
+        from ts.handler_utils.utils import send_intermediate_predict_response
+        begun, told = threading.Event(), []
+        def late(ids, wait):
+            wait()
+            try:
+                send_intermediate_predict_response(["late"], ids, "", 200, context)
+            except Exception as error:
+                told.append(f"{type(error).__name__}: {error}")
+        def handle(data, given):
+            global context, thread
+            context = given
+            if data is None:
+                return
+            if data[0]["body"]:
+                thread = threading.Thread(target=late, args=({1: context.get_request_id(1)}, begun.wait))
+                thread.start()
+                return ["in time"] * 2
+            begun.set()
+            thread.join()
+            return [told.pop()]
+    """)
+    worker.ask(b"begin", b"begin")
+    (answer,) = worker.ask(b"")
+    assert answer.body == b"PredictionFailed: Request id-1 is answered already, so a further part of its answer cannot be sent."
     assert worker.pieces == []
