@@ -191,6 +191,5 @@ def test_an_explanation_without_captum_names_the_pip_command(start_worker: Start
 
 
 def test_an_explanation_is_captums(start_worker: StartWorker, model: bytes) -> None:
-    pytest.importorskip("captum")
     (answer,) = start(start_worker, model, max_response_size=1 << 26).ask(Request(PHOTO, [(b"explain", b"True")], b"target=3"))
     assert torch.tensor(json.loads(answer.body)).shape == (3, 224, 224)
