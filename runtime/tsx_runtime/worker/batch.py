@@ -14,6 +14,8 @@ from tsx_runtime.worker.exceptions import BadRows, PredictionException
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.requests import read_row
 
+EXPLAIN, DESCRIBE = "\r\nexplain: True\r\n", "\r\ndescribe: True\r\n"  # headers, as they stand in a request's meta
+
 logger = logging.getLogger("tsx.worker")
 
 
@@ -40,8 +42,7 @@ class _Requests(NamedTuple):
     rows: list[dict[str, Any]]
     parts: dict[int, dict[str, dict[str, str]]]  # by index in these lists
 
-    def without(self, faults: dict[int, str]) -> _Requests:
-        kept = [idx for idx in range(len(self.rows)) if idx not in faults]
+    def only(self, kept: Sequence[int]) -> _Requests:
         return _Requests(
             [self.positions[idx] for idx in kept],
             [self.metas[idx] for idx in kept],
@@ -72,6 +73,25 @@ class _Pieces:
 
 def answer_batch(model: Model, items: Sequence[Item], send: SendPiece) -> Outcome:
     requests, answers = _read(items, model.decode)
+    lost = False
+    for group in _groups(requests) if len(items) > 1 else [requests]:
+        lost = _answer(model, group, answers, send) or lost
+    model.context.end()
+    return Outcome([answers[position] for position in range(len(answers))], lost)
+
+
+def _groups(requests: _Requests) -> list[_Requests]:
+    """Handlers ask the first request of a batch whether to explain or describe: one that wants that is a batch of its own."""
+    joined = "".join(requests.metas)  # one look for all, and first for a letter: nearly no batch holds one
+    if "T" not in joined or (EXPLAIN not in joined and DESCRIBE not in joined):
+        return [requests]
+    alone = [idx for idx, meta in enumerate(requests.metas) if EXPLAIN in meta or DESCRIBE in meta]
+    others = [idx for idx in range(len(requests.metas)) if idx not in alone]
+    return [requests.only(group) for group in ([others] if others else []) + [[idx] for idx in alone]]
+
+
+def _answer(model: Model, requests: _Requests, answers: dict[int, Answer], send: SendPiece) -> bool:
+    """Call the handler, again without the rows that it refuses. Whether the device is lost."""
     while requests.rows:
         pieces = _Pieces(requests.positions, send, model.max_response_size)
         model.context.begin(requests.metas, requests.parts, pieces.send)
@@ -79,19 +99,19 @@ def answer_batch(model: Model, items: Sequence[Item], send: SendPiece) -> Outcom
             results = model.coroutines.finish(model.entry.call(requests.rows, model.context))
         except BadRows as error:
             if pieces or not _refuse(error, requests, answers):
-                return _failed(error, requests, answers)
-            requests = requests.without(error.faults)
+                return _fail(error, requests, answers)
+            requests = requests.only([idx for idx in range(len(requests.rows)) if idx not in error.faults])
             continue
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            return _failed(error, requests, answers)
+            return _fail(error, requests, answers)
         problem = mismatch(results, len(requests.rows), model.entry.name)
         if problem is not None:
             logger.error("%s", problem)
-            return _failed(problem, requests, answers, logged=True)
+            return _fail(problem, requests, answers, logged=True)
         for position, answer in zip(requests.positions, encode_answers(results, model.context, model.max_response_size), strict=True):
             answers[position] = answer
         break
-    return Outcome(_in_order(answers), False)
+    return False
 
 
 def _read(items: Sequence[Item], decode: bool) -> tuple[_Requests, dict[int, Answer]]:
@@ -124,14 +144,9 @@ def _refuse(error: BadRows, requests: _Requests, answers: dict[int, Answer]) -> 
     return True
 
 
-def _failed(error: BaseException, requests: _Requests, answers: dict[int, Answer], *, logged: bool = False) -> Outcome:
+def _fail(error: BaseException, requests: _Requests, answers: dict[int, Answer], *, logged: bool = False) -> bool:
     if not logged:
         ids = ", ".join(meta.partition("\r\n")[0] for meta in requests.metas)
         logger.error("the handler failed for the requests %s", ids, exc_info=error)
-    answer = failure(error)
-    answers.update(dict.fromkeys(requests.positions, answer))
-    return Outcome(_in_order(answers), is_device_lost(error))
-
-
-def _in_order(answers: dict[int, Answer]) -> list[Answer]:
-    return [answers[position] for position in range(len(answers))]
+    answers.update(dict.fromkeys(requests.positions, failure(error)))
+    return is_device_lost(error)

@@ -176,6 +176,10 @@ class Context:
         self._processors: dict[int, RequestProcessor] = {}
         self._send_piece = send_piece
 
+    def end(self) -> None:
+        """The batch is answered: a part that a thread of the handler's sends now has come too late."""
+        self._send_piece = None
+
     @property
     def processors(self) -> Mapping[int, RequestProcessor]:
         """Those that were asked for; the answers of all others are plain."""
