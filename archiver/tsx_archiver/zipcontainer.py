@@ -71,13 +71,10 @@ class ZipContainer:
         """The member's bytes. They are checked against length and CRC when the last one is read."""
         try:
             return cast(BinaryIO, _Exact(self._zip.open(self._infos[member.name]), self._source, member))
-        except (zipfile.BadZipFile, struct.error, OSError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, ValueError, struct.error, OSError, NotImplementedError) as error:
             raise CorruptMember(
                 f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download the file again."
             ) from error
-
-    def is_stored(self, member: Member) -> bool:
-        return self._infos[member.name].compress_type == zipfile.ZIP_STORED
 
     def close(self) -> None:
         self._zip.close()

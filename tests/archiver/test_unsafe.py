@@ -226,6 +226,16 @@ def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
     assert "data" in first.text
 
 
+def test_a_name_that_is_not_text_where_the_member_begins_is_damage(make_zip: MakeZip, cache: Path) -> None:
+    path = make_zip(("last", b"x"))
+    content = bytearray(path.read_bytes())
+    at = content.index(b"last")  # in the header before its bytes; the directory comes later
+    content[at - 23], content[at] = 0x08, 0xFF  # says that the name is UTF-8
+    path.write_bytes(content)
+    with pytest.raises(CorruptMember, match="'last' cannot be read"):
+        open_archive(path, cache=cache)
+
+
 def test_a_wrong_sha256_is_noticed_and_cleaned_up(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
     manifest = {**MANIFEST, "sha256": {"data": "0" * 64}}
     for path in (make_zip(("data", b"x"), manifest=manifest), make_tar(("tiny/data", b"x"), manifest=manifest)):
