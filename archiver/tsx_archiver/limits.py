@@ -28,7 +28,7 @@ class Limits:
 def human(size: int) -> str:
     """A size for people: 1.5 GB."""
     value = float(size)
-    for unit in ("bytes", "KB", "MB", "GB"):
+    for unit in ("bytes", "kB", "MB", "GB"):
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
         value /= 1000

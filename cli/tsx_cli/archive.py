@@ -12,12 +12,13 @@ from typing import Annotated
 import typer
 
 from tsx_archiver import Finding, Inspection, Limits, default_model_name, inspect_archive, open_archive, verify_archive
+from tsx_archiver.limits import human
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import is_archive, split_list
 from tsx_cli.lazy import DefaultGroup
 from tsx_cli.model_spec import Parts, kind_in_words
 from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile, read_settings
-from tsx_cli.output import print_json, print_table, size
+from tsx_cli.output import print_json, print_table
 from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
 
 
@@ -118,11 +119,11 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
         ("handler", manifest.handler or "none named"),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
-        ("form", f"{told.form}, {size(told.size)}"),
+        ("form", f"{told.form}, {human(told.size)}"),
     ]
     facts += [(key, value) for key, value in told.config.raw.items()]
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
-    print_table(["member", "size", "sha-256"], [(each.name, size(each.size), (each.sha256 or "")[:16]) for each in told.members])
+    print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in told.members])
     for problem in told.problems:
         print(f"note: {problem}")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, ModelFile, default_model_name, describe_model_file
+from tsx_archiver.limits import human
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import INDEX_TO_NAME
-from tsx_cli.output import size
 
 DEFAULT_HANDLER = "base_handler"
 KINDS = {
@@ -53,7 +53,7 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
     if path is not None:
         model = describe_model_file(path)
         check(model, parts)
-        notes.append(f"{path.name}: {kind_in_words(model)}, {size(model.size)}")
+        notes.append(f"{path.name}: {kind_in_words(model)}, {human(model.size)}")
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
     notes.append(
         f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")

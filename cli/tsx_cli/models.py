@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tsx_archiver.limits import human
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, read_settings
-from tsx_cli.output import print_json, print_table, size
+from tsx_cli.output import print_json, print_table
 
 PAGE = 100
 
@@ -172,7 +173,14 @@ def _print_version(told: dict[str, Any]) -> None:
     facts += [(name, queue[name]) for name in queue]
     print_table([told["modelName"], told["modelVersion"]], facts)
     workers = [
-        (worker["id"], worker["status"], worker["pid"], "gpu" if worker["gpu"] else "cpu", size(worker["memoryUsage"]), worker["startTime"])
+        (
+            worker["id"],
+            worker["status"],
+            worker["pid"],
+            "gpu" if worker["gpu"] else "cpu",
+            human(worker["memoryUsage"]),
+            worker["startTime"],
+        )
         for worker in told["workers"]
     ]
     if workers:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from tsx_archiver import Format, write_archive
+from tsx_archiver.limits import human
+from tsx_archiver.progress import progress_bar
 from tsx_cli.archive_check import CheckResult, check_archive
 from tsx_cli.failure import FAILED, UsageError
 from tsx_cli.inputs import SAMPLES
 from tsx_cli.model_spec import Parts, work_out
 from tsx_cli.options import read_settings
-from tsx_cli.output import size
-
-ProgressReport: TypeAlias = Callable[[str, int, int], None]  # member, bytes so far, all bytes
 
 NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 
@@ -80,14 +75,14 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     spec = replace(spec, requirements_file=order.requirements_file, config_file=order.config_file, contents=sample_contents(order.samples))
     _say(notes, quiet)
     warnings: list[str] = []
-    with progress_bar(quiet) as progress:
+    with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
         written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     bytes_written = (
         written.stat().st_size if written.is_file() else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
     )
-    _say([f"wrote {written} ({size(bytes_written)})"], quiet)
+    _say([f"wrote {written} ({human(bytes_written)})"], quiet)
     return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings)
 
 
@@ -143,19 +138,6 @@ def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
 
 def sample_contents(paths: Sequence[Path]) -> dict[str, bytes]:
     return {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(paths).items()}
-
-
-@contextmanager
-def progress_bar(quiet: bool) -> Iterator[ProgressReport | None]:
-    """A bar on a terminal, for as long as the packing lasts; nothing elsewhere."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("packing")
-        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
 
 
 def _say(lines: Sequence[str], quiet: bool) -> None:

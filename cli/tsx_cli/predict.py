@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.json import JSON
 from rich.text import Text
 
+from tsx_archiver.limits import human
 from tsx_cli.client import RequestFailed, Response, Server, path
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import guess_content_type
 from tsx_cli.options import AsJson, Config, Url, read_settings
-from tsx_cli.output import print_json, size
+from tsx_cli.output import print_json
 
 NOT_FOUND = 404
 BAR = 30
@@ -130,7 +131,7 @@ def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
         console.print(Text(body.decode("utf-8")))
     except UnicodeDecodeError:
         kind = f" of {content_type}" if content_type else " that are not text"
-        raise CliError(f"the answer is {size(len(body))}{kind}; write it into a file with --output FILE") from None
+        raise CliError(f"the answer is {human(len(body))}{kind}; write it into a file with --output FILE") from None
 
 
 def _read(file: str) -> bytes:

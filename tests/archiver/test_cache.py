@@ -262,7 +262,7 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(archive: Path, 
 
 def test_too_little_room_is_told_before_a_byte_is_written(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_archiver.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(CacheError, match=r"has 100 bytes free, and the archive needs 1\d\.\d KB"):
+    with pytest.raises(CacheError, match=r"has 100 bytes free, and the archive needs 1\d\.\d kB"):
         open_archive(archive, cache=cache)
 
 
