@@ -186,7 +186,7 @@ class Supervisor:
         overdue = asyncio.create_task(self._watch_response(worker, channel))
         await channel.closed
         overdue.cancel()
-        code = await ended
+        code = await _ended_or_killed(worker, ended)
         why = worker.killed_because or describe_exit(code)
         lost = channel.sent.popleft() if channel.sent else None
         if lost or not worker.stopping.is_set():
@@ -216,14 +216,15 @@ class Supervisor:
         assert worker.process is not None
         assert worker.channel is not None
         worker.channel.close()
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            worker.process.kill()
+        code = await _ended_or_killed(worker, ended)
         if isinstance(error, LoadError):
             message, trace = error.message, error.traceback
         elif isinstance(error, EOFError):
-            message, trace = f"the worker ended while it loaded the model: {describe_exit(await ended)}", None
+            message, trace = f"the worker ended while it loaded the model: {worker.killed_because or describe_exit(code)}", None
         else:
-            worker.process.kill()
             message, trace = f"the model was not loaded within {self.startup_timeout:g} s; raise startupTimeout if it needs longer", None
-        await _end_process(worker.process, ended)
         self._note_failure(worker, message, trace, errors)
 
     def _note_failure(self, worker: Worker, message: str, trace: str | None, errors: list[str]) -> None:
@@ -284,11 +285,12 @@ def _settle(worker: Worker, error: TsxError | None) -> None:
         worker.settled.set_result(error)
 
 
-async def _end_process(process: WorkerProcess, ended: asyncio.Task[int]) -> None:
+async def _ended_or_killed(worker: Worker, ended: asyncio.Task[int]) -> int:
+    """How the process ended. A thread that the handler left behind would keep it alive, unheard."""
     _, late = await asyncio.wait([ended], timeout=EXIT_GRACE)
     if late:
-        process.kill()
-        await ended
+        worker.kill("it closed its connection to the server, but did not end")
+    return await ended
 
 
 def describe_exit(code: int) -> str:

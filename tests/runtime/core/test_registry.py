@@ -218,6 +218,33 @@ def test_a_worker_that_dies_while_it_loads_is_told_with_how_it_ended(tmp_path):
     with_registry(test)
 
 
+LINGERING = """
+import threading, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    if data[0]["body"] == b"break":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return ["OK"] * len(data)
+"""
+
+
+def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.supervisor.EXIT_GRACE", 0.1)
+
+    async def test(registry):
+        version = await registry.register_path(make_model(tmp_path / "m", LINGERING), order())
+        pid = version.workers[0].pid
+        assert (await asyncio.wait_for(submit(version, "break").done, TIMEOUT)).status == 507
+        await until(lambda: version.workers[0].restarts)
+        assert await ask(version, "next") == "OK"
+        assert not psutil.pid_exists(pid)
+
+    with_registry(test)
+
+
 def test_loading_has_a_timeout_of_its_own(tmp_path):
     async def test(registry):
         path = make_model(tmp_path / "m", "import time\ntime.sleep(600)\n")
