@@ -49,6 +49,8 @@ def run(sock: socket.socket) -> None:
     except ConnectionError:
         pass  # the front end is gone, and with it everyone who waits
     finally:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)  # closing is not enough: the thread that polls it holds it open
         sock.close()
 
 
