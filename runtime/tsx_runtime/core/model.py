@@ -17,9 +17,11 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.supervisor import Supervisor, Worker
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings import ModelSettings, Settings
 from tsx_runtime.version import __version__
+
+MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class Plan:
 
 
 def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> Plan:
+    """Raises BadRequest for more workers than any machine has room for."""
     workers, most = _workers(order, config, settings, gpus)
+    check_workers(workers)
     return Plan(
         batch_size=_first(order.batch_size, config.batch_size, 1),
         max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, 100),
@@ -89,6 +93,11 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         threads=config.threads,
         wait=config.batch_policy == "wait",
     )
+
+
+def check_workers(count: int) -> None:
+    if count > MOST_WORKERS:
+        raise BadRequest(f"{count} workers are too many: a version of a model has {MOST_WORKERS} at most. Ask for fewer.")
 
 
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> tuple[int, int]:
@@ -199,7 +208,11 @@ class ModelVersion:
         return self._dispatcher.stats
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
-        """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does. Raises `LoadFailed`."""
+        """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does.
+
+        Raises BadRequest at once, LoadFailed when awaited.
+        """
+        check_workers(min_workers)
         self.min_workers, self.max_workers = min_workers, max_workers
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 

@@ -11,7 +11,7 @@ from tsx_runtime.core.devices import count_visible, cpu_count
 from tsx_runtime.core.model import RegisterOrder, plan
 from tsx_runtime.core.registry import GpuChooser
 from tsx_runtime.core.routing import choose
-from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
+from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings import Settings
 
 
@@ -30,6 +30,12 @@ def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
         4,
         2,
     )
+
+
+@pytest.mark.parametrize(("order", "yaml"), [({"initial_workers": 10**20}, {}), ({}, {"minWorkers": 10**7, "maxWorkers": 10**7})])
+def test_more_workers_than_any_machine_has_room_for_are_refused(order, yaml):
+    with pytest.raises(BadRequest, match="are too many: a version of a model has 1024 at most"):
+        planned(order, yaml)
 
 
 @pytest.mark.parametrize(
