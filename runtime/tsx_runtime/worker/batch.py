@@ -96,7 +96,8 @@ def _answer(model: Model, requests: _Requests, answers: dict[int, Answer], send:
         pieces = _Pieces(requests.positions, send, model.max_response_size)
         model.context.begin(requests.metas, requests.parts, pieces.send)
         try:
-            results = model.coroutines.finish(model.entry.call(requests.rows, model.context))
+            rows = list(requests.rows)  # the handler's own list: some take the rows out of it
+            results = model.coroutines.finish(model.entry.call(rows, model.context))
         except BadRows as error:
             if pieces or not _refuse(error, requests, answers):
                 return _fail(error, requests, answers)

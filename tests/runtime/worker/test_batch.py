@@ -92,3 +92,22 @@ def test_a_handler_that_has_begun_an_answer_is_not_called_again(kinds: list[str]
     answers = answer_batch(model, items(kinds), lambda position, headers, body: pieces.append(position)).answers
     assert len(answers) == len(kinds)
     assert calls == len(pieces) == (1 if set(kinds) != {"broken form"} else 0)
+
+
+def test_a_handler_may_empty_the_list_that_it_gets() -> None:
+    def takes_rows(data: Any, context: Context) -> list[Any]:
+        return [data.pop(0)["body"] for _ in range(len(data))]
+
+    def loses_rows(data: Any, context: Context) -> list[Any]:
+        data.clear()
+        return []
+
+    answers = [
+        answer_batch(
+            Model(Entry(handle, "handler.py", None), context, Coroutines(), True, 100), items(["good"] * 2), lambda *piece: None
+        ).answers
+        for handle in (takes_rows, loses_rows)
+        for context in (Context("m", "/m", {}, 1, None, "1"),)
+    ]
+    assert [(status, bytes(body)) for status, _, body in answers[0]] == [(200, b"good/0"), (200, b"good/1")]
+    assert [(status, "expect: 2, got: 0" in json.loads(bytes(body))["message"]) for status, _, body in answers[1]] == [(503, True)] * 2
