@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
+from tests.support.models import make_model
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.app import SEPARATE, build_apps
@@ -104,17 +104,6 @@ def handle(data, context):
 """
 
 
-def write_mar(store: Path, file: str, *, name: str = "talker", version: str = "1.0", handler: str = TALKER, config: str = "") -> Path:
-    model = {"modelName": name, "modelVersion": version, "handler": "handler.py"}
-    with zipfile.ZipFile(store / file, "w") as archive:
-        archive.writestr("handler.py", handler)
-        if config:
-            archive.writestr("model-config.yaml", config)
-            model["configFile"] = "model-config.yaml"
-        archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "python", "model": model, "archiverVersion": "0.12.0"}))
-    return store / file
-
-
 @dataclass
 class RunningServer:
     """The server in a thread of its own, and a client for each of its listeners."""
@@ -151,7 +140,7 @@ class RunningServer:
 
     def write_mar(self, file: str, **content: str) -> Path:
         assert self.settings.model_store is not None
-        return write_mar(self.settings.model_store, file, **content)
+        return make_model(self.settings.model_store / file, **content)
 
     def register(self, file: str, **order: Any) -> None:
         self.call(lambda: self.registry.register(RegisterOrder(url=file, **order)))
@@ -202,10 +191,10 @@ def make_settings(store: Path, **values: Any) -> Settings:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model store: a model that talks in two versions, one with workers of its own, and one that does not load."""
     directory = tmp_path_factory.mktemp("store")
-    write_mar(directory, "talker.mar")
-    write_mar(directory, "talker2.mar", version="2.0")
-    write_mar(directory, "other.mar", name="other", config="batchSize: 4\nmaxBatchDelay: 50\nresponseTimeout: 9\n")
-    write_mar(directory, "broken.mar", name="broken", handler=BROKEN)
+    make_model(directory / "talker.mar", TALKER)
+    make_model(directory / "talker2.mar", TALKER, name="talker", version="2.0")
+    make_model(directory / "other.mar", TALKER, config="batchSize: 4\nmaxBatchDelay: 50\nresponseTimeout: 9\n")
+    make_model(directory / "broken.mar", BROKEN)
     (directory / "junk.mar").write_bytes(b"not an archive")
     return directory
 

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from tests.support.models import make_model
+
 TIMEOUT = 30.0
 
 SERVER = """
@@ -54,14 +56,6 @@ def handle(data, context):
                 time.sleep(0.005)
     return ["OK"] * len(data)
 """
-
-
-def make_model(directory: Path, handler: str = HANDLER) -> Path:
-    (directory / "MAR-INF").mkdir(parents=True)
-    (directory / "handler.py").write_text(handler)
-    manifest = {"model": {"modelName": directory.name, "modelVersion": "1.0", "handler": "handler.py"}}
-    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    return directory
 
 
 @contextlib.contextmanager
@@ -116,7 +110,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes(tmp_path, number):
-    with server(make_model(tmp_path / "waiter")) as process:
+    with server(make_model(tmp_path / "waiter", HANDLER)) as process:
         started = ready(process)
         assert started["models"] == ["waiter"]
         answers: list[tuple[int, bytes]] = []
@@ -136,7 +130,7 @@ def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes
 
 
 def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(tmp_path):
-    with server(make_model(tmp_path / "waiter"), drain_timeout=0) as process:
+    with server(make_model(tmp_path / "waiter", HANDLER), drain_timeout=0) as process:
         started = ready(process)
         client = threading.Thread(target=call_and_lose, args=(started["inference"], str(tmp_path / "never")))
         client.start()
@@ -151,7 +145,7 @@ def test_one_address_for_all_roles_serves_all_of_them(tmp_path):
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}"
     same = {f"{role}_address": address for role in ("inference", "management", "metrics")}
-    make_model(tmp_path / "store" / "one")
+    make_model(tmp_path / "store" / "one", HANDLER)
     with server(model_store=tmp_path / "store", load_models=["all"], **same) as process:
         assert ready(process) == {"inference": address, "management": address, "metrics": address, "models": ["one"]}
         assert call(address, "POST", "/predictions/one") == (200, b"OK")
@@ -169,7 +163,7 @@ def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path):
 
 
 def test_a_model_that_does_not_load_ends_the_start_with_its_reason(tmp_path):
-    with server(make_model(tmp_path / "good"), make_model(tmp_path / "bad", "import not_there\n")) as process:
+    with server(make_model(tmp_path / "good", HANDLER), make_model(tmp_path / "bad", "import not_there\n")) as process:
         _, errors = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 1
         assert "LoadFailed" in errors
