@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.models import make_model
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
@@ -85,15 +86,8 @@ asyncio.run(main())
 """
 
 
-def make_model(directory: Path, handler: str = HANDLER, name: str = "talker", version: str = "1.0", config: str = "") -> Path:
-    (directory / "MAR-INF").mkdir(parents=True)
-    model = {"modelName": name, "modelVersion": version, "handler": "handler.py"}
-    (directory / "handler.py").write_text(handler)
-    if config:
-        (directory / "model-config.yaml").write_text(config)
-        model["configFile"] = "model-config.yaml"
-    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"runtime": "python", "model": model}))
-    return directory
+def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
+    return make_model(directory, handler, **{"name": "talker", **what})
 
 
 def submit(version: ModelVersion, word: str) -> WaitingJob:
@@ -131,7 +125,7 @@ def order(**values) -> RegisterOrder:
 
 def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(tmp_path):
     async def main():
-        async with open_model(make_model(tmp_path / "m"), Settings()) as version:
+        async with open_model(talker(tmp_path / "m"), Settings()) as version:
             assert await ask(version, "hello") == "hello"
             [worker] = version.workers
             assert worker.state is WorkerState.READY
@@ -147,9 +141,9 @@ def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(tmp_path)
 def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
     async def main():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        async with open_model(make_model(tmp_path / "m"), Settings(), workers=2) as version:
+        async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
             assert int(await ask(version, "threads")) <= max(1, cores // 2)
-        async with open_model(make_model(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
+        async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
             assert await ask(version, "threads") == "3"
 
     asyncio.run(main())
@@ -160,7 +154,7 @@ def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
 )
 def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(tmp_path, how, error, text):
     async def main():
-        async with open_model(make_model(tmp_path / "m"), Settings()) as version:
+        async with open_model(talker(tmp_path / "m"), Settings()) as version:
             job = submit(version, "exit" if how == "exit" else "hang")
             waiting = submit(version, "next")
             if how == "kill":
@@ -176,7 +170,7 @@ def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(tmp_
 
 def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m"), order(response_timeout=1))
+        version = await registry.register_path(talker(tmp_path / "m"), order(response_timeout=1))
         job = submit(version, "hang")
         with pytest.raises(WorkerDied, match=r"did not answer within 1 s \(responseTimeout\)"):
             await asyncio.wait_for(job.done, TIMEOUT)
@@ -187,7 +181,7 @@ def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
 
 def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_is_not_registered(tmp_path):
     async def test(registry):
-        path = make_model(tmp_path / "m", "import nothing_of_that_name\n")
+        path = talker(tmp_path / "m", "import nothing_of_that_name\n")
         with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:
             await registry.register_path(path, order())
         assert "handler.py" in caught.value.traceback
@@ -198,7 +192,7 @@ def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_i
 
 def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m", "1 / 0\n"), order(), wait=False)
+        version = await registry.register_path(talker(tmp_path / "m", "1 / 0\n"), order(), wait=False)
         waiting = submit(version, "x")
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         assert "ZeroDivisionError" in version.last_error
@@ -213,7 +207,7 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
 def test_a_worker_that_dies_while_it_loads_is_told_with_how_it_ended(tmp_path):
     async def test(registry):
         with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
-            await registry.register_path(make_model(tmp_path / "m", "import os\nos._exit(7)\n"), order())
+            await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
 
     with_registry(test)
 
@@ -235,7 +229,7 @@ def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp
     monkeypatch.setattr("tsx_runtime.core.supervisor.EXIT_GRACE", 0.1)
 
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m", LINGERING), order())
+        version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())
         pid = version.workers[0].pid
         assert (await asyncio.wait_for(submit(version, "break").done, TIMEOUT)).status == 507
         await until(lambda: version.workers[0].restarts)
@@ -247,7 +241,7 @@ def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp
 
 def test_loading_has_a_timeout_of_its_own(tmp_path):
     async def test(registry):
-        path = make_model(tmp_path / "m", "import time\ntime.sleep(600)\n")
+        path = talker(tmp_path / "m", "import time\ntime.sleep(600)\n")
         with pytest.raises(LoadFailed, match="not loaded within 1 s; raise startupTimeout"):
             await registry.register_path(path, order(startup_timeout=1))
 
@@ -256,7 +250,7 @@ def test_loading_has_a_timeout_of_its_own(tmp_path):
 
 def test_workers_are_added_and_taken_away_and_none_means_refusal(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m"), order())
+        version = await registry.register_path(talker(tmp_path / "m"), order())
         first = version.workers[0].pid
         await registry.scale("talker", None, 3)
         assert len({worker.pid for worker in version.workers}) == 3
@@ -275,7 +269,7 @@ def test_workers_are_added_and_taken_away_and_none_means_refusal(tmp_path):
 
 def test_a_worker_that_is_taken_away_answers_what_it_has_first(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m"), order(initial_workers=2))
+        version = await registry.register_path(talker(tmp_path / "m"), order(initial_workers=2))
         go = tmp_path / "go"
         jobs = [submit(version, f"until {go}") for _ in range(2)]
         await until(lambda: all(worker.channel.batches for worker in version.workers))
@@ -290,8 +284,8 @@ def test_a_worker_that_is_taken_away_answers_what_it_has_first(tmp_path):
 
 def test_versions_stand_side_by_side(tmp_path):
     async def test(registry):
-        one = await registry.register_path(make_model(tmp_path / "1"), order())
-        two = await registry.register_path(make_model(tmp_path / "2", version="2.0"), order())
+        one = await registry.register_path(talker(tmp_path / "1"), order())
+        two = await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
         assert registry.find("talker") is one
         registry.set_default("talker", "2.0")
         assert registry.find("talker") is two
@@ -312,7 +306,7 @@ def test_versions_stand_side_by_side(tmp_path):
 
 def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeout(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m"), order())
+        version = await registry.register_path(talker(tmp_path / "m"), order())
         go = tmp_path / "go"
         job = submit(version, f"until {go}")
         with pytest.raises(CleanupTimeout, match="Timed out while cleaning resources: talker"):
@@ -327,7 +321,7 @@ def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeou
 
 def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m"), order())
+        version = await registry.register_path(talker(tmp_path / "m"), order())
         quick = submit(version, "slow")
         await registry.close(drain=TIMEOUT)
         assert (await quick.done).body == b"slow"
@@ -335,7 +329,7 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
     with_registry(test)
 
     async def test_late(registry):
-        version = await registry.register_path(make_model(tmp_path / "n"), order(initial_workers=2))
+        version = await registry.register_path(talker(tmp_path / "n"), order(initial_workers=2))
         hanging = [submit(version, "hang") for _ in range(2)]
         late = submit(version, "late")
         await until(lambda: all(worker.channel.batches for worker in version.workers))
@@ -374,7 +368,7 @@ def test_only_archives_in_the_model_store_are_registered(tmp_path, url, error, t
 
 def test_names_that_could_leave_their_place_are_refused(tmp_path):
     async def test(registry):
-        path = make_model(tmp_path / "m")
+        path = talker(tmp_path / "m")
         for bad in ({"model_name": "../x"}, {"version": "1/2"}, {"model_name": "a b"}):
             with pytest.raises(BadRequest, match="cannot be used"):
                 await registry.register_path(path, order(**bad))
@@ -383,7 +377,7 @@ def test_names_that_could_leave_their_place_are_refused(tmp_path):
 
 
 def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):
-    make_model(tmp_path / "m")
+    talker(tmp_path / "m")
     script = FRONT_END.format(directory=str(tmp_path / "m"))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:
         pids = [int(pid) for pid in front.stdout.readline().split()]
