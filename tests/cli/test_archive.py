@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.servers import screen
+
 from .conftest import DIGITS, Run
-from .servers import screen
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 

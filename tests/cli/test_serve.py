@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import FREE_PORTS, Running, serving
 from tsx_cli.main import main
 
 from .conftest import DIGITS, Run
-from .servers import FREE_PORTS, Running, serving
 
 SEVEN = DIGITS / "images" / "7.png"
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"

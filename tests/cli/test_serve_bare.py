@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.servers import FREE_PORTS, screen, started, tsx
 from tsx_cli.bare_model import unpacked
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.main import main
@@ -16,7 +18,6 @@ from tsx_cli.serve import with_addresses
 from tsx_runtime.settings import Settings
 
 from .conftest import DIGITS, Run
-from .servers import FREE_PORTS, screen, serving, tsx
 
 
 def test_a_bare_model_is_linked_and_never_copied() -> None:
@@ -85,8 +86,9 @@ def test_torchserve_serves_a_model_store_and_asks_for_tokens(
     assert run("archive", "--name", "echo", "--handler", "echo.py", "-o", "store").code == 0
     environment = {"TSX_INFERENCE_TOKEN": "one", "TSX_MANAGEMENT_TOKEN": "two", "TSX_CACHE_DIR": str(session_cache)}
     environment |= {f"TSX_{role}_ADDRESS": "http://127.0.0.1:0" for role in ("INFERENCE", "MANAGEMENT", "METRICS")}
+    torchserve = [sys.executable, "-c", "import sys; from tsx_cli.torchserve import main; sys.exit(main())"]
     words = ["--start", "--foreground", "--model-store", "store", "--models", "e=echo.mar", "--ncs", "--enable-model-api"]
-    with serving(words, tmp_path, environment, module="tsx_cli.torchserve", last_line="Model server started.") as running:
+    with started([*torchserve, *words], tmp_path, environment, last_line="Model server started.") as running:
         address = running.address("models")
         refused = run("models", "list", "--url", address)
         assert refused.code == 1

@@ -65,7 +65,7 @@ class Reader:
 
     def stop(self) -> None:
         if self.server is not None:
-            self.server.stop()
+            assert self.server.stop() == 0, self.server.log
 
     def _with_addresses(self, text: str) -> str:
         for written, address in self.addresses.items():

@@ -139,7 +139,7 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
     server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, user_environment)
     answer = run(installed / "tsx", "predict", "digits", DIGITS / "images" / "4.png", cwd=tmp_path, environment=user_environment)
     assert '"four"' in answer.splitlines()[1]
-    server.stop()
+    assert server.stop() == 0, server.log
 
 
 def normal(name: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,13 +39,15 @@ class Running:
         return self.process.wait(DEADLINE)
 
 
+def serving(words: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> AbstractContextManager[Running]:
+    """`tsx` with these words, in this Python."""
+    return started([sys.executable, "-m", "tsx_cli", *map(str, words)], cwd, environment)
+
+
 @contextmanager
-def serving(
-    words: Sequence[object], cwd: Path, environment: Mapping[str, str], *, module: str = "tsx_cli.main", last_line: str = "try: curl"
-) -> Iterator[Running]:
+def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, str], *, last_line: str = "try: curl") -> Iterator[Running]:
     """Wait until the server has printed the line that begins with `last_line`; fail with its output where it ends before."""
     log_file = cwd / "server.log"
-    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *map(str, words)]
     with log_file.open("w") as log:
         process = subprocess.Popen(command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True)
     late = threading.Timer(DEADLINE, process.kill)
