@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import multiprocessing
+import signal
 import socket
 import sys
 import threading
@@ -12,7 +13,7 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 
@@ -63,7 +64,7 @@ class ProcessStarter:
         """Start the fork server now, so that it imports torch while the front end starts. `exported`: for `.pt2` models."""
         if self._context.get_start_method() == "forkserver":
             self._set_preload(exported)
-            self._thread.submit(forkserver.ensure_running)
+            self._thread.submit(_ensure_fork_server)
 
     def _set_preload(self, exported: bool) -> None:
         modules = [PRELOAD_EXPORTED if exported else PRELOAD] if self._preload else []
@@ -79,6 +80,8 @@ class ProcessStarter:
         atexit.unregister(self._kill_all)
 
     def _start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
+        if self._context.get_start_method() == "forkserver":
+            _ensure_fork_server()
         front, back = socket.socketpair()
         with back:
             process = self._context.Process(target=run, args=(back,), name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
@@ -92,6 +95,19 @@ class ProcessStarter:
         for process in self._alive:
             if process.is_alive():
                 process.kill()
+
+
+def _ensure_fork_server() -> None:
+    """With Ctrl-C held back, which reaches the whole group: multiprocessing ignores it only once torch is imported.
+
+    Until then it would be a traceback. Workers inherit that, and let go of it once they ignore the signal themselves.
+    """
+    resource_tracker.ensure_running()  # it would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
