@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import shutil
 from pathlib import Path
@@ -9,25 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-MODEL = """
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(3, 8)
-            self.norm = nn.BatchNorm1d(8)
-            self.last = nn.Linear(8, 2)
-
-        def forward(self, x):
-            return self.last(torch.relu(self.norm(self.first(x))))
-"""
-
 
 class Net(torch.nn.Module):
-    """The same as `MODEL`."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Linear(3, 8)
@@ -36,6 +20,9 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.norm(self.first(x))))  # type: ignore[no-any-return]  # torch's modules
+
+
+MODEL = f"import torch\n\n\n{inspect.getsource(Net)}"  # the model file
 
 
 @pytest.fixture(scope="session")

@@ -119,7 +119,7 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
 FIT = {"serializedFile": "weights.pth", "modelFile": "model.py"}
 EMPTY = "import torch\n"
 TWO = "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n"
-WITH_HELPER = MODEL + "\n    class Helper: pass\n"
+WITH_HELPER = MODEL + "\nclass Helper: pass\n"
 WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, width, depth=2, *rest): super().__init__()\n"
 
 
