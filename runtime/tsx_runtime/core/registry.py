@@ -43,7 +43,7 @@ class Registry:
         self._ids = itertools.count(FIRST_WORKER_ID)
         self._turn = itertools.count()
         self._taken: set[tuple[str, str]] = set()
-        self._closing: set[tuple[str, str]] = set()
+        self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
         self._background: set[asyncio.Task[None]] = set()
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
@@ -102,9 +102,7 @@ class Registry:
         gpus = GpuChooser(self.gpus, self._turn)
         version = ModelVersion(name, number, archive, order, chosen, self.settings, self._starter, ids=self._ids, next_gpu=gpus)
         self._taken.add((name, number))
-        model = self.models.setdefault(name, Model(name))
-        model.versions[number] = version
-        model.default = model.default or number
+        self._put_in(version)
         return version
 
     def _in_store(self, url: str) -> Path:
@@ -141,24 +139,28 @@ class Registry:
         model.default = version
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """What is accepted is answered first. Raises CannotRemoveDefault, and CleanupTimeout, after which the model is still there."""
+        """No new request finds it; what is accepted is answered first.
+
+        Raises CannotRemoveDefault, and CleanupTimeout, after which the model is there again.
+        """
         found = self.find(name, version)
         if found.version == self.models[name].default and len(self.models[name].versions) > 1:
             raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
-        if (name, found.version) in self._closing:
-            raise Conflict(f"Model version {found.version} of model {name} is being unregistered already")
-        self._closing.add((name, found.version))
+        self._take_out(found)
         try:
             await asyncio.wait_for(found.finished(), self.settings.unregister_model_timeout)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise CleanupTimeout(f"Timed out while cleaning resources: {name}") from None
+        except BaseException as error:
+            self._put_in(found)
+            if isinstance(error, TimeoutError | asyncio.TimeoutError):
+                raise CleanupTimeout(f"Timed out while cleaning resources: {name}") from None
+            raise
         finally:
-            self._closing.discard((name, found.version))
+            self._leaving.discard(found)
         await self._remove(found)
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
-        versions = [version for model in self.models.values() for version in model.versions.values()]
+        versions = [*self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
         if drain:
             finished = [asyncio.ensure_future(version.finished()) for version in versions]
             if finished:
@@ -172,15 +174,27 @@ class Registry:
             await asyncio.wait(self._background)
         await asyncio.to_thread(self._starter.close)
 
+    def _put_in(self, version: ModelVersion) -> None:
+        model = self.models.setdefault(version.name, Model(version.name))
+        model.versions[version.version] = version
+        model.default = model.default or version.version
+
+    def _take_out(self, version: ModelVersion) -> None:
+        """No request finds it any more. Its name stays taken until it is closed."""
+        self._leaving.add(version)
+        model = self.models[version.name]
+        del model.versions[version.version]
+        if not model.versions:
+            del self.models[version.name]
+        elif model.default == version.version:
+            model.default = next(iter(model.versions))
+
     async def _remove(self, version: ModelVersion) -> None:
         model = self.models.get(version.name)
         if model is not None and model.versions.get(version.version) is version:
-            del model.versions[version.version]
-            if not model.versions:
-                del self.models[version.name]
-            elif model.default == version.version:
-                model.default = next(iter(model.versions))
+            self._take_out(version)
         await version.close()
+        self._leaving.discard(version)
         self._taken.discard((version.name, version.version))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

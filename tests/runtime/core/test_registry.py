@@ -319,6 +319,42 @@ def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeou
     with_registry(test, unregister_model_timeout=1)
 
 
+def test_unregistering_does_not_wait_for_requests_to_stop_coming(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        go = tmp_path / "go"
+        accepted = [submit(version, f"until {go}") for _ in range(3)]
+        unregistering = asyncio.create_task(registry.unregister("talker"))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelNotFound):  # what comes now would keep it busy for ever
+            registry.find("talker")
+        with pytest.raises(Conflict):
+            await registry.register_path(tmp_path / "m", order())
+        go.touch()
+        await asyncio.wait_for(unregistering, TIMEOUT)
+        assert [job.done.result().status for job in accepted] == [200] * 3
+        await registry.register_path(tmp_path / "m", order())
+
+    with_registry(test)
+
+
+def test_closing_ends_a_model_that_is_being_unregistered(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        job = submit(version, "hang")
+        await until(lambda: version.workers[0].channel.batches)
+        pid = version.workers[0].pid
+        unregistering = asyncio.create_task(registry.unregister("talker"))
+        await asyncio.sleep(0)
+        await registry.close()
+        await asyncio.wait_for(unregistering, TIMEOUT)
+        with pytest.raises(WorkerDied):
+            await job.done
+        assert not psutil.pid_exists(pid)
+
+    with_registry(test)
+
+
 def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())
