@@ -60,6 +60,8 @@ class BaseHandler:
             )
         if model_file is not None and type(self)._load_pickled_model is not BaseHandler._load_pickled_model:
             self.model = self._load_pickled_model(str(model_dir), files["modelFile"], self.model_pt_path).to(self.device).eval()
+        elif model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
+            self.model = self._load_torchscript_model(self.model_pt_path)
         else:
             self.model = load_model_file(path, model_file, self.device, weights_only=self._weights_only())
         self.model = compiled(self.model, context.model_yaml_config.get("pt2"))
@@ -67,10 +69,11 @@ class BaseHandler:
         self.initialized = True
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
+        """For handlers that load a model without a model file in a way of their own."""
         return load_torchscript(Path(model_pt_path), self.device)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> Any:
-        """For handlers that load a model in a way of their own."""
+        """For handlers that load a model with a model file in a way of their own."""
         return load_eager(Path(model_dir) / model_file, Path(model_pt_path), weights_only=self._weights_only())
 
     def _weights_only(self) -> bool:

@@ -117,6 +117,7 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
 
 
 FIT = {"serializedFile": "weights.pth", "modelFile": "model.py"}
+SCRIPT = {"serializedFile": "script.pt"}
 EMPTY = "import torch\n"
 TWO = "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n"
 WITH_HELPER = MODEL + "\nclass Helper: pass\n"
@@ -275,15 +276,16 @@ def test_the_names_of_classes_are_there_for_the_handler(start_worker: StartWorke
     assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"0": "cat", "1": "dog"}
 
 
-def test_a_handler_may_load_its_pickled_model_in_its_own_way(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [("_load_pickled_model(self, model_dir, model_file, model_pt_path)", FIT), ("_load_torchscript_model(self, model_pt_path)", SCRIPT)],
+)
+def test_a_handler_may_load_its_model_in_its_own_way(
+    start_worker: StartWorker, model_bytes: dict[str, bytes], method: str, model: dict[str, str]
+) -> None:
     worker = start_worker(
-        ROWS
-        + """
-        def _load_pickled_model(self, model_dir, model_file, model_pt_path):
-            import torch
-            return torch.nn.Identity()
-        """,
-        files={"weights.pth": model_bytes["weights.pth"], "model.py": MODEL},
-        model=FIT,
+        f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n",
+        files={"weights.pth": model_bytes["weights.pth"], "script.pt": model_bytes["script.pt"], "model.py": MODEL},
+        model=model,
     )
     assert ask(worker, [1, 2, 3]) == [[1, 2, 3]]
