@@ -8,6 +8,7 @@ from typing import TextIO
 
 FAILED = 1
 USAGE = 2
+INTERRUPTED = 130
 SHORT_TRACEBACK = 12
 
 

@@ -9,11 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.failure import FAILED, report
+from tsx_cli.failure import FAILED, INTERRUPTED, report
 from tsx_cli.lazy import LazyGroup
 from tsx_runtime.version import __version__
-
-INTERRUPTED = 130
 
 
 class Commands(LazyGroup):
@@ -29,7 +27,7 @@ class Commands(LazyGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="From a trained PyTorch model to a production endpoint.",
+    help="From a trained PyTorch model to an HTTP endpoint.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

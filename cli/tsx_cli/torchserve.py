@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.failure import UsageError, report
+from tsx_cli.failure import INTERRUPTED, UsageError, report
 from tsx_cli.inputs import split_list
 from tsx_runtime.version import __version__
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(arguments)
         start(arguments)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:  # the process's boundary
         return report(error, debug=False, file=sys.stderr)
     return 0

@@ -1,1 +1,1 @@
-"""What `tsx deploy` and `tsx init` render."""
+"""What `tsx init` renders."""

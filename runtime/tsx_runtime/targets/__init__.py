@@ -1,1 +1,1 @@
-"""Where the runtime runs: a server of its own, and later the platforms."""
+"""Where the runtime runs: a server of its own."""

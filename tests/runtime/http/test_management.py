@@ -373,3 +373,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_order_does_no_harm(server):
     with socket.create_connection((parts.hostname, parts.port)) as sock:
         sock.sendall(b"POST /models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{")
     assert server.management.get("/models").status_code == 200
+
+
+def test_a_description_tells_the_device_that_was_chosen_over_the_archives(empty):
+    empty.register("other.mar", initial_workers=0, device_type="cpu")
+    assert empty.management.get("/models/other").json()[0]["deviceType"] == "cpu"
