@@ -98,12 +98,14 @@ class ProcessStarter:
 
 
 def _ensure_fork_server() -> None:
-    """With Ctrl-C held back, which reaches the whole group: multiprocessing ignores it only once torch is imported.
+    """With both stops held back, since a terminal and a service manager send them to every process of the server.
 
-    Until then it would be a traceback. Workers inherit that, and let go of it once they ignore the signal themselves.
+    SIGINT: multiprocessing ignores it only once torch is imported, and until then it is a traceback. SIGTERM would end the fork
+    server, and with it the workers, while the front end still has requests to answer; it ends by itself when the front end has.
+    What the fork server starts inherits this; a worker lets go of it once it ignores both itself.
     """
     resource_tracker.ensure_running()  # it would let signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
         forkserver.ensure_running()
     finally:

@@ -39,7 +39,9 @@ def run(sock: socket.socket) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, "pthread_sigmask"):  # not on Windows
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by the fork server; a handler's own programs need not be
+            signal.pthread_sigmask(
+                signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
+            )  # blocked by the fork server; a handler's own programs need not be
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(sock)
     try:

@@ -109,7 +109,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes(tmp_path, number):
+@pytest.mark.parametrize("to", ["the front end", "all its processes"])  # as a terminal and a service manager do
+def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes(tmp_path, number, to):
     with server(make_model(tmp_path / "waiter", HANDLER)) as process:
         started = ready(process)
         assert started["models"] == ["waiter"]
@@ -120,7 +121,10 @@ def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes
         wait_for(tmp_path / "go.begun", process)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
+        for child in children if to == "all its processes" else []:
+            child.send_signal(number)
         wait_until_refused(started["inference"])
+        assert all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
         go.touch()
         client.join(TIMEOUT)
         assert answers == [(200, b"OK")]
