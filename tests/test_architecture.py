@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,15 +153,3 @@ def test_help_imports_neither_torch_nor_the_server() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines() if line.startswith("import time:")}
     assert "typer" in loaded
     assert not loaded & {"torch", "numpy", "fastapi", "uvicorn", "pydantic", "boto3", "tsx_runtime.core.registry"}
-
-
-def test_every_file_of_the_runtime_has_its_line_in_the_architecture() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE))
-    runtime = ROOT / "runtime" / "tsx_runtime"
-    missing = [name for name in named if not (runtime / name).exists()]
-    assert not missing, "docs/architecture.md names files that are not there"
-    covering = {name.rstrip("/") for name in named if name.endswith("/")}
-    present = [file.relative_to(runtime).as_posix() for file in runtime.rglob("*.py") if file.name != "__init__.py"]
-    unnamed = [name for name in present if name not in named and not any(name.startswith(folder + "/") for folder in covering)]
-    assert not unnamed, "docs/architecture.md has no line for these files of the runtime"
