@@ -103,7 +103,9 @@ class Dispatcher:
         self.remove(channel)
         while len(channel.sent) > 1:
             self.queue.extendleft(reversed(channel.sent.pop().jobs))
-        if self.queue:
+        if not self.accepting:  # it was the last, on its way out
+            self.refuse_waiting(NoWorker(_no_worker(self.label)))
+        elif self.queue:
             self._flush()
 
     def _flush(self) -> None:

@@ -185,6 +185,24 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
     asyncio.run(main())
 
 
+def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refused():
+    async def main():
+        dispatcher, channel, peer = await started(Limits(1))
+        jobs = submit(dispatcher, b"1")
+        await peer.read()
+        jobs += submit(dispatcher, b"2")
+        await peer.read()
+        dispatcher.remove(channel)
+        dispatcher.accept(False)
+        peer.close()
+        with pytest.raises(NoWorker):
+            await answer(jobs[1])
+        dispatcher.refuse_lost(channel.sent.popleft().jobs, WorkerDied("Worker died."))
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+
+    asyncio.run(main())
+
+
 def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run():
     async def main():
         dispatcher, _, peer = await started()
