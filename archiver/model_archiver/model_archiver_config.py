@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from tsx_archiver.packing import ArchiveSpec
+from tsx_archiver.torch_model_archiver import spec_of
 from tsx_archiver.writing import Format
 
 
@@ -34,15 +35,4 @@ class ModelArchiverConfig:
 
     def spec(self, manifest: str | None = None) -> ArchiveSpec:
         """`manifest`, as JSON, is kept where it says more than the fields do."""
-        return ArchiveSpec(
-            model_name=self.model_name,
-            handler=self.handler,
-            version=self.version,
-            serialized_file=self.serialized_file or None,
-            model_file=self.model_file or None,
-            extra_files=self.extra_files,
-            runtime=str(self.runtime or "python"),
-            requirements_file=self.requirements_file or None,
-            config_file=self.config_file or None,
-            extra_manifest=json.loads(manifest) if manifest else {},
-        )
+        return replace(spec_of(self), extra_manifest=json.loads(manifest) if manifest else {})

@@ -41,6 +41,8 @@ def describe_model_file(path: Path) -> ModelFile:
     """Look into a model file; an unknown, empty or truncated one has a `problem`. Raises InputMissing."""
     path = Path(path)
     try:
+        if not path.is_file() and path.exists() and not path.is_dir():  # opening a pipe would wait for its writer
+            raise InputMissing(f"{path} is no regular file. Name a model file.")
         with path.open("rb") as file:
             return describe_model_stream(file, path)
     except IsADirectoryError as error:

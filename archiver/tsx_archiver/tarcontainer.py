@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from .containers import REFUSED, Member, _Checked, too_dense
+from .containers import REFUSED, Checked, Member, too_dense
 from .errors import ArchiveTooLarge, CorruptMember, ForeignFile, LinkMember, SpecialMember, TruncatedArchive, UnsafePath
 from .limits import MIB, Limits
 from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES
@@ -27,7 +27,7 @@ class TarContainer:
         self._limits = limits
         self._size = file.seek(0, 2)
         self._manifests: dict[str, bytes] = {}
-        checked = _Checked(source, limits)
+        checked = Checked(source, limits)
         for member, stream in self._walk():
             checked.add(member)
             if member.name == MANIFEST_PATH or member.name.endswith("/" + MANIFEST_PATH):

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .errors import ArchiveError
 from .limits import MIB
@@ -40,21 +41,25 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def spec_of(flags: Any) -> ArchiveSpec:
+    """From parsed flags, or from anything else that has their names; a file that is empty is none."""
+    return ArchiveSpec(
+        model_name=flags.model_name,
+        handler=flags.handler,
+        version=flags.version,
+        serialized_file=flags.serialized_file or None,
+        model_file=flags.model_file or None,
+        extra_files=flags.extra_files,
+        runtime=str(flags.runtime or "python"),
+        requirements_file=flags.requirements_file or None,
+        config_file=flags.config_file or None,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    spec = ArchiveSpec(
-        model_name=arguments.model_name,
-        handler=arguments.handler,
-        version=arguments.version,
-        serialized_file=arguments.serialized_file or None,
-        model_file=arguments.model_file or None,
-        extra_files=arguments.extra_files,
-        runtime=arguments.runtime,
-        requirements_file=arguments.requirements_file or None,
-        config_file=arguments.config_file or None,
-    )
     try:
-        _write(spec, Path(arguments.export_path), arguments.archive_format, arguments.force)
+        _write(spec_of(arguments), Path(arguments.export_path), arguments.archive_format, arguments.force)
     except ArchiveError as error:
         print(f"ERROR - {error.message}", file=sys.stderr)
         return 1

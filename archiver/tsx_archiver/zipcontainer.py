@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from .containers import REFUSED, Member, _Checked
+from .containers import REFUSED, Checked, Member
 from .errors import (
     CorruptMember,
     EncryptedMember,
@@ -42,7 +42,7 @@ class ZipContainer:
                 f"{source} begins as a zip file but its directory cannot be read ({error}). Copy or download it again."
             ) from error
         infos = self._zip.infolist()
-        checked = _Checked(source, limits)
+        checked = Checked(source, limits)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         for info in infos:
             member = _member(info, source)
