@@ -24,6 +24,8 @@ from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.listen import Address, addresses, bind, bound_address
 
+LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
+
 logger = logging.getLogger("tsx.server")
 
 
@@ -55,8 +57,8 @@ def serve(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[
 
 async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None]) -> None:
     required_tokens(settings)
-    stop = asyncio.Event()
-    _stop_on_signals(stop)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    _stop_on_signals(stop, hurry)
     with contextlib.ExitStack() as stack:
         bound: dict[Address, tuple[socket.socket, list[str]]] = {}
         for address, roles in addresses(settings).items():
@@ -67,9 +69,9 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
         try:
             versions = await _unless(stop, _load(registry, models))
             if versions is not None:
-                await _answer(settings, registry, bound, versions, on_ready, stop)
+                await _answer(settings, registry, bound, versions, on_ready, stop, hurry)
         finally:
-            await registry.close(settings.drain_timeout)
+            await registry.close()
 
 
 async def _load(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
@@ -98,6 +100,7 @@ async def _answer(
     versions: list[ModelVersion],
     on_ready: Callable[[Started], None],
     stop: asyncio.Event,
+    hurry: asyncio.Event,
 ) -> None:
     apps = build_apps(registry, settings, [roles for _, roles in bound.values()])
     servers = [_Server(_uvicorn_config(app, settings), sock) for app, (sock, _) in zip(apps, bound.values(), strict=True)]
@@ -106,10 +109,20 @@ async def _answer(
         await server.up.wait()
     on_ready(Started({role: str(address) for address, (_, roles) in bound.items() for role in roles}, versions, registry))
     await stop.wait()
-    logger.info("stopping: no new requests; what was accepted is answered within %d s", settings.drain_timeout)
+    logger.info("stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once", settings.drain_timeout)
     for server in servers:
         server.should_exit = True
-    await asyncio.gather(*running)
+    await _drain(asyncio.gather(*running), registry, hurry, settings.drain_timeout)
+
+
+async def _drain(answering: asyncio.Future[Any], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
+    """Wait until the servers have answered everything; past the timeout, or when somebody loses patience, what is left is refused."""
+    hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait([answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not answering.done():
+        await registry.close()  # refuses what waits and ends the workers: that, too, is an answer to each request
+    await answering
 
 
 def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
@@ -122,7 +135,7 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # X-Forwarded-* is not believed
-        timeout_graceful_shutdown=settings.drain_timeout,
+        timeout_graceful_shutdown=settings.drain_timeout + LAST_WORDS,
     )
 
 
@@ -143,13 +156,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
+def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """The first signal asks for a stop. A second Ctrl-C is a person who does not want to wait for it."""
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            hurry.set()
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         if sys.platform == "win32":
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(on_signal, number))
         else:
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, on_signal, number)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, list[ModelVersion]]) -> list[ModelVersion] | None:

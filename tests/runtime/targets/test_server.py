@@ -82,11 +82,6 @@ def call(address: str, method: str, path: str, body: str | None = None) -> tuple
         return answer.status, answer.read()
 
 
-def call_and_lose(address: str, body: str) -> None:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        call(address, "POST", "/predictions/waiter", body)
-
-
 def wait_until_refused(address: str) -> None:
     parts = urlsplit(address)
     end = time.monotonic() + TIMEOUT
@@ -133,15 +128,32 @@ def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes
         assert not alive
 
 
-def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(tmp_path):
-    with server(make_model(tmp_path / "waiter", HANDLER), drain_timeout=0) as process:
+@pytest.mark.parametrize("how", ["its time is over", "a second Ctrl-C"])
+def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(tmp_path, how):
+    drain = 1 if how == "its time is over" else 600
+    with server(make_model(tmp_path / "waiter", HANDLER), drain_timeout=drain) as process:
         started = ready(process)
-        client = threading.Thread(target=call_and_lose, args=(started["inference"], str(tmp_path / "never")))
-        client.start()
+        answers: list[tuple[int, bytes]] = []
+        clients = [
+            threading.Thread(
+                target=lambda: answers.append(call(started["inference"], "POST", "/predictions/waiter", str(tmp_path / "never")))
+            )
+            for _ in range(3)
+        ]
+        for client in clients:
+            client.start()
         wait_for(tmp_path / "never.begun", process)
-        process.terminate()
+        process.send_signal(signal.SIGINT)
+        wait_until_refused(started["inference"])
+        if how == "a second Ctrl-C":
+            process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 0
-        client.join(TIMEOUT)
+        for client in clients:
+            client.join(TIMEOUT)
+        assert sorted({status for status, _ in answers}) in ([500], [500, 503])  # begun, and perhaps still waiting
+        assert all(json.loads(body)["message"] for _, body in answers)
+        assert len(answers) == 3
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_one_address_for_all_roles_serves_all_of_them(tmp_path):
