@@ -74,7 +74,7 @@ def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coro
     if path is not None:
         module = import_file(path)
     elif (installed := _find_installed(module_name)) is not None:
-        module = _imported(installed, lambda: importlib.import_module(installed))
+        module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
     elif module_name in BUILTIN:
         return _from_class(_builtin(module_name), module_name, context, coroutines)
     else:
@@ -93,7 +93,7 @@ def find_file(name: str, model_dir: Path) -> Path | None:
     return None
 
 
-def import_file(path: Path) -> ModuleType:
+def import_file(path: Path, what: str = "Handler") -> ModuleType:
     """Import under the file's own name, even where an installed module has the same name: the archive's is meant."""
     name = path.stem
     directory = str(path.parent)
@@ -109,7 +109,7 @@ def import_file(path: Path) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        _imported(path.name, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # checked above
+        _imported(f"{what} {path.name}", lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # checked above
     except LoadError:
         del sys.modules[name]
         if before is not None:
@@ -137,19 +137,18 @@ def _find_installed(name: str) -> str | None:
         return None
 
 
-def _imported(name: str, act: Callable[[], Any]) -> Any:
+def _imported(named: str, act: Callable[[], Any]) -> Any:
     try:
         return act()
     except SyntaxError as error:
-        where = f"{Path(error.filename).name}, line {error.lineno}" if error.filename else name
-        raise LoadError(f"Handler {name} does not import: {where} is not valid Python: {error.msg}.") from error
+        where = f"{Path(error.filename).name}, line {error.lineno}" if error.filename else named
+        raise LoadError(f"{named} does not import: {where} is not valid Python: {error.msg}.") from error
     except ModuleNotFoundError as error:
         raise LoadError(
-            f"Handler {name} does not import: {error}. "
-            "Install that module where tsx runs, or put its file into the archive with --extra-files."
+            f"{named} does not import: {error}. Install that module where tsx runs, or put its file into the archive with --extra-files."
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
-        raise LoadError(f"Handler {name} does not import: {in_words(error)}") from error
+        raise LoadError(f"{named} does not import: {in_words(error)}") from error
 
 
 def _builtin(name: str) -> type:

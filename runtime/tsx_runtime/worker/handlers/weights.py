@@ -33,7 +33,7 @@ def new_model(model_file: Path) -> nn.Module:
     """The only model class that the file defines, made without arguments."""
     if not model_file.is_file():
         raise LoadError(f"The model file {model_file.name} is not in the archive. Name it with --model-file when packing.")
-    module = import_file(model_file)
+    module = import_file(model_file, "The model file")
     classes = classes_of(module)
     models = [kind for kind in classes if issubclass(kind, nn.Module)]
     if len(classes) == 1:
@@ -109,7 +109,10 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: str, model_
     try:
         model.load_state_dict(cast, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:  # torch raises each of them for what is not a state dict
-        raise LoadError(f"{weights} does not fit {model_file}: {differences(expected, state) or error}") from error
+        told = differences(expected, state)
+        if told:
+            raise LoadError(f"{weights} does not fit {model_file}: {told}") from None  # torch's traceback says the same, at length
+        raise LoadError(f"{weights} does not fit {model_file}: {error}") from error
 
 
 def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) -> str:
