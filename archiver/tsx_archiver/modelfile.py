@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickletools
+import stat
 import struct
 import zipfile
 from dataclasses import dataclass
@@ -41,14 +42,15 @@ def describe_model_file(path: Path) -> ModelFile:
     """Look into a model file; an unknown, empty or truncated one has a `problem`. Raises InputMissing."""
     path = Path(path)
     try:
-        if not path.is_file() and path.exists() and not path.is_dir():  # opening a pipe would wait for its writer
-            raise InputMissing(f"{path} is no regular file. Name a model file.")
-        with path.open("rb") as file:
-            return describe_model_stream(file, path)
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
+            with path.open("rb") as file:
+                return describe_model_stream(file, path)
     except IsADirectoryError as error:
         raise InputMissing(f"{path} is a directory, not a model file. Name the file in it.") from error
     except OSError as error:
         raise InputMissing(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+    raise InputMissing(f"{path} is no regular file. Name a model file.")
 
 
 def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -185,6 +186,13 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         describe_model_file(tmp_path / "gone.pt")
     with pytest.raises(InputMissing, match="is a directory"):
         describe_model_file(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(InputMissing, match="is no regular file"):
+        describe_model_file(tmp_path / "pipe.pt")
 
 
 def test_a_pickle_is_listed_but_never_loaded(tmp_path: Path) -> None:
