@@ -14,6 +14,13 @@ import pytest
 from tests.support.servers import Running, clean, started
 
 
+@pytest.fixture(autouse=True)
+def without_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tester has set for tsx decides nothing here."""
+    for name in [name for name in os.environ if name.startswith("TSX_")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
     """So many ports of loopback that nothing listens on."""

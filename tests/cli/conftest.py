@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +30,6 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """`tsx` with these words, in an empty directory."""
-    for name in [name for name in os.environ if name.startswith("TSX_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)

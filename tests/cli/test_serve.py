@@ -92,7 +92,6 @@ def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> No
 
 
 def test_predict_reads_standard_input(server: Running, place: Path) -> None:
-
     words = [sys.executable, "-m", "tsx_cli", "predict", "echo", "-", "--url", server.address("predictions")]
     assert subprocess.run(words, input=b"\xffhello", capture_output=True, check=True, cwd=place, timeout=60).stdout == b"\xffhello"
 

@@ -46,10 +46,7 @@ def test_what_is_not_carried_yet_is_refused(capsys: pytest.CaptureFixture[str], 
         ([*STARTED, "--enable-model-api"], "or add --disable-token-auth"),
     ],
 )
-def test_what_is_missing_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
-) -> None:
-    monkeypatch.delenv("TSX_INFERENCE_TOKEN", raising=False)
+def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
     code, err = told(capsys, *words)
     assert code == 2
     assert reason in err
