@@ -9,6 +9,8 @@ from typing import NamedTuple
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import ROLES, Settings, parse_address
 
+BACKLOG = 2048  # connections that may wait to be accepted
+
 
 class Address(NamedTuple):
     host: str
@@ -34,7 +36,7 @@ def addresses(settings: Settings) -> dict[Address, list[str]]:
 
 def bind(address: Address, roles: list[str]) -> socket.socket:
     """A bound socket that does not listen yet: nobody is kept waiting while models load. Raises SettingError, which says what to change."""
-    settings = " and ".join(f"{role}_address" for role in roles)
+    settings = _names(roles)
     port = max(address.port, 0)
     try:
         family, _, _, _, target = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)[0]
@@ -51,8 +53,20 @@ def bind(address: Address, roles: list[str]) -> socket.socket:
     return sock
 
 
+def listen(sock: socket.socket, address: Address, roles: list[str]) -> None:
+    """Take connections from now on. Raises SettingError where another server that was starting as well has come first."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise SettingError(_cannot_bind(address, _names(roles), error)) from error
+
+
 def bound_address(sock: socket.socket, address: Address) -> Address:
     return Address(address.host, sock.getsockname()[1])
+
+
+def _names(roles: list[str]) -> str:
+    return " and ".join(f"{role}_address" for role in roles)
 
 
 def _cannot_bind(address: Address, settings: str, error: OSError) -> str:

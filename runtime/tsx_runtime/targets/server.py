@@ -22,7 +22,7 @@ from tsx_runtime.errors import LoadFailed, SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.listen import Address, addresses, bind, bound_address
+from tsx_runtime.targets.listen import Address, addresses, bind, bound_address, listen
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
 
@@ -102,6 +102,8 @@ async def _answer(
     stop: asyncio.Event,
     hurry: asyncio.Event,
 ) -> None:
+    for address, (sock, roles) in bound.items():
+        listen(sock, address, roles)
     apps = build_apps(registry, settings, [roles for _, roles in bound.values()])
     servers = [_Server(_uvicorn_config(app, settings), sock) for app, (sock, _) in zip(apps, bound.values(), strict=True)]
     running = [asyncio.create_task(server.serve([server.sock])) for server in servers]

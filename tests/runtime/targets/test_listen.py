@@ -6,7 +6,7 @@ import pytest
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.listen import Address, addresses, bind, bound_address
+from tsx_runtime.targets.listen import Address, addresses, bind, bound_address, listen
 
 
 def test_an_address_is_written_as_settings_write_it():
@@ -36,3 +36,12 @@ def test_a_port_in_use_is_an_error_that_names_port_and_setting():
         port = taken.getsockname()[1]
         with pytest.raises(SettingError, match=f"Port {port} on 127.0.0.1 is in use.*management_address.*choose another port"):
             bind(Address("127.0.0.1", port), ["management"])
+
+
+def test_of_two_servers_that_start_side_by_side_the_second_is_told_that_the_port_is_taken():
+    with bind(Address("127.0.0.1", 0), ["inference"]) as first:
+        address = bound_address(first, Address("127.0.0.1", 0))
+        in_use = pytest.raises(SettingError, match=f"Port {address.port} on 127.0.0.1 is in use.*inference_address")
+        with in_use, bind(address, ["inference"]) as second:  # some systems allow it while neither listens
+            listen(first, address, ["inference"])
+            listen(second, address, ["inference"])
