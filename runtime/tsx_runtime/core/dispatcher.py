@@ -37,7 +37,7 @@ class Dispatcher:
         self._quiet = asyncio.Event()
         self._quiet.set()
 
-    # What lanes call
+    # What routes call
 
     def submit(self, job: Job) -> None:
         if len(self.queue) >= self.queue_size and self._flush_due:  # a burst in one turn may fill the queue while workers idle

@@ -17,7 +17,7 @@ class Job(Protocol):
     body: Buffer
     arrived: float  # time.monotonic() when the request was complete
     deadline: float | None  # the same clock; past it the job is refused instead of run
-    gone: bool  # set by the lane when the client has left
+    gone: bool  # set once the client has left
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         """The handler's answer: an HTTP status, a header block (see `wire`), the body. The buffers are valid during the call."""

@@ -27,7 +27,6 @@ logger = logging.getLogger("tsx.worker")
 
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
-    "vision_handler": "tsx_runtime.worker.handlers.vision:VisionHandler",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
 }
 DEFAULT_HANDLER = "base_handler"
