@@ -119,15 +119,14 @@ def split_handler(handler: str) -> tuple[str, str | None]:
 
 
 def _check(data: dict[str, Any]) -> None:
-    model = data.get("model", {})
-    if not isinstance(model, dict):
-        found = "null" if model is None else f"a {type(model).__name__}"
-        raise InvalidManifest(f"{MANIFEST_PATH}: model is {found}, not an object. Pack the model again.")
+    model = data.get("model")
+    if model is not None and not isinstance(model, dict):
+        raise InvalidManifest(f"{MANIFEST_PATH}: model is a {type(model).__name__}, not an object. Pack the model again.")
     checksums = data.get(CHECKSUMS_KEY)
     if checksums is not None and not (isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())):
         raise InvalidManifest(f"{MANIFEST_PATH}: {CHECKSUMS_KEY} is not an object of texts. Pack the model again.")
     for key in ("modelName", "modelVersion", *_FILE_KEYS):
-        value = model.get(key)
+        value = (model or {}).get(key)
         if value is None or value == "":
             continue
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):

@@ -47,7 +47,7 @@ class BaseHandler:
         self.device = choose_device(properties.get("gpu_id"))
         self.map_location = self.device.type
         model_dir = Path(properties["model_dir"])
-        files = self.manifest.get("model", {})
+        files = self.manifest.get("model") or {}  # some manifests have null there
         model_file = model_dir / files["modelFile"] if files.get("modelFile") else None
         if not files.get("serializedFile"):
             raise LoadError("No model weights could be loaded: the archive names no serialized file. Add one with --serialized-file.")

@@ -153,6 +153,12 @@ def test_weights_and_model_files_that_do_not_fit_are_explained(
         assert worker.report["traceback"] == ""  # torch's says the same, at length
 
 
+@pytest.mark.parametrize("manifest", [{}, {"model": None}, {"model": {}}])
+def test_a_manifest_that_names_no_weights_is_explained(start_worker: StartWorker, manifest: dict[str, Any]) -> None:
+    worker = start_worker(handler="base_handler", manifest=manifest)
+    assert worker.report["message"].startswith("No model weights could be loaded: the archive names no serialized file.")
+
+
 def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
     files = {"weights.pth": model_bytes["weights.pth"], "model.py": WITH_HELPER}
     assert_right(start_worker(ROWS, files=files, model=FIT), net)
