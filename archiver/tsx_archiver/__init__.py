@@ -1,6 +1,6 @@
 """The .mar archive: manifest, write, open, verify. Imports neither torch nor another room."""
 
-from .cache import Keep, default_cache
+from .cache import default_cache
 from .errors import (
     ArchiveError,
     ArchiveNotFound,
@@ -35,15 +35,14 @@ from .modelconfig import ModelConfig, Problem, TorchRun, load_model_config, pars
 from .modelfile import ModelFile, describe_model_file
 from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_model_name
 from .opening import OpenArchive, open_archive
-from .packing import BUILTIN_HANDLERS, RUNTIMES, ArchiveSpec, plan_archive
-from .writing import FORMATS, Format, output_path, write_archive
+from .packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
+from .writing import FORMATS, Format, write_archive
 
 __all__ = [
     "ARCHIVE_SUFFIXES",
     "BUILTIN_HANDLERS",
     "DEFAULT_VERSION",
     "FORMATS",
-    "RUNTIMES",
     "ArchiveError",
     "ArchiveNotFound",
     "ArchiveSpec",
@@ -64,7 +63,6 @@ __all__ = [
     "InvalidConfig",
     "InvalidManifest",
     "InvalidModelName",
-    "Keep",
     "Limits",
     "LinkMember",
     "Manifest",
@@ -89,7 +87,6 @@ __all__ = [
     "is_model_name",
     "load_model_config",
     "open_archive",
-    "output_path",
     "parse_model_config",
     "plan_archive",
     "split_handler",
