@@ -45,6 +45,7 @@ class Channel(asyncio.BufferedProtocol):
         self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[Sent] = deque()
+        self.answered = 0  # batches
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -149,6 +150,7 @@ class Channel(asyncio.BufferedProtocol):
             if len(frame.items) != len(sent.jobs):
                 raise wire.FrameError(f"{len(frame.items)} answers for {len(sent.jobs)} requests")
             self.sent.popleft()
+            self.answered += 1
             self.began = time.monotonic()
             if self._drained is not None and not self.sent:
                 self._drained.set_result(None)

@@ -3,7 +3,8 @@
 A worker is supervised by a task of its own that walks through its life: start a process, have it load the model, serve
 until the process ends, wait a little, start again. The end of the stream on the channel is the worker's death, whatever
 killed it; nothing polls. Restarts back off as TorchServe's do, and give up visibly: after the same load error three
-times in a row, or when the next wait would go past `maxRetryTimeoutInSec` without a worker that served for a minute.
+times in a row, or when the next wait would go past `maxRetryTimeoutInSec` without a process that was of use. One that
+has answered a batch was: a request that kills workers must not shut out the others by being sent again and again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tsx_runtime.errors import LoadFailed, OutOfResources, TsxError, WorkerDied
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
-SERVED_WELL = 60.0  # seconds; a worker that served this long starts its back-off anew
+SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even if nobody asked it anything
 EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
 
 logger = logging.getLogger("tsx.supervisor")
@@ -137,7 +138,7 @@ class Supervisor:
             served = await self._serve_once(worker, errors)
             if worker.stopping.is_set():
                 return
-            if served > SERVED_WELL:
+            if served:
                 waits, waited = iter(BACK_OFF), 0.0
             wait = next(waits, BACK_OFF[-1])
             waited += wait
@@ -150,8 +151,8 @@ class Supervisor:
             self._set(worker, WorkerState.BACKING_OFF)
             await _wait(worker.stopping, wait)
 
-    async def _serve_once(self, worker: Worker, errors: list[str]) -> float:
-        """One process, from start to end. How many seconds it served."""
+    async def _serve_once(self, worker: Worker, errors: list[str]) -> bool:
+        """One process, from start to end. Whether it was of use: it answered a batch, or was there for a minute."""
         self._set(worker, WorkerState.LOADING)
         worker.started, worker.killed_because = datetime.now(timezone.utc), None
         began = time.monotonic()
@@ -159,7 +160,7 @@ class Supervisor:
             worker.process, sock = await self._starter.start(f"{self.label} {worker.id}")
         except (OSError, EOFError) as error:  # out of descriptors or memory, or the fork server was ended
             self._note_failure(worker, f"its process could not be started: {error!r}", None, errors)
-            return 0.0
+            return False
         if worker.stopping.is_set():
             worker.process.kill()
         channel = worker.channel = Channel(self._dispatcher)
@@ -170,7 +171,7 @@ class Supervisor:
             facts = await asyncio.wait_for(asyncio.shield(channel.loaded), self.startup_timeout)
         except (LoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             await self._fail_load(worker, error, ended, errors)
-            return 0.0
+            return False
         errors.clear()
         worker.load_seconds, worker.device = time.monotonic() - began, str(facts["device"])
         if not worker.stopping.is_set():
@@ -180,7 +181,7 @@ class Supervisor:
             self._dispatcher.add(channel)
             _settle(worker, None)
         await self._until_end(worker, channel, ended)
-        return time.monotonic() - began
+        return channel.answered > 0 or time.monotonic() - began > SERVED_WELL
 
     async def _until_end(self, worker: Worker, channel: Channel, ended: asyncio.Task[int]) -> None:
         overdue = asyncio.create_task(self._watch_response(worker, channel))

@@ -168,6 +168,24 @@ def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(tmp_
     asyncio.run(main())
 
 
+def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 10 * TIMEOUT))
+
+    async def main():
+        async with open_model(talker(tmp_path / "m"), Settings()) as version:
+            for _ in range(3):
+                with pytest.raises(WorkerDied):
+                    await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+                assert await ask(version, "good") == "good"
+            with pytest.raises(WorkerDied):
+                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
+                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order(response_timeout=1))
