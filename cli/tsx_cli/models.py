@@ -68,7 +68,7 @@ def register(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Register an archive of the model store and start its workers."""
+    """Register an archive of the model store and start the workers that --workers or the archive asks for."""
     query = path(
         "models",
         url=archive,
@@ -194,4 +194,9 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:
-        print(answer["status"])
+        print(in_commands(answer["status"]))
+
+
+def in_commands(status: str) -> str:
+    """The server's words, with its next step as somebody at a terminal takes it."""
+    return status.replace("Use scale workers API to add workers for the model.", "`tsx models scale NAME 1` adds one.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.models import _devices, _row
+from tsx_cli.models import _devices, _row, in_commands
 
 IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
 BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"
@@ -33,3 +33,9 @@ def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
     broken = {**IDLE, "status": "UNLOADING"}
     assert _row({**told, "workers": [IDLE, broken]}, True) == ["m", "1.0", "yes", "1 of 2", "cpu", 4, 0, "m.mar"]
     assert _row({**told, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False)[3:7] == [2, "cpu", 4, 3]
+
+
+def test_a_model_without_workers_is_given_some_by_a_command() -> None:
+    told = 'Model "m" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
+    assert in_commands(told) == 'Model "m" Version: 1.0 registered with 0 initial workers. `tsx models scale NAME 1` adds one.'
+    assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
