@@ -91,7 +91,8 @@ class WaitingJob:
 
     def piece(self, headers: Buffer, body: Buffer) -> None:
         if self._rest is not None:
-            self._rest.put_nowait(bytes(body))
+            if not self.gone:  # nobody would take it out again
+                self._rest.put_nowait(bytes(body))
         elif not self.done.done():
             self._rest = asyncio.Queue()
             self.done.set_result(Answer(200, bytes(headers), bytes(body), self._rest))

@@ -237,6 +237,22 @@ def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
     asyncio.run(main())
 
 
+def test_parts_that_nobody_waits_for_any_more_are_not_kept():
+    async def main():
+        dispatcher, _, peer = await started()
+        [each] = submit(dispatcher, b"x")
+        frame = await peer.read()
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"one ")]))
+        first = await asyncio.wait_for(each.done, TIMEOUT)
+        each.gone = True
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"two ")]))
+        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"three")]))
+        assert [part async for part in first.parts()] == [b"one ", b"three"]
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+
+    asyncio.run(main())
+
+
 def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_text():
     async def main():
         dispatcher, _, peer = await started()
