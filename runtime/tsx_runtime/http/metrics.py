@@ -177,8 +177,8 @@ def _add_handler_metrics(families: Families, own_names: frozenset[str], host: st
 
 def _add_handler_metric(families: Families, name: str, further: Labels, key: MetricKey, metric: HandlerMetric) -> None:
     _, kind, unit, dimensions = key
-    labels = {_word(dimension): value for dimension, value in dimensions} | further
-    text = f"reported by a handler, in {unit}"
+    labels = {_word(dimension): _text(value) for dimension, value in dimensions} | further
+    text = f"reported by a handler, in {_text(unit)}"
     if kind != "histogram":
         families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
         return
@@ -191,6 +191,11 @@ def _word(name: str) -> str:
     """A name that Prometheus takes."""
     word = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return f"_{word}" if word[:1].isdigit() or not word else word
+
+
+def _text(value: str) -> str:
+    """Half a surrogate pair, as in the name of a file that is not UTF-8, would fail the whole answer."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def build_router(registry: Registry, counts: Counts) -> APIRouter:

@@ -144,3 +144,14 @@ def test_batches_beyond_the_last_bound_are_counted():
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
     buckets = {labels["le"]: value for labels, value in samples_of(build_families(reading).render().decode())["tsx_batch_size_bucket"]}
     assert (buckets["2.0"], buckets["4.0"], buckets["512.0"], buckets["+Inf"]) == (0, 1, 1, 2)
+
+
+def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
+    stats = Stats()
+    name = b"caf\xe9.jpg".decode("utf-8", "surrogateescape")
+    stats.add_handler_metrics([{"name": "Read", "type": "counter", "unit": name, "value": 1.0, "dimensions": {"File": name}}])
+    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0)
+    reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
+    samples = samples_of(build_families(reading).render().decode())
+    assert samples["Read"] == [({"File": "caf?.jpg", "Hostname": "host", "ModelVersion": "1"}, 1)]
+    assert "Requests2XX" in samples
