@@ -91,9 +91,18 @@ WRONG = {
         "import random\n\ndef handle(data, context):\n    return [random.random() for _ in data or []]\n",
         "one.json: two answers to it alone differ",
     ),
-    "the count is wrong in a batch": ("def handle(data, context):\n    return [1]\n", "the status is 200 alone and 503 in a batch"),
-    "the answer cannot be sent": ("def handle(data, context):\n    return [object()] * len(data or [])\n", "answered 503 when sent alone"),
-    "the handler raises": ("def handle(data, context):\n    return [1 / 0 for _ in data or []]\n", "answered 503 when sent alone"),
+    "the count is wrong in a batch": (
+        "def handle(data, context):\n    return [1]\n",
+        "503 in a batch: number of batch response mismatched, expect: 2, got: 1. Handler",
+    ),
+    "the answer cannot be sent": (
+        "def handle(data, context):\n    return [object()] * len(data or [])\n",
+        "answered 503 when sent alone: Unsupported model output data type",
+    ),
+    "the handler raises": (
+        "def handle(data, context):\n    return [1 / 0 for _ in data or []]\n",
+        "answered 503 when sent alone: Prediction failed: ZeroDivisionError",
+    ),
 }
 
 

@@ -94,7 +94,7 @@ def test_answers_that_change_places_are_told_as_that() -> None:
 
 def test_an_input_that_fails_alone_is_told_once() -> None:
     broken = reply({"message": "Prediction failed"}, status=503)
-    assert findings(["a"], [broken], [reply(1)], TOLERANCE) == ['a: answered 503 when sent alone: {"message": "Prediction failed"}']
+    assert findings(["a"], [broken], [reply(1)], TOLERANCE) == ["a: answered 503 when sent alone: Prediction failed"]
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
