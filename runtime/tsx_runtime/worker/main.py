@@ -42,7 +42,7 @@ def run(sock: socket.socket) -> None:
             signal.pthread_sigmask(
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
             )  # blocked by the fork server; a handler's own programs need not be
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
     channel = Channel(sock)
     try:
         model = _load(channel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -205,6 +206,19 @@ def test_the_traceback_of_a_failure_is_logged_once(start_worker: StartWorker, tm
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
     assert "requests id-0, id-1" in log
     assert log.count("Traceback") == log.count('raise ValueError("boom")') == 1
+
+
+def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        import logging, os
+
+        def handle(data, context):
+            (handler,) = logging.getLogger().handlers
+            record = logging.LogRecord("mine", logging.WARNING, "", 0, "careful", (), None)
+            return data and [[handler.format(record), os.getpid()]]
+    """)
+    line, pid = json.loads(worker.ask(b"")[0].body)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} WARNING mine \(pid {pid}\): careful", line)
 
 
 def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) -> None:
