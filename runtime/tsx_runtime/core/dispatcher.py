@@ -15,6 +15,12 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.errors import NoWorker, QueueFull, TsxError, Unavailable
 
+# TorchServe's words, which its clients look for, also where the queue is full
+_NO_WORKER = (
+    "has no worker to serve inference request. Please use scale workers API to add workers. "
+    "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+)
+
 
 class Dispatcher:
     """Holds what waits and what is under way of one version; every job it accepts is answered or refused exactly once.
@@ -30,6 +36,7 @@ class Dispatcher:
         self.channels: list[Channel] = []
         self.stats = Stats()
         self.accepting = False
+        self.why_not = ""
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._wake: asyncio.TimerHandle | None = None
@@ -43,10 +50,10 @@ class Dispatcher:
         if len(self.queue) >= self.queue_size and self._flush_due:  # a burst in one turn may fill the queue while workers idle
             self._flush()
         if not self.accepting:
-            self._turn_away(job, NoWorker(_no_worker(self.label)))
+            self._turn_away(job, self._no_worker())
         elif len(self.queue) >= self.queue_size:
-            full = f" The queue is full: {self.queue_size} requests wait (jobQueueSize); try again."
-            self._turn_away(job, QueueFull(_no_worker(self.label) + full))
+            full = f". The queue is full: {self.queue_size} requests wait (jobQueueSize); try again."
+            self._turn_away(job, QueueFull(f"{self.label} {_NO_WORKER}{full}"))
         else:
             self.stats.requests += 1
             self._open += 1
@@ -67,11 +74,12 @@ class Dispatcher:
         if channel in self.channels:
             self.channels.remove(channel)
 
-    def accept(self, accepting: bool) -> None:
-        """Whether there is a worker that serves, or will. When there is none, what waits is refused."""
+    def accept(self, accepting: bool, why_not: str = "") -> None:
+        """Whether there is a worker that serves, or will. When there is none, what waits is refused, with the reason if it is known."""
         self.accepting = accepting
+        self.why_not = why_not
         if not accepting:
-            self.refuse_waiting(NoWorker(_no_worker(self.label)))
+            self.refuse_waiting(self._no_worker())
 
     def refuse_waiting(self, error: TsxError) -> None:
         while self.queue:
@@ -104,7 +112,7 @@ class Dispatcher:
         while len(channel.sent) > 1:
             self.queue.extendleft(reversed(channel.sent.pop().jobs))
         if not self.accepting:  # it was the last, on its way out
-            self.refuse_waiting(NoWorker(_no_worker(self.label)))
+            self.refuse_waiting(self._no_worker())
         elif self.queue:
             self._flush()
 
@@ -143,6 +151,9 @@ class Dispatcher:
         self.stats.refusals[type(error).__name__] += 1
         job.refuse(error)
 
+    def _no_worker(self) -> NoWorker:
+        return NoWorker(f"{self.label} {_NO_WORKER}{self.why_not}")
+
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._turn_away(job, error)
         self._close(1)
@@ -151,11 +162,3 @@ class Dispatcher:
         self._open -= jobs
         if not self._open:
             self._quiet.set()
-
-
-def _no_worker(label: str) -> str:
-    """TorchServe's words, which its clients look for, also where the queue is full."""
-    return (
-        f"{label} has no worker to serve inference request. Please use scale workers API to add workers. "
-        "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
-    )

@@ -32,6 +32,11 @@ SAME_LOAD_ERROR = 3
 SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even if nobody asked it anything
 EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
 
+_GIVEN_UP = (
+    ". Its workers were given up because they could not load the model, or kept dying: "
+    "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error"
+)
+
 logger = logging.getLogger("tsx.supervisor")
 
 
@@ -232,7 +237,7 @@ class Supervisor:
         errors.append(message)
         if worker.stopping.is_set():
             return
-        self.last_error = trace or message
+        self.last_error = f"{message}\n\n{trace}" if trace else message
         logger.error("%s: worker %s could not load the model: %s", self.label, worker.id, message)
         _settle(worker, LoadFailed(message, traceback=trace))
 
@@ -278,7 +283,8 @@ class Supervisor:
     def _tell_dispatcher(self) -> None:
         """A worker that serves now is one that will serve again when it dies."""
         over = (WorkerState.UNLOADING, WorkerState.FAILED)
-        self._dispatcher.accept(any(worker.state not in over for worker in self.workers))
+        failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
+        self._dispatcher.accept(any(worker.state not in over for worker in self.workers), _GIVEN_UP if failed else "")
 
 
 def _settle(worker: Worker, error: TsxError | None) -> None:

@@ -1,0 +1,82 @@
+"""A model whose handler does what a request's body says, and ways to ask it without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from tests.support.models import make_model
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.settings import Settings
+
+TIMEOUT = 30.0
+
+HANDLER = """
+import json, os, sys, time
+from pathlib import Path
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [act(row["body"].decode(), context) for row in data]
+
+def act(word, context):
+    if word == "exit":
+        os._exit(3)
+    if word == "hang":
+        time.sleep(600)
+    if word == "slow":
+        time.sleep(0.5)
+    if word.startswith("until "):  # the test decides how long
+        while not Path(word[6:]).exists():
+            time.sleep(0.005)
+    if word == "modules":
+        return json.dumps(sorted(sys.modules))
+    if word == "pid":
+        return str(os.getpid())
+    if word == "threads":
+        import torch
+        return str(torch.get_num_threads())
+    return word
+"""
+
+
+def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
+    return make_model(directory, handler, **{"name": "talker", **what})
+
+
+def submit(version: ModelVersion, word: str) -> WaitingJob:
+    job = WaitingJob(wire.request_meta("id", b"", []), word.encode(), time.monotonic())
+    version.submit(job)
+    return job
+
+
+async def ask(version: ModelVersion, word: str) -> str:
+    return (await asyncio.wait_for(submit(version, word).done, TIMEOUT)).body.decode()
+
+
+async def until(condition) -> None:
+    """Worker states change between turns of the loop; there is nothing to wait on from outside."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def with_registry(test, **settings) -> None:
+    async def main():
+        registry = Registry(Settings(**settings))
+        try:
+            await test(registry)
+        finally:
+            await registry.close()
+
+    asyncio.run(main())
+
+
+def order(**values) -> RegisterOrder:
+    return RegisterOrder(url="talker", **{"initial_workers": 1, **values})
