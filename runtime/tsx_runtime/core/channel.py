@@ -23,6 +23,7 @@ class Sent(NamedTuple):
     batch: int
     jobs: list[Job]
     at: float
+    deaths: int  # workers that died with all of these jobs before
 
 
 class Owner(Protocol):
@@ -46,6 +47,7 @@ class Channel(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[Sent] = deque()
         self.answered = 0  # batches
+        self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -66,12 +68,12 @@ class Channel(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._transport.writelines(wire.encode(wire.Kind.LOAD, 0, extra=json.dumps(order).encode()))
 
-    def send(self, jobs: list[Job], now: float) -> None:
+    def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
         assert self._transport is not None
         if not self.sent:
             self.began = now
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
-        self.sent.append(Sent(batch, jobs, now))
+        self.sent.append(Sent(batch, jobs, now, deaths))
         self._transport.writelines(wire.encode(wire.Kind.BATCH, batch, [(0, job.meta, job.body) for job in jobs]))
 
     def close(self) -> None:
@@ -151,6 +153,7 @@ class Channel(asyncio.BufferedProtocol):
                 raise wire.FrameError(f"{len(frame.items)} answers for {len(sent.jobs)} requests")
             self.sent.popleft()
             self.answered += 1
+            self.streaming.clear()
             self.began = time.monotonic()
             if self._drained is not None and not self.sent:
                 self._drained.set_result(None)
@@ -162,6 +165,7 @@ class Channel(asyncio.BufferedProtocol):
             for position, meta, body in frame.items:
                 if position >= len(sent.jobs):
                     raise wire.FrameError(f"a piece for request {position} of a batch of {len(sent.jobs)}")
+                self.streaming.add(position)
                 sent.jobs[position].piece(meta, body)
         elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
             self._on_loaded(frame)

@@ -6,10 +6,10 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import Limits, assign
+from tsx_runtime.core.batching import Limits, Suspects, assign, halves
 from tsx_runtime.core.channel import Channel, Sent
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.stats import Stats
@@ -33,6 +33,7 @@ class Dispatcher:
         self.limits = limits
         self.queue_size = queue_size
         self.queue: deque[Job] = deque()
+        self.suspects: deque[Suspects] = deque()
         self.channels: list[Channel] = []
         self.stats = Stats()
         self.accepting = False
@@ -82,13 +83,26 @@ class Dispatcher:
             self.refuse_waiting(self._no_worker())
 
     def refuse_waiting(self, error: TsxError) -> None:
+        while self.suspects:
+            self.refuse_lost(self.suspects.popleft().jobs, error)
         while self.queue:
             self._refuse(self.queue.popleft(), error)
 
     def refuse_lost(self, jobs: Iterable[Job], error: TsxError) -> None:
-        """Answer what a worker had begun when it died."""
+        """Answer what a worker had begun when it ended."""
         for job in jobs:
             self._refuse(job, error)
+
+    def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+        """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be, and what is found guilty."""
+        self.refuse_lost([job for position, job in enumerate(lost.jobs) if position in streaming], error)
+        left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
+        groups = halves(Suspects(left, lost.deaths)) if len(left) == len(lost.jobs) else [Suspects([job], lost.deaths + 1) for job in left]
+        if groups and self.accepting:
+            self.suspects.extend(groups)
+            self._flush()
+        else:
+            self.refuse_lost(left, error)
 
     async def quiet(self) -> None:
         """Wait until nothing waits and nothing is under way."""
@@ -113,17 +127,19 @@ class Dispatcher:
             self.queue.extendleft(reversed(channel.sent.pop().jobs))
         if not self.accepting:  # it was the last, on its way out
             self.refuse_waiting(self._no_worker())
-        elif self.queue:
+        else:
             self._flush()
 
     def _flush(self) -> None:
         self._flush_due = False
-        if not self.queue:
+        if not self.queue and not self.suspects:
             return
         now = time.monotonic()
-        todo = assign(self.queue, self.channels, now, self.limits)
+        todo = assign(self.queue, self.channels, now, self.limits, self.suspects)
         for channel, jobs in todo.batches:
             channel.send(jobs, now)
+        for channel, group in todo.retries:
+            channel.send(group.jobs, now, group.deaths)
         for job in todo.skipped:
             self._refuse(job, Unavailable(f"{self.label} did not reach the request before its deadline, or its client has left."))
         if self._wake is not None:

@@ -201,7 +201,7 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._dispatcher.queue)
+        return len(self._dispatcher.queue) + sum(len(group.jobs) for group in self._dispatcher.suspects)
 
     @property
     def stats(self) -> Stats:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, LoadError
+from tsx_runtime.core.channel import Channel, LoadError, Sent
 from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
 from tsx_runtime.errors import LoadFailed, OutOfResources, TsxError, WorkerDied
@@ -197,8 +197,10 @@ class Supervisor:
         lost = channel.sent.popleft() if channel.sent else None
         if lost or not worker.stopping.is_set():
             logger.error("%s: worker %s (pid %s) ended: %s", self.label, worker.id, worker.pid, why)
-        if lost:
-            self._dispatcher.refuse_lost(lost.jobs, _death(code, worker))
+        if lost and worker.killed_because:  # by us: for its time, or for its end
+            self._dispatcher.refuse_lost(lost.jobs, _death(code, worker, lost))
+        elif lost:
+            self._dispatcher.retry_lost(lost, channel.streaming, _death(code, worker, lost))
 
     async def _watch_process(self, process: WorkerProcess, channel: Channel) -> int:
         """A child of the worker may hold the socket open after the worker's end; then the channel is closed from here."""
@@ -312,12 +314,14 @@ def describe_exit(code: int) -> str:
     return f"killed by {name}{hint}"
 
 
-def _death(code: int, worker: Worker) -> TsxError:
+def _death(code: int, worker: Worker, lost: Sent) -> TsxError:
     """TorchServe's first words, which its clients look for, then why and what now."""
     because = worker.killed_because
     if because is None and code in (-signal.SIGKILL, 137):
         return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
     now = "" if worker.stopping.is_set() else " A new worker is started; send the request again."
+    if lost.deaths:
+        now = " The request was tried again without those that it came with, and a worker died again: it is the cause."
     return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")
 
 

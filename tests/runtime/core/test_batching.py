@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.batching import Limits, assign
+from tsx_runtime.core.batching import Limits, Suspects, assign, halves
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
 
@@ -108,6 +108,39 @@ def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals
     else:
         assert result.wake == oldest + wait
         assert result.wake > NOW
+
+
+@given(st.lists(st.lists(jobs, min_size=1, max_size=5), max_size=4), queues, workers)
+def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, idle):
+    suspects, queue = deque(Suspects(group, 1) for group in groups), deque(queued)
+    result = assign(queue, idle, NOW, Limits(4), suspects)
+    left = [job for group in suspects for job in group.jobs]
+    sent = [job for _, group in result.retries for job in group.jobs] + [job for _, batch in result.batches for job in batch]
+    assert sorted(map(id, [*sent, *result.skipped, *queue, *left])) == sorted(
+        map(id, [*queued, *(job for group in groups for job in group)])
+    )
+    assert all(worker.batches == 0 for worker, _ in result.retries)
+    assert all(any(set(map(id, group.jobs)) <= set(map(id, origin)) for origin in groups) for _, group in result.retries)
+    used = [worker for worker, _ in (*result.retries, *result.batches)]
+    assert len(set(map(id, used))) == len(used)
+    if suspects:
+        assert all(worker.batches or any(worker is user for user in used) for worker in idle)
+
+
+@given(st.integers(1, 70), st.data())
+def test_one_request_that_kills_workers_ends_three_at_most_and_is_found(count, data):
+    everyone = [FakeJob() for _ in range(count)]
+    guilty = data.draw(st.sampled_from(everyone))
+    todo, answered, deaths = [Suspects(everyone, 0)], [], 0
+    while todo:
+        group = todo.pop()
+        if guilty in group.jobs:
+            deaths += 1
+            todo += halves(group)
+        else:
+            answered += group.jobs
+    assert deaths <= 3
+    assert sorted(map(id, answered)) == sorted(id(job) for job in everyone if job is not guilty)
 
 
 def test_idle_worker_takes_what_is_there():

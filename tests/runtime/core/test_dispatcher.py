@@ -168,8 +168,7 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
         jobs += submit(dispatcher, b"5")
         peer.close()
         await channel.closed
-        lost = channel.sent.popleft().jobs
-        dispatcher.refuse_lost(lost, WorkerDied("Worker died."))
+        dispatcher.refuse_lost(channel.sent.popleft().jobs, WorkerDied("Worker died."))
         second, new_peer = await connect(dispatcher)
         dispatcher.add(second)
         frame = await new_peer.read()
@@ -199,6 +198,55 @@ def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refus
             await answer(jobs[1])
         dispatcher.refuse_lost(channel.sent.popleft().jobs, WorkerDied("Worker died."))
         await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+
+    asyncio.run(main())
+
+
+def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_did_it_is_refused():
+    async def main():
+        dispatcher = Dispatcher("Model", Limits(8), 100)
+        dispatcher.accept(True)
+        jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
+        sizes = []
+        while not all(each.done.done() for each in jobs):
+            channel, peer = await connect(dispatcher)
+            dispatcher.add(channel)
+            while not channel.closed.done() and not all(each.done.done() for each in jobs):
+                frame = await peer.read()
+                sizes.append(len(frame.items))
+                if any(item.body == b"\x05" for item in frame.items):
+                    peer.close()
+                    await channel.closed
+                    dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+                else:
+                    await peer.reply(frame)
+                    await asyncio.wait_for(jobs[frame.items[0].body[0]].done, TIMEOUT)
+        assert sizes == [8, 4, 4, 1, 1, 1, 1]
+        assert [each.done.exception() is None for each in jobs] == [number != 5 for number in range(8)]
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_answer_has_begun_is_not_tried_again():
+    async def main():
+        dispatcher, channel, peer = await started(Limits(2))
+        streaming, other = submit(dispatcher, b"1", b"2")
+        frame = await peer.read()
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"one ")]))
+        parts = (await asyncio.wait_for(streaming.done, TIMEOUT)).parts()
+        peer.close()
+        await channel.closed
+        dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+        assert await anext(parts) == b"one "
+        with pytest.raises(WorkerDied):
+            await anext(parts)
+        second, new_peer = await connect(dispatcher)
+        dispatcher.add(second)
+        frame = await new_peer.read()
+        assert [bytes(item.body) for item in frame.items] == [b"2"]
+        await new_peer.reply(frame)
+        assert await answer(other) == b"2"
 
     asyncio.run(main())
 

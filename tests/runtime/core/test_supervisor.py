@@ -88,6 +88,20 @@ def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(tmp_
     asyncio.run(main())
 
 
+def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=8))
+        jobs = [submit(version, "exit" if number == 2 else f"{number}") for number in range(8)]
+        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT)
+        guilty = answers.pop(2)
+        assert isinstance(guilty, WorkerDied)
+        assert "it is the cause" in guilty.message
+        assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
+        assert version.workers[0].restarts == 3
+
+    with_registry(test)
+
+
 def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 10 * TIMEOUT))
 
