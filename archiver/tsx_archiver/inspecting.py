@@ -18,7 +18,16 @@ from .manifest import MANIFEST_PATH, Manifest
 from .modelconfig import ModelConfig, read_model_config
 from .modelfile import ModelFile, describe_model_stream
 from .names import default_model_name, normal, shown
-from .opening import DEFAULT_CONFIG, directory_manifest, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
+from .opening import (
+    DEFAULT_CONFIG,
+    directory_manifest,
+    is_directory,
+    model_root,
+    open_source,
+    read_manifest,
+    refuse_model_file,
+    wrong_checksum,
+)
 from .safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 
 _LARGEST_LOOKED_INTO = 2048 * MIB
@@ -183,7 +192,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
 @contextmanager
 def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
     name = default_model_name(path.absolute())
-    if path.is_dir():
+    if is_directory(path):
         root = model_root(path)
         manifest = directory_manifest(root, name, path)
         yield _Source("directory", "", _Directory(root), manifest)

@@ -24,11 +24,11 @@ def is_model_name(name: str) -> bool:
 
 
 def default_model_name(path: PurePath | str) -> str:
-    """A model's name where nothing gives one: the file's, with non-word characters as `_` (contract 3.1)."""
+    """A model's name where nothing gives one: the file's, with non-word characters as `_` (contract 3.1), a letter or digit first."""
     name = PurePath(path).name
     suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.lower().endswith(suffix)), PurePath(name).suffix)
     stem = name[: len(name) - len(suffix)] if suffix else name
-    return re.sub(r"\W", "_", stem, flags=re.ASCII) or "model"
+    return re.sub(r"\W", "_", stem, flags=re.ASCII).lstrip("_") or "model"
 
 
 def path_fault(name: str) -> str | None:

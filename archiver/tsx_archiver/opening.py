@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -64,10 +65,18 @@ def open_archive(source: Path, *, cache: Path | None = None, limits: Limits = Li
     """
     source = Path(source)
     default_name = name or default_model_name(source.absolute())
-    if source.is_dir():
+    if is_directory(source):
         return _open_directory(source, default_name)
     with open_source(source) as file:
         return _open_file(file, source, cache, limits, default_name)
+
+
+def is_directory(source: Path) -> bool:
+    """False as well where that cannot be told: `open_source` then says why (Path.is_dir raises for some reasons and hides others)."""
+    try:
+        return stat.S_ISDIR(source.stat().st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def open_source(source: Path) -> BinaryIO:
@@ -76,10 +85,16 @@ def open_source(source: Path) -> BinaryIO:
         if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for its writer
             raise ForeignFile(f"{source} is no regular file. Give a .mar file or a directory.")
         return source.open("rb")
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ArchiveNotFound(f"{source} does not exist. Check the path, or pack a model with 'tsx archive'.") from error
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ArchiveNotFound(f"{shown(str(source))} does not exist: its name is too long for a file. Check the path.") from error
+        if error.errno == errno.ELOOP:
+            raise CannotOpen(f"{source} cannot be opened: its symbolic links lead in a circle. Make them lead to a file.") from error
         raise CannotOpen(f"{source} cannot be opened ({error.strerror}). Check its permissions.") from error
+    except ValueError as error:  # a NUL, or what cannot be encoded
+        raise ArchiveNotFound(f"{shown(str(source))} does not exist: no file can have this name. Check the path.") from error
 
 
 def read_manifest(container: Container, root: str, default_name: str, source: Path) -> Manifest:

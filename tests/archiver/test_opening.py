@@ -8,6 +8,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tsx_archiver import (
     ArchiveNotFound,
@@ -20,6 +22,7 @@ from tsx_archiver import (
     TruncatedArchive,
     default_model_name,
     inspect_archive,
+    is_model_name,
     open_archive,
     verify_archive,
     write_archive,
@@ -31,6 +34,26 @@ from .conftest import HANDLER, MakeTar, MakeZip
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
         open_archive(tmp_path / "gone.mar", cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("x" * 300 + ".mar", ArchiveNotFound, r"x\.\.\.' \(\d+ characters\) does not exist: its name is too long for a file"),
+        ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' does not exist: no file can have this name"),
+        ("x\ud800.mar", ArchiveNotFound, r"x\\ud800.mar' does not exist: no file can have this name"),
+        ("file/x.mar", ArchiveNotFound, "file/x.mar does not exist"),
+        ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links lead in a circle"),
+    ],
+)
+def test_a_path_that_no_system_call_takes_is_told(tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "circle.mar").symlink_to("circle.mar")
+    path = tmp_path / name
+    for use in (lambda: open_archive(path, cache=cache), lambda: inspect_archive(path), lambda: verify_archive(path)):
+        with pytest.raises(kind, match=words) as caught:
+            use()
+        assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(
@@ -101,11 +124,19 @@ def test_without_a_manifest_the_name_comes_from_the_file(make_zip: MakeZip, cach
         ("x.MODEL", "x"),
         ("my net.pt2", "my_net"),
         ("dir.v2", "dir"),
-        ("ü.mar", "_"),
+        ("ü.mar", "model"),
+        ("-dash.pth", "dash"),
+        ("__x.mar", "x"),
+        (".mar", "model"),
     ],
 )
 def test_a_default_name_has_word_characters_only(path: str, name: str) -> None:
     assert default_model_name(Path(path)) == name
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_a_default_name_is_one_that_may_be_packed(path: str) -> None:
+    assert is_model_name(default_model_name(path))
 
 
 def test_an_archive_may_have_everything_in_one_directory(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
