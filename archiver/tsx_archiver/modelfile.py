@@ -7,12 +7,13 @@ import pickletools
 import stat
 import struct
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 from .errors import InputMissing
 from .limits import MIB
+from .names import shown
 from .onnxfile import Onnx, look_at_onnx
 from .zipdirectory import directory_size
 
@@ -27,7 +28,10 @@ _TENSOR_MODULES = ("torch", "collections", "numpy", "_codecs", "builtins", "__bu
 
 @dataclass(frozen=True)
 class ModelFile:
-    """`detail` says more about a known kind; `problem` says why the file cannot be used as it is, and what to do."""
+    """`detail` says more about a known kind; `problem` says why the file cannot be used as it is, and what to do.
+
+    `is_broken`: nothing can load it, while another unknown file may still be one that a handler knows.
+    """
 
     path: Path
     kind: Kind
@@ -36,20 +40,26 @@ class ModelFile:
     device: str | None = None  # what an AOTInductor package was compiled for: cpu, cuda, ...
     whole_object: str | None = None  # the class of a pickled module, which torch will not load as weights only
     problem: str | None = None
+    is_broken: bool = False
 
 
-def describe_model_file(path: Path) -> ModelFile:
-    """Look into a model file; an unknown, empty or truncated one has a `problem`. Raises InputMissing."""
+def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
+    """Look into a model file; an unknown, empty or truncated one has a `problem`. Raises InputMissing.
+
+    `called` is the path for the texts, where the real one would say nothing to the reader.
+    """
     path = Path(path)
     try:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
             with path.open("rb") as file:
-                return describe_model_stream(file, path)
+                return describe_model_stream(file, called or path)
     except IsADirectoryError as error:
         raise InputMissing(f"{path} is a directory, not a model file. Name the file in it.") from error
     except OSError as error:
-        raise InputMissing(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+        raise InputMissing(f"{called or path} cannot be read ({error.strerror}). Check the path.") from error
+    except ValueError as error:  # a NUL, or what cannot be encoded
+        raise InputMissing(f"{shown(str(path))} cannot be the name of a file. Check the path.") from error
     raise InputMissing(f"{path} is no regular file. Name a model file.")
 
 
@@ -59,20 +69,22 @@ def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
     file.seek(0)
     head = file.read(512)
     if not head:
-        return _unknown(path, 0, "is empty (0 bytes); copy or download it again")
+        return _broken(path, 0, "is empty (0 bytes); copy or download it again")
     if head.startswith(b"PK"):
         return _zip(file, path, size)
     if head.startswith(_LEGACY_TORCH):
         return _legacy(file, path, size)
     if _LEGACY_TORCH.startswith(head):
-        return _unknown(path, size, "is cut short; copy or download it again")
+        return _broken(path, size, "is cut short; copy or download it again")
     if len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= max(_MAX_SAFETENSORS_HEADER, size):
         return _safetensors(file, path, size)
     onnx = look_at_onnx(file, size)
     if onnx is Onnx.WHOLE:
         return ModelFile(path, "onnx", size)
     if onnx is Onnx.TRUNCATED and path.suffix.lower() == ".onnx":
-        return _unknown(path, size, "begins as an ONNX model but is cut short; copy or download it again")
+        return _broken(path, size, "begins as an ONNX model but is cut short; copy or download it again")
+    if placeholder := _placeholder(head):
+        return _broken(path, size, placeholder)
     return _unknown(path, size, _foreign(head))
 
 
@@ -80,12 +92,23 @@ def _unknown(path: Path, size: int, problem: str) -> ModelFile:
     return ModelFile(path, "unknown", size, problem=f"{path} {problem}.")
 
 
-def _foreign(head: bytes) -> str:
+def _broken(path: Path, size: int, problem: str) -> ModelFile:
+    return replace(_unknown(path, size, problem), is_broken=True)
+
+
+def _placeholder(head: bytes) -> str | None:
+    """What tools leave in a file's place."""
     text = head.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the model itself; run 'git lfs pull'"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+    if text.startswith((b"<!doctype", b"<html")):
         return "is a web page, not a model; download the file itself"
+    return None
+
+
+def _foreign(head: bytes) -> str:
+    if head.lstrip().startswith(b"<?xml"):
+        return "is an XML file, perhaps a web page; download the file itself"
     if head.startswith(b"\x1f\x8b"):
         return "is gzipped: if it is a .tar.gz archive, serve it as it is, otherwise unpack it first"
     if head.startswith(b"\x80"):
@@ -96,13 +119,13 @@ def _foreign(head: bytes) -> str:
 def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
     directory = directory_size(file)
     if directory is None:
-        return _unknown(path, size, "begins as a zip file, as torch writes them, but is cut short; copy or download it again")
+        return _broken(path, size, "begins as a zip file, as torch writes them, but is cut short; copy or download it again")
     if directory > _MAX_DIRECTORY:
         return _unknown(path, size, "is a zip file with too many members for a model")
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
-        return _unknown(path, size, f"begins as a zip file, as torch writes them, but is damaged ({error}); copy or download it again")
+        return _broken(path, size, f"begins as a zip file, as torch writes them, but is damaged ({error}); copy or download it again")
     with archive:
         full = [info.orig_filename for info in archive.infolist()]
         tops = {name.partition("/")[0] for name in full}
@@ -159,7 +182,7 @@ def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
             _skip_pickle(file)
         whole = _pickled_class(file.read(_MAX_PICKLE))
     except ValueError:
-        return _unknown(path, size, "is cut short; copy or download it again")
+        return _broken(path, size, "is cut short; copy or download it again")
     return ModelFile(
         path, "eager", size, "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""), whole_object=whole
     )
@@ -209,16 +232,16 @@ def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
     file.seek(0)
     length = struct.unpack("<Q", file.read(8))[0]
     if length > _MAX_SAFETENSORS_HEADER:
-        return _unknown(path, size, f"looks like safetensors, but its header claims {length} bytes")
+        return _broken(path, size, f"looks like safetensors, but its header claims {length} bytes")
     header = file.read(length)
     cut_short = "begins as safetensors but is cut short; copy or download it again"
     if len(header) < length:
-        return _unknown(path, size, cut_short)
+        return _broken(path, size, cut_short)
     try:
         tensors = json.loads(header)
         ends = [int(tensor["data_offsets"][1]) for name, tensor in tensors.items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return _unknown(path, size, "looks like safetensors, but its header cannot be read; copy or download it again")
+        return _broken(path, size, "looks like safetensors, but its header cannot be read; copy or download it again")
     if size < 8 + length + max(ends, default=0):
-        return _unknown(path, size, cut_short)
+        return _broken(path, size, cut_short)
     return ModelFile(path, "safetensors", size, f"{len(ends)} tensor{'' if len(ends) == 1 else 's'}")

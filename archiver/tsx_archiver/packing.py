@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,8 +166,10 @@ def _add_handler(spec: ArchiveSpec, members: _Members) -> str:
     suffix = _HANDLER_SUFFIX.get(spec.runtime, ".py")
     path = Path(file if file.endswith(suffix) else file + suffix)
     if not path.is_file():
+        near = difflib.get_close_matches(spec.handler, BUILTIN_HANDLERS, n=1)
         raise InputMissing(
-            f"The handler {spec.handler} is neither a file ({path} does not exist) nor one of {', '.join(BUILTIN_HANDLERS)}. Check it."
+            f"The handler {spec.handler} is neither a file ({path} does not exist) nor one of {', '.join(BUILTIN_HANDLERS)}. "
+            + (f"Did you mean {near[0]}?" if near else "Check it.")
         )
     members.add_file(path, "handler")
     name = Path(file).name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, ModelFile, default_model_name, describe_model_file
 from tsx_archiver.limits import human
+from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import INDEX_TO_NAME
 
@@ -21,6 +22,7 @@ KINDS = {
     "onnx": "ONNX",
     "unknown": "a file that only its handler knows",
 }
+SERVED_HANDLERS = ("base_handler", "image_classifier")  # of the names that TorchServe knows, those that this version carries
 NEEDS_MODEL_FILE = ("eager", "safetensors")
 
 
@@ -54,10 +56,14 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
         model = describe_model_file(path)
         check(model, parts)
         notes.append(f"{path.name}: {kind_in_words(model)}, {human(model.size)}")
+        if model.problem is not None and path.suffix.lower() in MODEL_SUFFIXES:
+            notes.append(f"note: {model.problem} It is taken all the same, since the handler is your own and may know it.")
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
     notes.append(
         f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")
     )
+    if handler in BUILTIN_HANDLERS and handler not in SERVED_HANDLERS:
+        notes.append(f"note: TorchServe brings {handler}, but this version of tsx does not, so it cannot serve the model")
     extra = list(parts.extra_files)
     found = _index_to_name(path, parts)
     if found is not None:
@@ -80,7 +86,9 @@ def kind_in_words(model: ModelFile) -> str:
 
 
 def check(model: ModelFile, parts: Parts) -> None:
-    """Refuse what a handler that comes with tsx could not load, with what to add or change."""
+    """Refuse what a handler that comes with tsx could not load, and what nothing can load, with what to add or change."""
+    if model.problem is not None and model.is_broken:
+        raise CliError(model.problem)
     if parts.own_handler:
         return
     if model.problem is not None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from tests.support.servers import screen
+from tsx_cli.model_spec import SERVED_HANDLERS
+from tsx_runtime.worker.loader import BUILTIN
 
 from .conftest import DIGITS, Run
 
@@ -169,8 +171,38 @@ def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> No
     whole_model(tmp_path / "whole.pt")
     state_dict(tmp_path / "weights.pt")
     (tmp_path / "other.bin").write_bytes(b"own format")
-    for name in ("whole.pt", "weights.pt", "other.bin"):
-        assert run("archive", name, "--handler", DIGITS / "handler.py").code == 0
+    (tmp_path / "other.own").write_bytes(b"own format")
+    for name in ("whole.pt", "weights.pt", "other.bin", "other.own"):
+        ended = run("archive", name, "--handler", DIGITS / "handler.py", "--force")
+        assert ended.code == 0, ended.err
+        assert ("note: other.bin is no model file" in ended.out) is (name == "other.bin")
+        assert ended.out.count("note: ") == (name == "other.bin")
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_FILES if name != "foreign.pt"])
+def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_path: Path, name: str) -> None:
+    content, reason = BAD_FILES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    ended = run("archive", name, *WHOLE)
+    assert ended.code == 1
+    assert reason in ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name] * (content is not None)
+
+
+def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
+    ended = run("archive", DIGITS / "digits.pt", "--handler", "image_classifer")
+    assert ended.code == 1
+    assert ended.err.endswith("Did you mean image_classifier?\n")
+    assert run("archive", DIGITS / "digits.pt", "--handler", "nothing_near.py").err.endswith("Check it.\n")
+
+
+def test_a_handler_of_torchserve_that_is_not_carried_yet_is_packed_with_a_note(run: Run) -> None:
+    ended = run("archive", DIGITS / "digits.pt", "--handler", "text_classifier")
+    assert ended.code == 0, ended.err
+    assert "note: TorchServe brings text_classifier, but this version of tsx does not, so it cannot serve the model\n" in ended.out
+    assert "note: " not in run("archive", DIGITS / "digits.pt", "--handler", "image_classifier", "--force").out
+    assert tuple(BUILTIN) == SERVED_HANDLERS
 
 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:

@@ -22,7 +22,7 @@ def load_model_file(path: Path, model_file: Path | None, device: torch.device, *
     """Told by its bytes, not by its name. On the CPU its weights share the file's pages with other workers."""
     if not path.is_file():
         raise LoadError(f"The model {path.name} is not in the archive. Name it with --serialized-file when packing.")
-    file = describe_model_file(path)
+    file = describe_model_file(path, called=Path(path.name))  # the directory may be one of the cache, which says nothing to anybody
     if file.kind == "torchscript":
         return load_torchscript(path, device)
     if file.kind == "exported":
@@ -32,7 +32,8 @@ def load_model_file(path: Path, model_file: Path | None, device: torch.device, *
     if file.kind == "onnx":
         return load_onnx(path, device)
     if file.kind == "unknown":
-        raise LoadError(file.problem or f"{path.name} is no kind of model that is known.")
+        problem = file.problem or f"{path.name} is no kind of model that is known."
+        raise LoadError(f"{problem} Pack the archive again with a file that works.")
     if model_file is not None:
         return load_eager(model_file, path, weights_only=weights_only).to(device).eval()
     if file.whole_object is not None and not weights_only:

@@ -170,7 +170,7 @@ def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWo
         ("weights.pth", "holds weights but not the model that they belong to"),
         ("weights.safetensors", "holds weights but not the model that they belong to"),
         ("nothing.pt", "nothing.pt is not in the archive"),
-        ("empty.pt", "is empty"),
+        ("empty.pt", "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a file that works."),
         ("cut.pt", "cut short"),
         ("junk.pt", "junk.pt"),
     ],
@@ -182,6 +182,7 @@ def test_a_model_file_that_cannot_be_served_is_explained(
     worker = start_worker(ROWS, files={file: files[file]} if file in files else {}, model={"serializedFile": file})
     assert not worker.loaded
     assert said in worker.report["message"]
+    assert f"/{file}" not in worker.report["message"]  # the path of the cache says nothing to anybody
 
 
 def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(start_worker: StartWorker, tmp_path: Any) -> None:
