@@ -66,8 +66,9 @@ def pack_command(
 ) -> None:
     """Pack trained models, each into one .mar file: `tsx archive model.pt`.
 
-    Name, version and kind of model are worked out and said. With --check, FILE may also be an archive that exists. Exit code 3:
-    --check loaded the model but had no sample to send. A model file called as one of the commands below is written ./inspect.
+    Name, version and kind of model are worked out and said. A model file called as one of the commands below is written ./inspect.
+
+    With --check, FILE may also be an archive that exists. Exit code 3 means that it loaded but that there was no sample to send.
     """
     parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
     order = Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])

@@ -15,15 +15,23 @@ from tsx_runtime.version import __version__
 
 CONNECT_TIMEOUT = 10
 TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the message of a load that failed
+WRONG_PLACE = ("ResourceNotFoundException", "MethodNotAllowedException")  # what a path of another address is answered with
+UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
 
 
 class RequestFailed(CliError):
-    """The server answered with an error; `status` is its code."""
+    """The server answered with an error; `status` is its code, and `type` its kind in TorchServe's words, if it has one."""
 
-    def __init__(self, status: int, message: str, *, traceback: str | None = None) -> None:
+    def __init__(self, status: int, message: str, *, type: str = "", traceback: str | None = None) -> None:
         super().__init__(message, traceback=traceback)
         self.status = status
+        self.type = type
+
+    def hinted(self, hint: str) -> RequestFailed:
+        """The same with a next step behind its message."""
+        said = f"{self.message.rstrip('.; ')}; {hint}"
+        return RequestFailed(self.status, said, type=self.type, traceback=self.traceback)
 
 
 @dataclass(frozen=True)
@@ -42,9 +50,13 @@ class Response:
 
 
 class Server:
-    """One address of a server. Errors are `CliError`s in the server's own words."""
+    """One address of a server. Errors are `CliError`s in the server's own words.
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    `role` says which of a server's addresses this should be, for the case that it is another: `inference` or `management`.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, role: str = "inference") -> None:
+        self.role = role
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -71,8 +83,21 @@ class Server:
             raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
         parts = _parts(connection, response)
         if response.status >= 400:
-            raise _failure(response.status, b"".join(parts))
+            raise self._explained(_failure(response.status, b"".join(parts)), path)
         return Response(response.status, response.headers.get("content-type", ""), parts)
+
+    def _explained(self, error: RequestFailed, path: str) -> RequestFailed:
+        """With the next step, where it is known here rather than on the server."""
+        if error.type in WRONG_PLACE:
+            return RequestFailed(
+                error.status,
+                f"{self.url} answers, but it is not the {self.role} address of a server; "
+                f"say where that is with --url, or with the setting {self.role}_address",
+                type=error.type,
+            )
+        if error.type in UNKNOWN_MODEL and path.count("/") > 1:  # for /models alone, it is an archive that is not known
+            return error.hinted("`tsx models list` shows what is served")
+        return error
 
     def _connect(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
@@ -110,12 +135,13 @@ def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPRes
 def _failure(status: int, body: bytes) -> RequestFailed:
     """The error of TorchServe's form, or what a proxy or a handler sent in its place."""
     try:
-        told = str(json.loads(body)["message"]).rstrip()
+        answer = json.loads(body)
+        told = str(answer["message"]).rstrip()
     except (ValueError, TypeError, KeyError):
         text = body.decode("utf-8", "replace").strip()
         return RequestFailed(status, f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(": "))
     message, begin, traceback = told.partition(TRACEBACK)
-    return RequestFailed(status, message, traceback=(begin + traceback).lstrip() or None)
+    return RequestFailed(status, message, type=str(answer.get("type", "")), traceback=(begin + traceback).lstrip() or None)
 
 
 def _reason(error: Exception) -> str:

@@ -19,6 +19,14 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=help_text) for name, (_, help_text) in self.entries.items()}
 
+    def invoke(self, ctx: Any) -> Any:
+        """Wrong values in plain words: newer versions of typer put the name of a Python exception before them."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
@@ -31,6 +39,12 @@ class DefaultGroup(TyperGroup):
     """Runs its command `default` where the first word names no command; its help is that command's, with the others listed."""
 
     default = ""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        shown = self.commands[self.default]
+        path = property(lambda context: context.parent.command_path)  # errors show it by the group's name, under which it is known
+        shown.context_class = type("DefaultContext", (shown.context_class,), {"command_path": path})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:

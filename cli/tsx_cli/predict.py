@@ -16,13 +16,12 @@ from rich.json import JSON
 from rich.text import Text
 
 from tsx_archiver.limits import human
-from tsx_cli.client import RequestFailed, Response, Server, path
+from tsx_cli.client import Response, Server, path
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import guess_content_type
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import print_json
 
-NOT_FOUND = 404
 BAR = 30
 SHOWN_LABELS = 20
 
@@ -53,12 +52,7 @@ def predict(
     body, kind = (data, kind) if field is None else form(field, Path(file).name, kind, data)
     server = Server(url or settings.inference_address, settings.inference_token)
     target = path("predictions", model, *([] if version is None else [version]))
-    try:
-        response = server.call("POST", target, body, {"Content-Type": kind})
-    except RequestFailed as error:
-        if error.status != NOT_FOUND:
-            raise
-        raise CliError(f"{error.message}; `tsx models list` shows what is served") from error
+    response = server.call("POST", target, body, {"Content-Type": kind})
     if output is not None:
         with output.open("wb") as sink:
             _pass_on(response, sink)

@@ -19,6 +19,7 @@ from tsx_cli.model_spec import Parts
 from tsx_cli.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
 from tsx_cli.startup_page import show
 from tsx_runtime.core.devices import gpu_count
+from tsx_runtime.errors import Conflict
 from tsx_runtime.settings import Settings, parse_address
 from tsx_runtime.targets.listen import Address
 from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
@@ -65,11 +66,16 @@ def serve_command(
         starts = [find_model(word, settings, parts, stack) for word in models or []] or models_from_settings(settings)
         chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device and device.value}
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-        run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts])
+        try:
+            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts])
+        except Conflict as error:
+            raise CliError(f"{error.message}; give each of the files a name of its own, as NAME=FILE") from error
 
 
 def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
     """The settings with what `--host` and the port options say of their addresses."""
+    if host is not None and host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]  # an IPv6 address as URLs have it
     changed = {}
     for role, port in ports.items():
         setting = f"{role}_address"

@@ -190,6 +190,20 @@ def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [name] * (content is not None)
 
 
+def test_wrong_usage_is_told_by_the_name_that_the_command_goes_by(run: Run) -> None:
+    for words in (["--bogus"], ["x.pt", "--format", "rar"], ["pack", "--bogus"]):
+        ended = run("archive", *words)
+        assert ended.code == 2
+        assert ended.err.startswith("Usage: tsx archive [OPTIONS]")
+        assert "Try 'tsx archive -h' for help" in ended.err
+    assert "Invalid value for '--format': 'rar' is not one of" in run("archive", "x.pt", "--format", "rar").err
+    assert "Usage: tsx archive inspect" in run("archive", "inspect", "--bogus").err
+
+
+def test_help_keeps_its_sentences_together(run: Run) -> None:
+    assert "Exit code 3 means that it loaded but that there was no sample to send." in run("archive", "--help").out
+
+
 def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
     ended = run("archive", DIGITS / "digits.pt", "--handler", "image_classifer")
     assert ended.code == 1

@@ -72,6 +72,11 @@ def test_a_traceback_in_an_error_stands_apart_from_its_message() -> None:
     assert error.traceback == "Traceback (most recent call last):\n  File\nE: why"
 
 
+def test_a_hint_leaves_no_doubled_punctuation() -> None:
+    error = _failure(404, json.dumps({"code": 404, "type": "x", "message": "No such thing."}).encode())
+    assert error.hinted("do this").message == "No such thing; do this"
+
+
 def answer_once(listener: socket.socket, answer: bytes) -> None:
     connection, _ = listener.accept()
     with connection:

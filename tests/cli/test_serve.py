@@ -110,9 +110,21 @@ def test_models_are_listed_and_described(models: Run) -> None:
     told = models("describe", "digits").out
     assert "READY" in told
     assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
-    unknown = models("describe", "digit")
-    assert unknown.code == 1
-    assert "Model not found: digit" in unknown.err
+    for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "1.0"]):
+        unknown = models(*words)
+        assert (unknown.code, unknown.err) == (1, "Error: Model not found: digit; `tsx models list` shows what is served\n")
+
+
+def test_an_address_of_another_kind_is_told_with_the_option_that_names_the_right_one(run: Run, server: Running) -> None:
+    for words in (["list"], ["describe", "digits"], ["register", "x.mar"]):
+        url = server.address("predictions")
+        ended = run("models", *words, "--url", url)
+        assert ended.code == 1
+        assert ended.err == (
+            f"Error: {url} answers, but it is not the management address of a server; "
+            "say where that is with --url, or with the setting management_address\n"
+        )
+    assert "is not the inference address of a server" in run("predict", "digits", SEVEN, "--url", server.address("models")).err
 
 
 def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
@@ -155,6 +167,7 @@ def test_an_archive_that_is_not_in_the_store_is_refused(models: Run, archive: st
     ended = models("register", archive)
     assert ended.code == 1
     assert reason in ended.err
+    assert "models list" not in ended.err
 
 
 def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> None:

@@ -103,6 +103,13 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
     assert "there is no file 'x.mar', nor in the model store 'store'" in run("serve", "n=x.mar", "--model-store", "store").err
 
 
+def test_the_same_model_twice_is_told_with_the_way_to_name_each(run: Run) -> None:
+    assert run("archive", DIGITS / "digits.pt").code == 0
+    ended = run("serve", "digits.mar", "digits.mar", *FREE_PORTS)
+    assert ended.code == 1
+    assert "Model version 1.0 is already registered for model digits; give each of the files a name of its own, as NAME=FILE" in ended.err
+
+
 def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
     ended = run("serve", "--model-store", "nowhere", *FREE_PORTS)
     assert ended.code == 1
@@ -137,6 +144,7 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         "http://[::1]:8081",
         "http://[::1]:0",
     )
+    assert with_addresses(Settings(), "[::1]", {"inference": 9}).inference_address == "http://[::1]:9"
     with pytest.raises(UsageError, match="--host takes a name"):
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
