@@ -72,7 +72,9 @@ class Cache:
             for name in ("entries", "partial", "building", "seen"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CacheError(f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache directory.") from error
+            raise CacheError(
+                f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache directory.", str(error.strerror)
+            ) from error
 
     def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> Entry:
         """The entry of `digest`, made where there is none: `make(directory)` unpacks there and returns each file's size.
@@ -89,7 +91,7 @@ class Cache:
             return entry
         except OSError as error:
             raise CacheError(
-                f"{error.filename or self.root}: {error.strerror}. Free some room, or choose another cache directory."
+                f"{error.filename or self.root}: {error.strerror}. Free some room, or choose another cache directory.", str(error.strerror)
             ) from error
         finally:
             building.close()
@@ -153,9 +155,8 @@ class Cache:
     def check_room(self, size: int) -> None:
         free = shutil.disk_usage(self.root).free
         if size > free:
-            raise CacheError(
-                f"{self.root} has {human(free)} free, and the archive needs {human(size)}. Free some room, or choose another cache."
-            )
+            reason = f"{human(free)} free, and the archive needs {human(size)}"
+            raise CacheError(f"{self.root} has {reason}. Free some room, or choose another cache.", f"there is {reason}")
 
     def _remove_unused(self, directory: Path) -> bool:
         """Remove it unless someone holds its lock."""
@@ -210,4 +211,5 @@ def _refuse_strangers(root: Path) -> None:
         return
     status = root.lstat()
     if stat.S_ISLNK(status.st_mode) or status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
-        raise CacheError(f"{root} can be written by other users, who could plant code in it. Choose another cache directory, or remove it.")
+        reason = "can be written by other users, who could plant code in it"
+        raise CacheError(f"{root} {reason}. Choose another cache directory, or remove it.", f"it {reason}")

@@ -133,4 +133,8 @@ class UnsupportedCompression(UnsafeArchive):
 
 
 class CacheError(ArchiveError):
-    pass
+    """`reason` is the message without the place, for who chose the place and would rather name it in words of their own."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -63,5 +63,6 @@ class FileLock:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            raise CacheError(f"{self.path} cannot be locked ({error.strerror}). Choose a cache directory on a local disk.") from error
+            reason = f"cannot be locked ({error.strerror})"
+            raise CacheError(f"{self.path} {reason}. Choose a cache directory on a local disk.", f"its files {reason}") from error
         return True

@@ -59,11 +59,13 @@ def write_archive(
         raise CannotPack(f"The archive format {format!r} is unknown. Use one of {', '.join(FORMATS)}.")
     path = output_path(spec.model_name, destination, format)
     plan = plan_archive(spec, warn=warn)
-    if path.exists() and not force:
-        raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the model archive output file.")
     try:
+        if path.exists() and not force:
+            raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the model archive output file.")
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_and_replace(plan, path, format, progress)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CannotPack(f"{path} cannot be written: {error.filename} is no directory. Choose another place for the archive.") from error
     except OSError as error:
         raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
     return path

@@ -11,7 +11,17 @@ from typing import Annotated
 
 import typer
 
-from tsx_archiver import Finding, Inspection, Limits, default_model_name, inspect_archive, open_archive, verify_archive
+from tsx_archiver import (
+    CacheError,
+    Finding,
+    Inspection,
+    Limits,
+    Manifest,
+    default_model_name,
+    inspect_archive,
+    open_archive,
+    verify_archive,
+)
 from tsx_archiver.limits import human
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import is_archive, split_list
@@ -158,8 +168,22 @@ def unpack(
         raise UsageError(f"'{file}' is a directory, so it is unpacked already")
     if directory is not None and directory.exists():
         raise CliError(f"'{directory}' exists; name a directory that does not")
+    parent = _existing_parent(directory)
+    try:
+        target, manifest = _unpack(file, directory, parent)
+    except (CacheError, OSError) as error:
+        reason = error.reason if isinstance(error, CacheError) else error.strerror
+        raise CliError(f"{file} cannot be unpacked into '{parent}': {reason}; make room there, or name a directory elsewhere") from error
+    if as_json:
+        print_json({"archive": str(file), "directory": str(target), "name": manifest.model_name, "version": manifest.version})
+    else:
+        print(f"unpacked {file} into {target}")
+
+
+def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Manifest]:
+    """By way of a temporary directory beside the new one, so that what is there is whole."""
     with (
-        TemporaryDirectory(prefix=".tsx-unpack-", dir=_existing_parent(directory)) as place,
+        TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
         open_archive(file, cache=Path(place), limits=_limits()) as opened,
     ):
         target = directory or Path(opened.manifest.model_name)
@@ -167,12 +191,7 @@ def unpack(
             raise CliError(f"'{target}' exists; say where to with `tsx archive unpack {file} DIRECTORY`")
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
-        if as_json:
-            print_json(
-                {"archive": str(file), "directory": str(target), "name": opened.manifest.model_name, "version": opened.manifest.version}
-            )
-        else:
-            print(f"unpacked {file} into {target}")
+        return target, opened.manifest
 
 
 def _limits() -> Limits:

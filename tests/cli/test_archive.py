@@ -7,6 +7,7 @@ import re
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,6 +189,31 @@ def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_pat
     assert ended.code == 1
     assert reason in ended.err
     assert sorted(path.name for path in tmp_path.iterdir()) == [name] * (content is not None)
+
+
+def test_a_disk_that_is_full_is_told_with_the_place_that_was_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("archive", DIGITS / "digits.pt")
+    (tmp_path / "disk").mkdir()
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
+        ended = run("archive", "unpack", "digits.mar", "disk/new")
+    reason = re.escape(f"Error: digits.mar cannot be unpacked into '{tmp_path}/disk': ")
+    remedy = "; make room there, or name a directory elsewhere\n"
+    assert ended.code == 1
+    assert re.fullmatch(rf"{reason}there is 7 bytes free, and the archive needs [\d.]+ kB{remedy}", ended.err)
+    assert list((tmp_path / "disk").iterdir()) == []
+    ended = run("archive", "unpack", "digits.mar", "digits.mar/new")
+    assert ended.err == f"Error: digits.mar cannot be unpacked into '{tmp_path}/digits.mar': Not a directory{remedy}"
+
+
+def test_an_archive_cannot_lie_in_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, wrong in (("/dev/full", "/dev/full"), ("file", "file"), ("file/deeper", "file")):
+        ended = run("archive", DIGITS / "digits.pt", "-o", place)
+        assert ended.code == 1
+        assert f"{place}/digits.mar cannot be written: {wrong}" in ended.err
+        assert "is no directory" in ended.err
+    assert "cannot be written: File name too long" in run("archive", DIGITS / "digits.pt", "--name", "x" * 300).err
 
 
 def test_wrong_usage_is_told_by_the_name_that_the_command_goes_by(run: Run) -> None:

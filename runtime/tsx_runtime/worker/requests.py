@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -102,13 +103,24 @@ def read_multipart(content_type: str, body: Buffer) -> list[Part]:
     reader = _PartReader()
     try:
         parser = MultipartParser(boundary, reader.callbacks())
-        parser.write(bytes(body))
+        parser.write(_without_preamble(bytes(body), boundary))
         parser.finalize()
     except (FormParserError, ValueError) as error:  # ValueError: a boundary that the parser refuses
-        raise BadRequest(f"The multipart/form-data body cannot be read: {error}") from error
+        raise BadRequest(f"The multipart/form-data body cannot be read: it is not what its boundary says ({error}).") from error
     if not reader.complete:
         raise BadRequest("The multipart/form-data body is incomplete: its last boundary is missing.")
     return reader.parts
+
+
+def _without_preamble(body: bytes, boundary: bytes) -> bytes:
+    """The body from its first boundary on. What comes before means nothing (RFC 2046, section 5.1.1), and the parser does not take it."""
+    if not body or body.startswith(b"--" + boundary + b"--"):
+        return body
+    # A last boundary behind other bytes is not taken: those would more likely be parts that have another boundary.
+    first = re.search(rb"(?:^|\r\n)--" + re.escape(boundary) + rb"(?=[ \t]*\r\n)", body)
+    if first is None:
+        raise BadRequest("The multipart/form-data body cannot be read: the boundary that its Content-Type header names is not in it.")
+    return body[first.end() - len(boundary) - 2 :]
 
 
 class _PartReader:

@@ -152,7 +152,9 @@ def test_of_a_repeated_field_the_last_counts() -> None:
         (form((named("a"), b"1")), "multipart/form-data", "no boundary"),
         (form((named("a"), b"1"), end=False), MULTIPART, "incomplete"),
         (b"", MULTIPART, "incomplete"),
-        (b"nonsense", MULTIPART, "cannot be read"),
+        (b"nonsense", MULTIPART, "cannot be read: the boundary that its Content-Type header names is not in it"),
+        (b"--xyy\r\n" + form((named("a"), b"1"))[7:], MULTIPART, "the boundary that its Content-Type header names is not in it"),
+        (b"--xyz\r\nno header\r\n", MULTIPART, "it is not what its boundary says"),
         (form(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
         (form((named("a"), b"1")), f"multipart/form-data; boundary={'b' * 10_000}", "multipart"),
     ],
@@ -160,6 +162,17 @@ def test_of_a_repeated_field_the_last_counts() -> None:
 def test_a_malformed_multipart_body_is_a_bad_request(body: bytes, content_type: str, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         read(body, content_type)
+
+
+@given(st.binary(max_size=60))
+def test_what_stands_before_the_first_boundary_means_nothing(preamble: bytes) -> None:
+    body = form((named("a"), b"1"))
+    assert inputs(preamble.replace(b"--xyz", b"") + b"\r\n" + body, MULTIPART) == {"a": bytearray(b"1")}
+
+
+def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
+    for before in (b"see\r\n--xyzzy\r\n\r\n", b"--xyzzy\r\n"):
+        assert inputs(before + form((named("a"), b"1")), MULTIPART) == {"a": bytearray(b"1")}
 
 
 @given(st.binary(max_size=300))
