@@ -136,10 +136,12 @@ def test_a_remote_address_is_refused(empty, url, error_of):
     assert "model store only" in message
 
 
-def test_a_file_that_is_not_there_is_not_found(empty, error_of):
-    answer = empty.management.post("/models", params={"url": "nobody.mar"})
+@pytest.mark.parametrize("name", ["nobody.mar", "x" * 300 + ".mar", "junk.mar/x.mar", "\udcff.mar".encode("utf-8", "surrogateescape")])
+def test_a_file_that_is_not_there_is_not_found(empty, name, error_of):
+    answer = empty.management.post("/models", params={"url": name})
     assert answer.status_code == 404
-    assert error_of(answer)[1].startswith("Model not found: nobody.mar")
+    if isinstance(name, str):
+        assert error_of(answer)[1].startswith(f"Model not found: {name}")
 
 
 def test_a_file_that_is_no_archive_is_refused(empty, error_of):
