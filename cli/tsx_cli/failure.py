@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
+from pathlib import PurePath
 from typing import TextIO
 
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
-SHORT_TRACEBACK = 12
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n    (?P<code>[^\n]+))?', re.MULTILINE)
 
 
 class CliError(Exception):
@@ -39,18 +41,19 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
     print(_mark(f"Error: {message}", file), file=file)
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
-        print(worker_traceback.rstrip() if debug else shortened(worker_traceback), file=file)
+        print(worker_traceback.rstrip() if debug else where(worker_traceback), file=file)
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     return int(getattr(error, "exit_code", FAILED))
 
 
-def shortened(text: str, lines: int = SHORT_TRACEBACK) -> str:
-    """The end of a traceback, where the reason stands, without the frames of Python's own import machinery."""
-    all_lines = [line for line in text.rstrip().splitlines() if not line.startswith('  File "<frozen importlib')]
-    if len(all_lines) <= lines:
-        return "\n".join(all_lines)
-    return "\n".join([f"  ... {len(all_lines) - lines} lines left out; --debug shows all", *all_lines[-lines:]])
+def where(text: str) -> str:
+    """The place in somebody's own code that a traceback ends at, and how to see the rest."""
+    frames = [match for match in _FRAME.finditer(text) if not match["file"].startswith("<frozen importlib")]
+    if not frames:
+        return "--debug shows the whole traceback."
+    code = f": {frames[-1]['code'].strip()}" if frames[-1]["code"] else ""
+    return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}{code}\n--debug shows the whole traceback."
 
 
 def _expected(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tsx_archiver import ArchiveError
-from tsx_cli.failure import CliError, UsageError, report, shortened
+from tsx_cli.failure import CliError, UsageError, report, where
 from tsx_cli.main import Commands, hoist_debug, main
 from tsx_runtime.errors import LoadFailed
 
@@ -118,16 +118,23 @@ def test_debug_shows_the_traceback(error: Exception) -> None:
     assert "Traceback (most recent call last)" in told(error, debug=True)[1]
 
 
-def test_a_workers_traceback_is_shortened_unless_debugging() -> None:
-    long = "Traceback (most recent call last):\n" + "\n".join(f"  line {number}" for number in range(40)) + "\nValueError: why\n"
-    _, text = told(LoadFailed("it did not load", traceback=long))
-    assert text.startswith("Error: it did not load\n  ... 30 lines left out; --debug shows all\n")
-    assert text.endswith("ValueError: why\n")
-    assert "line 0\n" in told(LoadFailed("it did not load", traceback=long), debug=True)[1]
+WORKERS_TRACEBACK = """Traceback (most recent call last):
+  File "/models/m/handler.py", line 7, in initialize
+    self.model = load()
+  File "/models/m/weights.py", line 3, in load
+    raise ValueError("why")
+  File "<frozen importlib._bootstrap>", line 1, in _find
+ValueError: why
+"""
 
 
-def test_the_frames_of_the_import_machinery_are_left_out() -> None:
-    assert shortened('Traceback:\n  File "<frozen importlib._bootstrap>", line 1, in _find\nE: x') == "Traceback:\nE: x"
+def test_of_a_workers_traceback_only_the_place_is_told_unless_debugging() -> None:
+    error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
+    assert told(error)[1] == (
+        'Error: it did not load\nIt was raised in weights.py, line 3: raise ValueError("why")\n--debug shows the whole traceback.\n'
+    )
+    assert WORKERS_TRACEBACK in told(error, debug=True)[1]
+    assert where("no frame at all") == "--debug shows the whole traceback."
 
 
 @pytest.mark.parametrize(

@@ -154,11 +154,14 @@ def test_workers_are_scaled(models: Run) -> None:
     assert "max_worker cannot be less than min_worker" in models("scale", "echo", "--min", 2, "--max", 1).err
 
 
-def test_a_model_that_does_not_load_answers_with_its_workers_traceback(models: Run) -> None:
+def test_a_model_that_does_not_load_is_told_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:
     ended = models("register", "broken1.0.mar", "--workers", 1)
     assert ended.code == 1
     assert ended.err.startswith("Error: ")
-    assert ended.err.rstrip().endswith("ModuleNotFoundError: No module named 'no_such_library'")
+    assert "No module named 'no_such_library'" in ended.err
+    assert ended.err.rstrip().endswith("line 1: import no_such_library\n--debug shows the whole traceback.")
+    debugged = models("register", "broken1.0.mar", "--workers", 1, "--debug")
+    assert "ModuleNotFoundError: No module named 'no_such_library'\n" in debugged.err
     assert "Model not found: broken" in models("describe", "broken").err
 
 

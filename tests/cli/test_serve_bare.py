@@ -67,7 +67,8 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path,
     assert ended.returncode == 1
     assert "Error: broken.mar does not load: " in ended.stderr
     assert "RuntimeError: the bottom" in ended.stderr
-    assert ("lines left out; --debug shows all" in ended.stderr) is not debug
+    assert ("--debug shows the whole traceback" in ended.stderr) is not debug
+    assert ("Traceback (most recent call last)" in ended.stderr) is debug
     assert ("tsx_cli" in ended.stderr) is debug
 
 
