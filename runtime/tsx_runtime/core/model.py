@@ -57,6 +57,23 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     )
 
 
+NOT_CARRIED = {  # fields of ModelConfig that nothing acts on yet, by their keys in model-config.yaml
+    "use_job_ticket": "useJobTicket",
+    "sequence_batching": "sequenceBatching",
+    "continuous_batching": "continuousBatching",
+    "async_communication": "asyncCommunication",
+    "use_venv": "useVenv",
+    "parallel_type": "parallelType",
+    "torchrun": "torchrun",
+}
+
+
+def not_carried(config: ModelConfig) -> list[str]:
+    """What model-config.yaml asks for and does not get: said aloud, since a model may answer wrongly without it."""
+    asked = [key for field, key in NOT_CARRIED.items() if getattr(config, field)]
+    return [f"model-config.yaml asks for {key}, which this version of tsx does not do; the model is served without it" for key in asked]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.devices import gpu_count
-from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, not_carried, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import choose
@@ -76,7 +76,7 @@ class Registry:
         except BaseException:
             archive.close()
             raise
-        for problem in archive.problems:
+        for problem in [*archive.problems, *not_carried(archive.config)]:
             logger.warning("%s: %s", order.url, problem)
         starting = version.scale(version.min_workers, version.max_workers)
         if wait:

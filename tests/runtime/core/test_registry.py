@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from tests.support.talker import TIMEOUT, order, submit, talker, until, with_registry
+from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.errors import (
     BadRequest,
@@ -31,6 +31,15 @@ def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_i
         assert not registry.models
 
     with_registry(test)
+
+
+def test_a_model_that_asks_for_what_is_not_there_is_served_with_a_warning(tmp_path, caplog):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", config="sequenceBatching: true\n"), order())
+        assert await ask(version, "x") == "x"
+
+    with_registry(test)
+    assert "asks for sequenceBatching, which this version of tsx does not do" in caplog.text
 
 
 def test_versions_stand_side_by_side(tmp_path):
