@@ -10,8 +10,10 @@
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
     ├── MethodNotAllowed         405  MethodNotAllowedException
     ├── CleanupTimeout           408  RequestTimeoutException
+    ├── SlowRequest              408  RequestTimeoutException
     ├── Conflict                 409  ConflictStatusException
     ├── PayloadTooLarge          413  PayloadTooLargeException
+    ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
     ├── LoadFailed               500  InternalServerException
     ├── PredictionFailed         503  InternalServerException
@@ -87,6 +89,13 @@ class CleanupTimeout(TsxError):
     type = "RequestTimeoutException"
 
 
+class SlowRequest(TsxError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "RequestTimeoutException"
+
+
 class Conflict(TsxError):
     status = 409
     type = "ConflictStatusException"
@@ -95,6 +104,13 @@ class Conflict(TsxError):
 class PayloadTooLarge(TsxError):
     status = 413
     type = "PayloadTooLargeException"
+
+
+class HeadTooLarge(TsxError):
+    """The headers of a request exceed what the server takes."""
+
+    status = 431
+    type = "BadRequestException"
 
 
 class WorkerDied(TsxError):

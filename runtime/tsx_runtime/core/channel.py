@@ -49,6 +49,7 @@ class Channel(asyncio.BufferedProtocol):
         self.answered = 0  # batches
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
+        self._held: set[Job] = set()  # whose clients are slower than the worker
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._next_batch = 0
@@ -80,6 +81,22 @@ class Channel(asyncio.BufferedProtocol):
         """The worker ends when it has read to the end; `closed` tells when it has let go of the socket."""
         if self._transport is not None:
             self._transport.close()
+
+    def hold(self, job: Job) -> None:
+        """Read nothing more from the worker; the others of its batch wait as well. Its time does not run meanwhile."""
+        if not self._held and self._transport is not None:
+            self._transport.pause_reading()
+        self._held.add(job)
+
+    def release(self, job: Job) -> None:
+        self._held.discard(job)
+        if not self._held and self._transport is not None and not self._transport.is_closing():
+            self.began = time.monotonic()
+            self._transport.resume_reading()
+
+    @property
+    def held(self) -> bool:
+        return bool(self._held)
 
     async def drained(self) -> None:
         """Wait until it holds nothing, or is closed."""
@@ -166,7 +183,7 @@ class Channel(asyncio.BufferedProtocol):
                 if position >= len(sent.jobs):
                     raise wire.FrameError(f"a piece for request {position} of a batch of {len(sent.jobs)}")
                 self.streaming.add(position)
-                sent.jobs[position].piece(meta, body)
+                sent.jobs[position].piece(meta, body, self)
         elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
             self._on_loaded(frame)
         else:

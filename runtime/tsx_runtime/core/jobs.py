@@ -9,6 +9,17 @@ from typing import Protocol
 from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Buffer
 
+AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
+
+
+class Flow(Protocol):
+    """Where a streamed answer comes from: it can be held while its client is slower than the handler."""
+
+    def hold(self, job: Job) -> None:
+        """Take no more from the worker until `release`, or until the job is gone."""
+
+    def release(self, job: Job) -> None: ...
+
 
 class Job(Protocol):
     """What the core knows of a request. Of `answer` and `refuse` exactly one is called, exactly once."""
@@ -25,7 +36,7 @@ class Job(Protocol):
     def refuse(self, error: TsxError) -> None:
         """An error of tsx's own."""
 
-    def piece(self, headers: Buffer, body: Buffer) -> None:
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         """A part of a streamed answer; `answer` brings the last part. Only the first piece's headers count."""
 
 
@@ -34,7 +45,7 @@ class Answer:
 
     __slots__ = ("_rest", "body", "headers", "status")
 
-    def __init__(self, status: int, headers: bytes, body: bytes, rest: asyncio.Queue[bytes | TsxError | None] | None = None) -> None:
+    def __init__(self, status: int, headers: bytes, body: bytes, rest: _Rest | None = None) -> None:
         self.status = status
         self.headers = headers
         self.body = body
@@ -43,6 +54,11 @@ class Answer:
     @property
     def streamed(self) -> bool:
         return self._rest is not None
+
+    def leave(self) -> None:
+        """Nobody takes further parts."""
+        if self._rest is not None:
+            self._rest.leave()
 
     async def parts(self) -> AsyncIterator[bytes]:
         """All parts in order; raises `TsxError` where the worker failed in the middle."""
@@ -60,6 +76,38 @@ class Answer:
         return b"".join([part async for part in self.parts()])
 
 
+class _Rest:
+    """The parts of a streamed answer that nobody has taken yet. Beyond `AHEAD` bytes the worker is held."""
+
+    def __init__(self, job: Job, flow: Flow) -> None:
+        self._job = job
+        self._flow = flow
+        self._queue: asyncio.Queue[bytes | TsxError | None] = asyncio.Queue()
+        self._size = 0
+        self._held = False
+
+    def put(self, part: bytes | TsxError | None) -> None:
+        self._queue.put_nowait(part)
+        if isinstance(part, bytes):
+            self._size += len(part)
+            if self._size > AHEAD and not self._held and not self._job.gone:
+                self._held = True
+                self._flow.hold(self._job)
+
+    async def get(self) -> bytes | TsxError | None:
+        part = await self._queue.get()
+        if isinstance(part, bytes):
+            self._size -= len(part)
+            if self._size <= AHEAD // 2:
+                self.leave()
+        return part
+
+    def leave(self) -> None:
+        if self._held:
+            self._held = False
+            self._flow.release(self._job)
+
+
 class WaitingJob:
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
 
@@ -72,27 +120,27 @@ class WaitingJob:
         self.deadline = deadline
         self.gone = False
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._rest: asyncio.Queue[bytes | TsxError | None] | None = None
+        self._rest: _Rest | None = None
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer
-            self._rest.put_nowait(PredictionFailed(str(body, "utf-8", "replace")))
+            self._rest.put(PredictionFailed(str(body, "utf-8", "replace")))
         elif self._rest is not None:
-            self._rest.put_nowait(bytes(body))
-            self._rest.put_nowait(None)
+            self._rest.put(bytes(body))
+            self._rest.put(None)
         elif not self.done.done():  # a cancelled waiter leaves a cancelled future behind
             self.done.set_result(Answer(status, bytes(headers), bytes(body)))
 
     def refuse(self, error: TsxError) -> None:
         if self._rest is not None:
-            self._rest.put_nowait(error)
+            self._rest.put(error)
         elif not self.done.done():
             self.done.set_exception(error)
 
-    def piece(self, headers: Buffer, body: Buffer) -> None:
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if self._rest is not None:
             if not self.gone:  # nobody would take it out again
-                self._rest.put_nowait(bytes(body))
+                self._rest.put(bytes(body))
         elif not self.done.done():
-            self._rest = asyncio.Queue()
+            self._rest = _Rest(self, flow)
             self.done.set_result(Answer(200, bytes(headers), bytes(body), self._rest))

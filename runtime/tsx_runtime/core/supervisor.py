@@ -213,7 +213,7 @@ class Supervisor:
         """Kill the worker when the batch it works on takes too long. Wakes once a timeout, not once a batch."""
         while True:
             left = self.response_timeout
-            if channel.sent:
+            if channel.sent and not channel.held:
                 left += channel.began - time.monotonic()
             if left <= 0:
                 worker.kill(f"it did not answer within {self.response_timeout:g} s (responseTimeout)")

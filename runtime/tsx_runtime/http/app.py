@@ -14,7 +14,9 @@ from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive
 from tsx_runtime.http.auth import Guard, Guards, build_guards
 from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.schemas import Health
+from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
 
@@ -31,6 +33,9 @@ class ServerApp(FastAPI):
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
+        self.timeouts = Timeouts()
+        self.max_header_size = 64 << 10
+        self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         faults.install(self)
@@ -43,7 +48,7 @@ class ServerApp(FastAPI):
             return
         if scope.get("root_path"):
             _strip_root(scope)
-        if self.predictions is not None and scope["path"].startswith(("/predictions/", "/explanations/")):
+        if self.predictions is not None and runs_model(scope["path"]):
             await self.predictions(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
@@ -57,7 +62,7 @@ class ServerApp(FastAPI):
             if message["type"] == "http.response.start":
                 begun = True
                 self.counts.add(message["status"])
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *NO_CACHE]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id), *NO_CACHE]
             else:
                 ended = not message.get("more_body", False)
             await send(message)
@@ -80,7 +85,7 @@ class ServerApp(FastAPI):
             elif not ended:
                 raise  # half an answer is out: only closing the connection tells the client
 
-    async def _refuse(self, scope: Scope, send: Send, request_id: str, error: TsxError) -> None:
+    async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
         status, headers, body = faults.fault(error)
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)

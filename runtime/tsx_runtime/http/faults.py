@@ -38,9 +38,9 @@ def fault(error: TsxError) -> tuple[int, tuple[Pair, ...], bytes]:
     return error.status, (JSON, *_extra(error), *NO_CACHE), error_body(error.status, error.type, message)
 
 
-def unexpected(error: BaseException, request_id: str) -> TsxError:
+def unexpected(error: BaseException, request_id: bytes) -> TsxError:
     """What nobody foresaw: the traceback goes to the log, once, and stays out of the answer."""
-    logger.error("request %s failed unexpectedly", request_id, exc_info=error)
+    logger.error("request %s failed unexpectedly", request_id.decode(), exc_info=error)
     return TsxError(UNEXPECTED)
 
 

@@ -12,12 +12,11 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.errors import ResourceNotFound, TsxError
+from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import (
     JSON,
@@ -35,15 +34,13 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.auth import Guard
-
-EXPLAIN: Pair = (b"explain", b"True")
-_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
+from tsx_runtime.http.routes import find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
 
 
 class Predictions:
-    """`/predictions/{model}[/{version}[/{rest}]]` and `/explanations/{model}[/{version}]`, any verb (contract 1.2)."""
+    """The routes of `routes.py`, any verb (contract 1.2)."""
 
     def __init__(
         self, registry: Registry, limit: int, guard: Guard | None, counts: Counts, describe: Callable[[str], dict[str, Any]]
@@ -79,37 +76,36 @@ class Predictions:
         else:
             if answer.streamed:
                 self.counts.add(answer.status)
-                await self._stream(scope, receive, send, job, answer, [(b"x-request-id", request_id.encode()), *headers])
+                await self._stream(scope, receive, send, job, answer, [(b"x-request-id", request_id), *headers])
             else:
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
-    async def _job(self, scope: Scope, receive: Receive, request_id: str) -> WaitingJob:
+    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> WaitingJob:
         """The request, submitted."""
-        segments = scope["path"].split("/", 4)  # "", predictions, model, version, rest
-        if len(segments) < 3 or not segments[2]:
-            raise ResourceNotFound(faults.NOT_FOUND)
-        version = self.registry.find(segments[2], (segments[3] or None) if len(segments) > 3 else None)
         headers: list[Pair] = scope["headers"]
-        if len(segments) > 4 and segments[4]:
-            headers = with_header(headers, (b"url_path", url_path(segments[4])))
-        if segments[1] == "explanations":
-            headers = with_header(headers, EXPLAIN)
+        target = find_target(scope["path"], scope["query_string"])
+        assert target is not None
+        form = target.name is None and is_form(headers)
+        version = None if form else resolve(self.registry, target)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
+        if version is None:
+            version = resolve(self.registry, target._replace(name=model_in_form(headers, body)))
+        headers = with_headers(headers, target.headers)
         now = time.monotonic()
         timeout = version.config.client_timeout  # ms; 0 or None: none
         job = WaitingJob(
-            wire.request_meta(request_id, scope["query_string"], headers), body, now, now + timeout / 1000 if timeout else None
+            wire.request_meta(request_id.decode(), scope["query_string"], headers), body, now, now + timeout / 1000 if timeout else None
         )
         version.submit(job)
         return job
 
-    async def _options(self, scope: Scope, send: Send, request_id: str) -> None:
-        segments = scope["path"].split("/")
-        self.registry.find(segments[2], (segments[3] or None) if len(segments) > 3 else None)
-        body = json.dumps(self.describe(segments[2]), indent=2).encode() + b"\n"
+    async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
+        target = find_target(scope["path"], scope["query_string"])
+        assert target is not None
+        body = json.dumps(self.describe(resolve(self.registry, target).name), indent=2).encode() + b"\n"
         await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
 
-    async def _send(self, send: Send, scope: Scope, request_id: str, status: int, headers: tuple[Pair, ...], body: bytes) -> None:
+    async def _send(self, send: Send, scope: Scope, request_id: bytes, status: int, headers: tuple[Pair, ...], body: bytes) -> None:
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 
@@ -117,7 +113,7 @@ class Predictions:
         """Each part as one chunk. A stream that breaks off ends without its last chunk, so that the client can tell."""
         shows = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        watcher = asyncio.ensure_future(_watch(receive, job))
+        watcher = asyncio.ensure_future(_watch(receive, job, answer))
         try:
             async for part in answer.parts():
                 if job.gone:
@@ -129,20 +125,13 @@ class Predictions:
             logger.warning("request %s: its stream broke off: %s", headers[0][1].decode(), error.message)
         finally:
             watcher.cancel()
+            job.gone = True
+            answer.leave()
 
 
-async def _watch(receive: Receive, job: WaitingJob) -> None:
+async def _watch(receive: Receive, job: WaitingJob, answer: Answer) -> None:
     """Tell the job when its client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
     job.gone = True
-
-
-def with_header(headers: list[Pair], pair: Pair) -> list[Pair]:
-    """`pair` in place of whatever the client sent under that name."""
-    return [*(other for other in headers if other[0] != pair[0]), pair]
-
-
-def url_path(rest: str) -> bytes:
-    """What follows the version in the path, as a header's value: what a header cannot carry is percent-encoded."""
-    return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()
+    answer.leave()

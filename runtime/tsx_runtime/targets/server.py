@@ -21,6 +21,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
+from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.listen import Address, addresses, bind, bound_address, listen
 
@@ -130,7 +131,7 @@ async def _drain(answering: asyncio.Future[Any], registry: Registry, hurry: asyn
 def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools" if sys.platform != "win32" else "auto",
+        http=FastLane if sys.platform != "win32" else "auto",
         ws="none",
         lifespan="off",
         log_config=None,

@@ -21,6 +21,7 @@ from tests.support.models import make_model
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.app import SEPARATE, build_apps
+from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
 
 DEADLINE = 60.0
@@ -159,7 +160,7 @@ def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[Ru
         registry = Registry(settings)
         registry.warm_up()
         apps = build_apps(registry, settings, listeners)
-        servers = [uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)) for app in apps]
+        servers = [uvicorn.Server(uvicorn.Config(app, http=FastLane, lifespan="off", log_config=None, access_log=False)) for app in apps]
         made.extend([registry, asyncio.get_running_loop(), servers])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed
 from tsx_runtime.http.asgi import DISCARD, NO_CACHE, ClientGone, Message, check_status, handler_headers, new_request_id, read_body
-from tsx_runtime.http.inference import url_path, with_header
+from tsx_runtime.http.routes import url_path, with_headers
 
 
 class Sender:
@@ -77,11 +77,11 @@ def test_a_client_that_leaves_is_noticed(chunks: list[bytes]) -> None:
         read(Sender(chunks, leaves=True), 10)
 
 
-def test_request_ids_are_random_uuids() -> None:
+def test_request_ids_are_uuids_and_all_differ() -> None:
     ids = {new_request_id() for _ in range(100)}
     assert len(ids) == 100
-    assert {uuid.UUID(text).version for text in ids} == {4}
-    assert all(re.fullmatch("[0-9a-f-]{36}", text) for text in ids)
+    assert {uuid.UUID(text.decode()).version for text in ids} == {4}
+    assert all(re.fullmatch(rb"[0-9a-f-]{36}", text) for text in ids)
 
 
 def test_a_handlers_headers_are_passed_on_and_caching_is_forbidden() -> None:
@@ -112,7 +112,7 @@ def test_a_status_that_ends_no_request_is_an_error(status: int) -> None:
 
 
 def test_a_header_of_the_servers_replaces_the_clients() -> None:
-    assert with_header([(b"explain", b"no"), (b"a", b"b")], (b"explain", b"True")) == [(b"a", b"b"), (b"explain", b"True")]
+    assert with_headers([(b"explain", b"no"), (b"a", b"b")], ((b"explain", b"True"),)) == [(b"a", b"b"), (b"explain", b"True")]
 
 
 @given(st.text())

@@ -1,0 +1,112 @@
+"""One request of the fast lane from its submission to its answer: the job that the core sees."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from tsx_runtime.core.jobs import Flow
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http import faults
+from tsx_runtime.http.lines import CLOSE, around_id
+from tsx_runtime.wire import Buffer
+
+if TYPE_CHECKING:
+    from tsx_runtime.http.protocol import FastLane
+
+LARGE = 256 << 10  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
+
+logger = logging.getLogger("tsx.http")
+
+
+class Exchange:
+    """Writes its answer to the connection that it came from, which handles one at a time."""
+
+    deadline: float | None = None
+    priority = 0
+    gone = False
+    _flow: Flow | None = None  # once the answer streams
+    _held = False
+
+    def __init__(self, connection: FastLane, request_id: bytes, meta: bytes, body: Buffer, arrived: float, keep_alive: bool) -> None:
+        self.connection = connection
+        self.request_id = request_id
+        self.meta = meta
+        self.body = body
+        self.arrived = arrived
+        self.keep_alive = keep_alive
+
+    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        if self.gone:
+            return
+        if self._flow is not None:
+            self._end_stream(status, body)
+            return
+        connection = self.connection
+        lane = connection.lane
+        try:
+            before, behind = lane.lines.around_id(connection.server_state.default_headers, status, bytes(headers))
+        except TsxError as error:
+            self.refuse(error)
+            return
+        lane.counts.classes[status // 100] += 1
+        close = b"" if self.keep_alive else CLOSE
+        if status in (204, 304):
+            connection.finish(b"%b%b%b%b\r\n" % (before, self.request_id, behind, close), self.keep_alive)
+        elif len(body) <= LARGE:
+            length = b"content-length: %d\r\n%b\r\n" % (len(body), close)
+            connection.finish(b"".join((before, self.request_id, behind, length, body)), self.keep_alive)
+        else:
+            connection.transport.write(b"%b%b%bcontent-length: %d\r\n%b\r\n" % (before, self.request_id, behind, len(body), close))
+            connection.finish(body, self.keep_alive)
+
+    def refuse(self, error: TsxError) -> None:
+        if self.gone:
+            return
+        connection = self.connection
+        if self._flow is not None:
+            logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), error.message)
+            connection.break_off()
+            return
+        status, pairs, body = faults.fault(error)
+        connection.lane.counts.add(status)
+        before, behind = around_id(connection.server_state.default_headers, status, pairs)
+        close = b"" if self.keep_alive else CLOSE
+        answer = b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, self.request_id, behind, len(body), close, body)
+        connection.finish(answer, self.keep_alive)
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        if self.gone:
+            return
+        connection = self.connection
+        if self._flow is None:
+            try:
+                before, behind = connection.lane.lines.around_id(connection.server_state.default_headers, 200, bytes(headers))
+            except TsxError as error:
+                self.refuse(error)
+                self.gone = True  # of what follows, nothing is for this client any more
+                return
+            self._flow = flow
+            connection.lane.counts.add(200)
+            close = b"" if self.keep_alive else CLOSE
+            connection.transport.write(b"%b%b%b%btransfer-encoding: chunked\r\n\r\n" % (before, self.request_id, behind, close))
+        if body:
+            connection.transport.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))
+        if connection.flow.write_paused and not self._held:
+            self._held = True
+            flow.hold(self)
+
+    def go_on(self) -> None:
+        """The client has taken what was written, or has left: the worker may send more."""
+        if self._held and self._flow is not None:
+            self._held = False
+            self._flow.release(self)
+
+    def _end_stream(self, status: int, body: Buffer) -> None:
+        connection = self.connection
+        if status >= 400:  # the handler failed in the middle: its error is no part of the answer
+            logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), str(body, "utf-8", "replace"))
+            connection.break_off()
+        else:
+            last = b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"
+            connection.finish(last, self.keep_alive)

@@ -1,0 +1,45 @@
+"""The heads of answers as bytes, for the lane that writes them itself: made once for a status and a handler's header block."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from tsx_runtime.http.asgi import Pair, check_status, handler_headers
+
+CLOSE = b"connection: close\r\n"
+REMEMBERED = 256  # pairs of status and header block
+
+
+class Lines:
+    """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
+
+    def __init__(self) -> None:
+        self._default: list[Pair] = []
+        self._known: dict[tuple[int, bytes], tuple[bytes, bytes]] = {}
+
+    def around_id(self, default: list[Pair], status: int, block: bytes) -> tuple[bytes, bytes]:
+        """What stands before the request id, and what stands behind it. Raises `PredictionFailed` as `handler_headers` does."""
+        if default is not self._default:  # a new second
+            self._default = default
+            self._known.clear()
+        known = self._known.get((status, block))
+        if known is None:
+            check_status(status)
+            known = around_id(default, status, handler_headers(block))
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[status, block] = known
+        return known
+
+
+def around_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
+    before = b"".join([status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "])
+    return before, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+
+
+def status_line(status: int) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())

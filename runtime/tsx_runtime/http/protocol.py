@@ -1,0 +1,309 @@
+"""The fast lane: from a connection's bytes straight to a model's queue, and from its answer straight to the connection.
+
+A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body whose length is told before) never meet the
+parser callbacks, scopes, tasks and events of an ASGI server: their head is looked up or read once (`heads.py`), their
+body is cut from the stream by its length, and a job goes to the model's queue. Everything else, and everything that is
+wrong, is handed byte for byte to uvicorn's own protocol and so to FastAPI, which has the same routes; there is one place that
+says what is an error, and both lanes answer alike. (Chunked bodies, `Expect: 100-continue`, HEAD, OPTIONS, HTTP/1.0, a body over the
+limit, a missing token and an unknown model go there.)
+
+A connection is in one of five phases:
+
+    BETWEEN   nothing under way; the next bytes begin a request
+    HEAD      part of a head is there
+    BODY      the head of a plain request is there, part of its body is missing
+    ANSWER    a plain request is with the model; what the client sends meanwhile waits, so that answers keep their order
+    UVICORN   uvicorn's own protocol has the connection until it has read and answered what it was given
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
+from tsx_runtime.http import faults
+from tsx_runtime.http.asgi import new_request_id
+from tsx_runtime.http.exchange import Exchange
+from tsx_runtime.http.heads import END, Head, Heads
+from tsx_runtime.http.lines import CLOSE, Lines, around_id
+from tsx_runtime.http.routes import resolve
+from tsx_runtime.http.timeouts import SLOWEST, Clock
+from tsx_runtime.wire import Buffer
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+    from tsx_runtime.core.model import ModelVersion
+    from tsx_runtime.http.app import ServerApp
+
+AHEAD = 64 << 10  # bytes that a client may send ahead of the answer it waits for before it is no longer read from
+
+
+class Phase(enum.IntEnum):
+    BETWEEN = 0
+    HEAD = 1
+    BODY = 2
+    ANSWER = 3
+    UVICORN = 4
+
+
+BETWEEN, HEAD, BODY, ANSWER, UVICORN = Phase
+
+
+class Lane:
+    """What the connections of one listener share."""
+
+    def __init__(self, app: ServerApp, connections: Any) -> None:
+        self.predictions = app.predictions
+        self.heads = None if app.predictions is None else Heads(app.predictions.guard)
+        self.counts = app.counts
+        self.lines = Lines()
+        self.timeouts = app.timeouts
+        self.max_head = app.max_header_size
+        self.clock = Clock(connections)
+
+
+class FastLane(HttpToolsProtocol):
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        app = cast("ServerApp", config.app)  # `config.loaded_app` may be wrapped
+        if app.lane is None:
+            app.lane = Lane(app, server_state.connections)
+        self.lane: Lane = app.lane
+        self._phase = BETWEEN
+        self._ticks = 0  # seconds in this phase
+        self._ahead = bytearray()  # bytes that came and are not looked at yet: part of a head, or what follows a request
+        self._head: Head | None = None  # in the phase BODY
+        self._body = bytearray()
+        self._filled = 0
+        self._exchange: Exchange | None = None
+        self._reading = False  # uvicorn's parser is within a message
+        self._closing = False  # the server stops: no further request
+        self._unsent = 0  # bytes of answers at the last tick that the client had not taken
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self.lane.clock.start()
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase is BETWEEN:
+            if self.timeout_keep_alive_task is not None:
+                self._unset_keepalive_if_required()
+            self._begin(data)
+        elif phase is BODY:
+            self._fill(data)
+        elif phase is UVICORN:
+            self._to_uvicorn(data)
+        else:
+            self._ahead += data
+            if phase is HEAD:
+                self._go_on()
+            elif len(self._ahead) > AHEAD:
+                self.flow.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.gone = True
+            exchange.go_on()
+        super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._exchange is not None:
+            self._exchange.go_on()
+
+    def shutdown(self) -> None:
+        """uvicorn's word that the server stops: answer what has begun, then close."""
+        self._closing = True
+        if self._exchange is not None:
+            self._exchange.keep_alive = False
+        elif self._phase is not BODY:
+            super().shutdown()
+
+    # Reading
+
+    def _begin(self, data: bytes) -> None:
+        """`data` begins a request."""
+        end = data.find(END) + 4
+        if end < 4:
+            self._ahead += data
+            self._set_phase(HEAD)
+            self._check_head_size(len(data))
+            return
+        lane = self.lane
+        head = None if lane.heads is None else lane.heads.find(data[:end])
+        version = None if head is None or head.length > lane.predictions.limit else self._find(head)
+        if head is None or version is None:
+            if self._check_head_size(end):
+                self._to_uvicorn(data)
+            return
+        have = len(data) - end
+        if have == head.length:
+            self._submit(head, version, data[end:])
+        elif have > head.length:
+            self._ahead += memoryview(data)[end + head.length :]
+            self._submit(head, version, data[end : end + head.length])
+        else:
+            self._head = head
+            self._body = bytearray(head.length)
+            self._body[:have] = memoryview(data)[end:]
+            self._filled = have
+            self._set_phase(BODY)
+
+    def _fill(self, data: bytes) -> None:
+        head = self._head
+        assert head is not None
+        missing = head.length - self._filled
+        if len(data) > missing:
+            self._ahead += memoryview(data)[missing:]
+            data = data[:missing]
+        self._body[self._filled : self._filled + len(data)] = data
+        self._filled += len(data)
+        if self._filled == head.length:
+            body, self._head, self._body = self._body, None, bytearray()
+            try:
+                version = resolve(self.lane.predictions.registry, head.target)
+            except TsxError as error:  # it was unregistered while the body came
+                self._give_up(error)
+            else:
+                self._submit(head, version, body)
+
+    def _find(self, head: Head) -> ModelVersion | None:
+        try:
+            return resolve(self.lane.predictions.registry, head.target)
+        except TsxError:
+            return None
+
+    def _submit(self, head: Head, version: ModelVersion, body: Buffer) -> None:
+        request_id = new_request_id()
+        keep_alive = head.keep_alive and not self._closing
+        exchange = Exchange(self, request_id, request_id + head.meta, body, time.monotonic(), keep_alive)
+        timeout = version.config.client_timeout  # ms; 0 or None: none
+        if timeout:
+            exchange.deadline = exchange.arrived + timeout / 1000
+        self._exchange = exchange
+        self._phase = ANSWER
+        version.submit(exchange)
+
+    # Answering
+
+    def finish(self, last: Buffer, keep_alive: bool) -> None:
+        """Write the last bytes of an answer, and turn to the next request."""
+        self._exchange = None
+        transport = self.transport
+        transport.write(last)
+        if not keep_alive:
+            self._phase = BETWEEN
+            transport.close()
+            return
+        self._ticks = 0
+        if self._ahead:
+            self._phase = HEAD
+            self.loop.call_soon(self._go_on)  # not at once: answers that are at hand would be nested without bound
+        else:
+            self._phase = BETWEEN
+
+    def break_off(self) -> None:
+        """End a streamed answer without its end, so that the client can tell."""
+        self._exchange = None
+        self.transport.close()
+
+    def _go_on(self) -> None:
+        """Look at what came meanwhile."""
+        if self.transport.is_closing() or self._phase is not HEAD:
+            return
+        self.flow.resume_reading()
+        if self._ahead.find(END) < 0:
+            self._check_head_size(len(self._ahead))
+            return
+        data, self._ahead = bytes(self._ahead), bytearray()
+        self._begin(data)
+
+    # uvicorn's own protocol
+
+    def _to_uvicorn(self, data: bytes) -> None:
+        if self._phase is not UVICORN:
+            self._set_phase(UVICORN)
+        super().data_received(data)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """The connection is between requests again once uvicorn has read and answered all that it was given."""
+        if self._phase is UVICORN and not self._reading and not self.pipeline and (self.cycle is None or self.cycle.response_complete):
+            self._set_phase(BETWEEN)
+
+    def on_message_begin(self) -> None:
+        self._reading = True
+        self._ticks = 0
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._reading = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._take_back()
+        if self._phase is BETWEEN:
+            self._unset_keepalive_if_required()  # the clock does that
+
+    # Limits
+
+    def on_tick(self) -> None:
+        """A second has passed (see `timeouts.py`)."""
+        self._ticks += 1
+        phase, timeouts = self._phase, self.lane.timeouts
+        if self.flow.write_paused:
+            self._check_writing()
+        elif phase is BETWEEN:
+            if self._ticks > timeouts.keep_alive:
+                self.transport.close()
+        elif phase is HEAD:
+            if self._ticks > timeouts.head:
+                self._give_up(SlowRequest(f"The request's headers did not arrive within {timeouts.head} s (header_timeout)."))
+        elif phase is BODY:
+            if self._ticks > timeouts.body + self._filled / SLOWEST:
+                self._give_up(SlowRequest(f"The request's body came too slowly: {self._filled} bytes in {self._ticks} s (body_timeout)."))
+        elif phase is UVICORN and self._reading and not self.flow.read_paused and self._ticks > timeouts.body:
+            self._give_up(SlowRequest(f"The request did not arrive within {timeouts.body} s (body_timeout)."))
+
+    def _check_writing(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        if size < self._unsent or self._unsent == 0:
+            self._ticks = 0
+        elif self._ticks > self.lane.timeouts.write:
+            self.transport.abort()
+        self._unsent = size
+
+    def _check_head_size(self, size: int) -> bool:
+        if size > self.lane.max_head:
+            self._give_up(HeadTooLarge(f"The request's headers are larger than max_header_size, which is {self.lane.max_head} bytes."))
+            return False
+        return True
+
+    def _give_up(self, error: TsxError) -> None:
+        """Answer a request that is not complete, and close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            status, pairs, body = faults.fault(error)
+            self.lane.counts.add(status)
+            before, behind = around_id(self.server_state.default_headers, status, pairs)
+            self.transport.write(b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, new_request_id(), behind, len(body), CLOSE, body))
+        self.transport.close()
+
+    def _set_phase(self, phase: Phase) -> None:
+        self._phase = phase
+        self._ticks = 0

@@ -1,0 +1,130 @@
+"""Which paths run a model, and which model: one reading of a URL for both lanes (contract section 1.2)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import create_form_parser
+
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import BadRequest, ResourceNotFound
+from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.faults import NOT_FOUND
+
+_EXPLAIN: Pair = (b"explain", b"True")
+_FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
+
+
+class Target(NamedTuple):
+    """What a URL asks for. Without a name it is for the only model there is (`/invocations`)."""
+
+    name: str | None
+    version: str | None = None
+    headers: tuple[Pair, ...] = ()  # what the route itself tells the handler
+    strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
+
+
+def runs_model(path: str) -> bool:
+    try:
+        return find_target(path) is not None
+    except ResourceNotFound:
+        return True  # and the route says what is missing
+
+
+def find_target(path: str, query: bytes = b"") -> Target | None:
+    """`path` is percent-decoded. None: the path runs no model. Raises `ResourceNotFound` where a model's name is missing."""
+    if path.startswith(("/predictions/", "/explanations/")):
+        return _from_predictions(path)
+    if path.startswith("/v1/models/"):
+        return _from_kserve_v1(path)
+    if path.startswith("/v2/models/"):
+        return _from_kserve_v2(path)
+    if path in ("/invocations", "/invocations/"):
+        names = parse_qs(query.decode("latin-1")).get("model_name", []) if query else []
+        return Target(names[-1] if names else None)
+    return None
+
+
+def resolve(registry: Registry, target: Target) -> ModelVersion:
+    """Raises ModelNotFound, ModelVersionNotFound, and BadRequest where there is no one model to mean."""
+    if target.name is None:
+        return _only_model(registry)
+    if target.strict or target.version is None:
+        return registry.find(target.name, target.version)
+    model = registry.models.get(target.name)
+    known = model is not None and target.version in model.versions
+    return registry.find(target.name, target.version if known else None)
+
+
+def _from_predictions(path: str) -> Target:
+    segments = path.split("/", 4)  # "", predictions, model, version, rest
+    if not segments[2]:
+        raise ResourceNotFound(NOT_FOUND)
+    version = (segments[3] or None) if len(segments) > 3 else None
+    headers: tuple[Pair, ...] = ((b"url_path", url_path(segments[4])),) if len(segments) > 4 and segments[4] else ()
+    return Target(segments[2], version, (*headers, _EXPLAIN) if segments[1] == "explanations" else headers)
+
+
+def _from_kserve_v1(path: str) -> Target | None:
+    model, colon, verb = path[len("/v1/models/") :].rpartition(":")
+    return _kserve(model, verb) if colon and verb in ("predict", "explain") else None
+
+
+def _from_kserve_v2(path: str) -> Target | None:
+    model, slash, verb = path[len("/v2/models/") :].rpartition("/")
+    return _kserve(model, verb) if slash and verb in ("infer", "explain") else None
+
+
+def _kserve(model: str, verb: str) -> Target | None:
+    name, _, version = model.partition("/versions/")
+    if not name or "/" in name or "/" in version:
+        return None
+    return Target(name, version or None, (_EXPLAIN,) if verb == "explain" else (), strict=False)
+
+
+def _only_model(registry: Registry) -> ModelVersion:
+    """The only model, or of several the only one that was loaded at the start."""
+    models = registry.models
+    names = list(models)
+    if len(names) > 1:
+        names = [name for name, model in models.items() if any(version.loaded_at_startup for version in model.versions.values())]
+    if len(names) != 1:
+        raise BadRequest("Parameter model_name is required.")
+    return registry.find(names[0])
+
+
+def url_path(rest: str) -> bytes:
+    """What follows the version in the path, as a header's value: what a header cannot carry is percent-encoded."""
+    return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()
+
+
+def with_headers(headers: list[Pair], own: tuple[Pair, ...]) -> list[Pair]:
+    """`own` in place of whatever the client sent under those names."""
+    names = [name for name, _ in own]
+    return [*(other for other in headers if other[0] not in names), *own] if own else headers
+
+
+def is_form(headers: list[Pair]) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(_FORMS) for name, value in headers)
+
+
+def model_in_form(headers: list[Pair], body: bytes) -> str | None:
+    """The form's field `model_name`."""
+    content_type = next(value for name, value in headers if name == b"content-type")
+    name: list[bytes] = []
+
+    def on_field(field: Any) -> None:
+        if field.field_name == b"model_name":
+            name[:] = [field.value or b""]
+
+    try:
+        parser = create_form_parser({"Content-Type": content_type}, on_field, lambda file: None)
+        parser.write(body)
+        parser.finalize()
+    except (FormParserError, ValueError):
+        return None  # the worker says what is wrong with it
+    return name[0].decode("utf-8", "replace") if name else None

@@ -1,0 +1,43 @@
+"""How long a connection may take for what it is doing, watched once a second: a timer for each request would cost more than its parsing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+TICK = 1.0  # seconds
+SLOWEST = 1000  # bytes a second that a body must come with, once `body` seconds are over
+
+
+class Timeouts(NamedTuple):
+    """In seconds."""
+
+    keep_alive: int = 75  # between two requests, and before the first
+    head: int = 10  # from a request's first byte to the end of its headers
+    body: int = 30  # for a body, and on top what its size takes at `SLOWEST`
+    write: int = 30  # for a client that takes nothing of its answer
+
+
+class Watched(Protocol):
+    def on_tick(self) -> None:
+        """Another second has passed."""
+
+
+class Clock:
+    """Ticks for the connections of one server while there are any."""
+
+    def __init__(self, connections: Collection[Watched]) -> None:
+        self._connections = connections
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for connection in list(self._connections):
+            connection.on_tick()
+        if self._connections:
+            self.start()
