@@ -15,6 +15,7 @@ from typing import Any
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
+from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
@@ -34,7 +35,7 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.routes import find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.http.routes import Target, find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
 
@@ -50,6 +51,10 @@ class Predictions:
         self.guard = guard
         self.counts = counts
         self.describe = describe  # the OpenAPI document of one model
+
+    def find(self, target: Target) -> ModelVersion:
+        """Raises as `routes.resolve` does."""
+        return resolve(self.registry, target)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
@@ -86,10 +91,10 @@ class Predictions:
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
         form = target.name is None and is_form(headers)
-        version = None if form else resolve(self.registry, target)  # before the body, which would come for nothing
+        version = None if form else self.find(target)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
         if version is None:
-            version = resolve(self.registry, target._replace(name=model_in_form(headers, body)))
+            version = self.find(target._replace(name=model_in_form(headers, body)))
         headers = with_headers(headers, target.headers)
         now = time.monotonic()
         timeout = version.config.client_timeout  # ms; 0 or None: none
@@ -102,7 +107,7 @@ class Predictions:
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
-        body = json.dumps(self.describe(resolve(self.registry, target).name), indent=2).encode() + b"\n"
+        body = json.dumps(self.describe(self.find(target).name), indent=2).encode() + b"\n"
         await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
 
     async def _send(self, send: Send, scope: Scope, request_id: bytes, status: int, headers: tuple[Pair, ...], body: bytes) -> None:

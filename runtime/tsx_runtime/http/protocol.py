@@ -21,17 +21,18 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
+from tsx_runtime.errors import HeadTooLarge, ResourceNotFound, SlowRequest, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads
 from tsx_runtime.http.lines import CLOSE, Lines, around_id
-from tsx_runtime.http.routes import resolve
+from tsx_runtime.http.routes import Target
 from tsx_runtime.http.timeouts import SLOWEST, Clock
 from tsx_runtime.wire import Buffer
 
@@ -60,13 +61,19 @@ class Lane:
     """What the connections of one listener share."""
 
     def __init__(self, app: ServerApp, connections: Any) -> None:
-        self.predictions = app.predictions
-        self.heads = None if app.predictions is None else Heads(app.predictions.guard)
+        predictions = app.predictions
+        self.heads = None if predictions is None else Heads(predictions.guard)
+        self.find: Callable[[Target], ModelVersion] = _find_nothing if predictions is None else predictions.find
+        self.limit = 0 if predictions is None else predictions.limit
         self.counts = app.counts
         self.lines = Lines()
         self.timeouts = app.timeouts
         self.max_head = app.max_header_size
         self.clock = Clock(connections)
+
+
+def _find_nothing(target: Target) -> ModelVersion:
+    raise ResourceNotFound(faults.NOT_FOUND)
 
 
 class FastLane(HttpToolsProtocol):
@@ -144,7 +151,7 @@ class FastLane(HttpToolsProtocol):
             return
         lane = self.lane
         head = None if lane.heads is None else lane.heads.find(data[:end])
-        version = None if head is None or head.length > lane.predictions.limit else self._find(head)
+        version = None if head is None or head.length > lane.limit else self._find(head)
         if head is None or version is None:
             if self._check_head_size(end):
                 self._to_uvicorn(data)
@@ -174,7 +181,7 @@ class FastLane(HttpToolsProtocol):
         if self._filled == head.length:
             body, self._head, self._body = self._body, None, bytearray()
             try:
-                version = resolve(self.lane.predictions.registry, head.target)
+                version = self.lane.find(head.target)
             except TsxError as error:  # it was unregistered while the body came
                 self._give_up(error)
             else:
@@ -182,7 +189,7 @@ class FastLane(HttpToolsProtocol):
 
     def _find(self, head: Head) -> ModelVersion | None:
         try:
-            return resolve(self.lane.predictions.registry, head.target)
+            return self.lane.find(head.target)
         except TsxError:
             return None
 
