@@ -27,7 +27,7 @@ ELSEWHERE = {
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
     "scripts": "What people and CI call: demo, test",
     "tests": "Mirrors the rooms; support/ has what several of them need",
-    "benchmarks": "Speed and size, side by side in one run",
+    "benchmarks": "Speed and size, side by side in one run; faults under load (chaos/)",
     "docs": "Guides and reference; architecture.md is where to begin",
 }
 WIDTH = 42

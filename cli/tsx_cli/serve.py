@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
@@ -25,6 +27,7 @@ from tsx_runtime.targets.listen import Address
 from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
 
 app = typer.Typer(add_completion=False)
+logger = logging.getLogger("tsx.serve")
 
 
 class Device(str, Enum):
@@ -120,9 +123,13 @@ def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str 
         console.print(f"loading {', '.join(start.order.url for start in starts)} ...", style="dim", markup=False, highlight=False)
 
     def on_ready(started: Started) -> None:
-        show(started, settings, console)
-        if ready_line is not None:
-            print(ready_line, flush=True)
+        try:
+            show(started, settings, console)
+            if ready_line is not None:
+                print(ready_line, flush=True)
+        except OSError as error:  # a full disk, or a reader that is gone: no reason not to serve
+            logger.warning("what is served cannot be printed: %s", error)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
 
     serve(settings, starts, on_ready)
 

@@ -1,0 +1,171 @@
+"""Answers each request with its number, after doing what it orders: `17`, `18 exit`, `19 flood 8`. Packed into an archive as it stands."""
+
+import ctypes
+import os
+import random
+import resource
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+from pathlib import Path
+
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+REPLY, PIECE = 6, 5  # kinds of frames, as in tsx_runtime.wire
+HEADER = struct.Struct("<BBHIIQ")
+KEPT = []
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    time.sleep(0.001)  # so that batches form
+    return [act(idx, bytes(row["body"]).decode(), context) for idx, row in enumerate(data)]
+
+
+def act(idx, text, context):
+    number, *order = text.split()
+    if order:
+        return ORDERS[order[0]](idx, context, *order[1:]) or number
+    return number
+
+
+def die(idx, context):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def freeze(idx, context):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def leave(idx, context):
+    os._exit(3)
+
+
+def segfault(idx, context):
+    ctypes.string_at(0)
+
+
+def loop(idx, context):
+    while True:
+        pass
+
+
+def fail(idx, context):
+    raise ValueError("a poisonous request")
+
+
+def wait(idx, context, path):
+    Path(path + ".begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.002)
+
+
+def exhaust_memory(idx, context):
+    """What malloc says when nothing is left, from a limit on this process."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), before[1]))
+    try:
+        bytearray(1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def leak_memory(idx, context, megabytes):
+    KEPT.append(b"x" * (int(megabytes) << 20))
+
+
+def leak_files(idx, context, count):
+    for _ in range(int(count)):
+        KEPT.append(open("/dev/null"))  # noqa: SIM115 - it is to stay open
+
+
+def flood(idx, context, megabytes):
+    line = "flood " * 20 + "\n"
+    for _ in range((int(megabytes) << 20) // len(line)):
+        sys.stdout.write(line)
+        sys.stderr.write(line)
+
+
+def large(idx, context, megabytes):
+    return "x" * (int(megabytes) << 20)
+
+
+def stream(idx, context, pieces, kilobytes):
+    for _ in range(int(pieces)):
+        send_intermediate_predict_response(["x" * (int(kilobytes) << 10)], {idx: context.get_request_id(idx)}, "a piece", 200, context)
+
+
+def channels():
+    """The file descriptors of this worker's sockets."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        try:
+            if stat.S_ISSOCK(entry.stat().st_mode):
+                yield int(entry.name)
+        except OSError:
+            pass  # the one that listed the directory
+
+
+def close_channel(idx, context):
+    for fd in list(channels()):
+        os.close(fd)
+
+
+def shut_channel(idx, context):
+    """The connection ends, and the worker does not notice."""
+    for fd in list(channels()):
+        socket.socket(fileno=fd).shutdown(socket.SHUT_RDWR)
+    time.sleep(600)
+
+
+def half_frame(idx, context):
+    send(HEADER.pack(REPLY, 1, 0, 1, 1, 1000) + b"x" * 100)
+    os._exit(0)
+
+
+def half_frame_and_on(idx, context):
+    """What follows is taken for the rest of the frame."""
+    send(HEADER.pack(REPLY, 1, 0, 1, 1, 1000) + b"x" * 100)
+
+
+def endless_frame(idx, context):
+    """Announce more than anything can hold."""
+    send(HEADER.pack(REPLY, 1, 0, 1, 1, 1 << 35) + b"x" * 100)
+
+
+def stray_frame(idx, context):
+    """A whole frame that nobody asked for."""
+    send(HEADER.pack(REPLY, 1, 0, 4_000_000_000, 0, 0))
+
+
+def random_bytes(idx, context, seed):
+    send(random.Random(int(seed)).randbytes(4096))
+
+
+def random_frame(idx, context, seed):
+    """A header that is right, and nothing behind it that is."""
+    chance = random.Random(int(seed))
+    body = chance.randbytes(chance.randrange(1, 5000))
+    send(HEADER.pack(chance.choice((REPLY, PIECE)), 1, 0, chance.randrange(100), chance.randrange(len(body) // 12 + 1), len(body)) + body)
+
+
+def send(frame):
+    for fd in channels():
+        try:
+            os.write(fd, frame)
+        except OSError:
+            pass  # another socket than the channel
+
+
+ORDERS = {
+    obey.__name__: obey
+    for obey in (
+        *(die, freeze, leave, segfault, loop, fail, wait),
+        *(exhaust_memory, leak_memory, leak_files, flood, large, stream),
+        *(close_channel, shut_channel, half_frame, half_frame_and_on, endless_frame, stray_frame, random_bytes, random_frame),
+    )
+}

@@ -1,0 +1,175 @@
+"""Steady load over keep-alive connections, in which every request has a number of its own that its answer must repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+LATE = 60.0  # seconds after which a request counts as never answered
+_numbers = itertools.count(1)
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+@dataclass
+class _Waiter:
+    since: float
+    left: int
+    done: asyncio.Future[float]
+
+
+@dataclass
+class Tally:
+    """What the clients of one model sent, and what became of it. Each request ends in `statuses` or in `lost`."""
+
+    sent: int = 0
+    statuses: Counter[int] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)  # the connection ended, or the time was over, before an answer
+    wrong: list[str] = field(default_factory=list)  # an answer that is not this request's, or more than one
+    _waiters: list[_Waiter] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        return sum(self.statuses.values())
+
+    @property
+    def errors(self) -> dict[int, int]:
+        return {status: count for status, count in sorted(self.statuses.items()) if status != 200}
+
+    async def good(self, count: int = 1) -> float:
+        """Wait for so many good answers to requests that are sent from now on; the seconds that the last of them took to come."""
+        waiter = _Waiter(time.monotonic(), count, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        return await asyncio.wait_for(waiter.done, LATE)
+
+    def add(self, number: bytes, sent_at: float, answer: Answer) -> None:
+        self.statuses[answer.status] += 1
+        if answer.status == 200 and answer.body == number:
+            self._tell(sent_at)
+        elif answer.status == 200:
+            self.wrong.append(f"request {number.decode()} was answered {answer.body[:60]!r}")
+        elif not _is_error(answer):
+            self.wrong.append(f"request {number.decode()} got {answer.status} with {answer.body[:60]!r}, which is not the error JSON")
+
+    def _tell(self, sent_at: float) -> None:
+        if not self._waiters:
+            return
+        for waiter in self._waiters:
+            waiter.left -= sent_at >= waiter.since
+            if waiter.left <= 0 and not waiter.done.done():
+                waiter.done.set_result(time.monotonic() - waiter.since)
+        self._waiters = [waiter for waiter in self._waiters if not waiter.done.done()]
+
+
+def _is_error(answer: Answer) -> bool:
+    try:
+        return bool(json.loads(answer.body)["code"] == answer.status)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+class Client:
+    """One keep-alive connection with one request under way at a time; connects when it first has to."""
+
+    def __init__(self, port: int, model: str, tally: Tally) -> None:
+        self.port = port
+        self.path = f"/predictions/{model}"
+        self.tally = tally
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None or self._reader.at_eof():
+            self.drop()
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self._reader, self._writer
+
+    async def ask(self, order: str = "") -> Answer | None:
+        """Send one request and count its answer; None where there was none. The handler obeys the order, if there is one."""
+        reader, writer = await self.connect()
+        number = b"%d" % next(_numbers)
+        body = number + (b" " + order.encode() if order else b"")
+        self.tally.sent += 1
+        sent_at = time.monotonic()
+        try:
+            writer.write(b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s" % (self.path.encode(), len(body), body))
+            answer, stays = await asyncio.wait_for(read_answer(reader), LATE)
+        except (OSError, EOFError, asyncio.TimeoutError, TimeoutError) as error:
+            self.tally.lost.append(f"request {body.decode()!r} of {self.path}: {type(error).__name__} {error}")
+            self.drop()
+            return None
+        except (ValueError, asyncio.LimitOverrunError) as error:
+            self.tally.wrong.append(f"request {body.decode()!r} of {self.path} was answered by what is not HTTP: {error}")
+            self.drop()
+            return None
+        self.tally.add(number, sent_at, answer)
+        if not stays:
+            await self.close()
+        return answer
+
+    async def close(self) -> None:
+        """Say that no more comes, and look whether anything does that was not asked for."""
+        if self._reader is None or self._writer is None:
+            return
+        try:
+            self._writer.write_eof()
+            if rest := await asyncio.wait_for(self._reader.read(), LATE):
+                self.tally.wrong.append(f"a second answer: {rest[:60]!r}")
+        except OSError:
+            pass  # the server was first to close
+        self.drop()
+
+    def drop(self) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._reader = self._writer = None
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
+    """An answer of known length, and whether the connection stays open. Raises EOFError when it ends before."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
+    body = await reader.readexactly(int(length or 0))
+    return Answer(int(head[9:12]), body), b"\r\nconnection: close\r\n" not in head
+
+
+class Load:
+    """Clients that ask, each once an interval, or as often as they are answered where that is slower."""
+
+    def __init__(self, clients: Sequence[Client], interval: float) -> None:
+        self.clients = clients
+        self.interval = interval
+        self._over = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._ask(client, number)) for number, client in enumerate(clients)]
+
+    async def during(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`; give it up, and raise, when a client fails meanwhile."""
+        task = asyncio.create_task(work)
+        await asyncio.wait([task, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(*(each for each in self._tasks if each.done()))
+        await task
+
+    async def stop(self) -> None:
+        """Let what is under way be answered, then close all connections."""
+        self._over.set()
+        await asyncio.wait(self._tasks)
+        for client in self.clients:
+            await client.close()
+
+    async def _ask(self, client: Client, number: int) -> None:
+        due = time.monotonic() + self.interval * number / len(self.clients)
+        while not self._over.is_set():
+            await asyncio.sleep(due - time.monotonic())
+            await client.ask()
+            due = max(due + self.interval, time.monotonic())

@@ -1,0 +1,184 @@
+"""A real `tsx serve` process and all that it started: asked, measured, limited, stopped, and looked at from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import psutil
+
+from tsx_runtime import errors
+
+from .load import Answer, read_answer
+
+START_SECONDS = 90.0
+STOP_SECONDS = 60.0
+_SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Counted(NamedTuple):
+    """What the server says of one version's requests."""
+
+    accepted: int
+    statuses: Counter[int]  # of what workers answered and of what was refused
+
+
+class Usage(NamedTuple):
+    memory: int  # resident bytes
+    files: int
+    threads: int
+
+
+@dataclass
+class Server:
+    """Started by `start`. Its processes carry a mark in their environment, by which also those are found that lost their parent."""
+
+    process: asyncio.subprocess.Process
+    mark: str
+    ports: dict[str, int]
+    log: Path
+
+    async def call(self, method: str, path: str, body: bytes = b"", *, role: str = "inference") -> Answer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[role])
+        try:
+            head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            answer, _ = await read_answer(reader)
+            return answer
+        finally:
+            writer.transport.abort()
+
+    async def manage(self, method: str, path: str) -> Any:
+        """A call of the management API that must succeed."""
+        answer = await self.call(method, path, role="management")
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {answer.body.decode()}")
+        return json.loads(answer.body)
+
+    async def workers(self, model: str) -> list[dict[str, Any]]:
+        described = (await self.manage("GET", f"/models/{model}"))[0]
+        workers: list[dict[str, Any]] = described["workers"]
+        return workers
+
+    async def pids(self, model: str) -> list[int]:
+        return [worker["pid"] for worker in await self.workers(model)]
+
+    async def counted(self, model: str) -> Counted:
+        accepted = 0
+        statuses: Counter[int] = Counter()
+        for name, labels, value in await self.samples():
+            if labels.get("model_name") != model:
+                continue
+            if name == "ts_inference_requests_total":
+                accepted += int(value)
+            elif name == "tsx_answers_total":
+                statuses[int(labels["status"])] += int(value)
+            elif name == "tsx_refusals_total":
+                statuses[getattr(errors, labels["reason"]).status] += int(value)
+        return Counted(accepted, statuses)
+
+    async def samples(self) -> list[tuple[str, dict[str, str], float]]:
+        text = (await self.call("GET", "/metrics", role="metrics")).body.decode()
+        return [(name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SAMPLE.findall(text)]
+
+    def processes(self) -> list[psutil.Process]:
+        """All that are alive, whoever their parent is."""
+        return [process for process in psutil.process_iter() if self.mark in _environment(process.pid)]
+
+    def zombies(self) -> list[int]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]
+
+    def usage(self) -> dict[str, Usage]:
+        """By a name that says what the process is for, as far as it can be seen from outside."""
+        used = {}
+        for process in self.processes():
+            with suppress(psutil.Error), process.oneshot():
+                used[f"{process.pid}"] = Usage(process.memory_info().rss, process.num_fds(), process.num_threads())
+        return used
+
+    def limit_files(self, count: int) -> None:
+        hard = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (count, hard))
+
+    async def stop(self) -> int:
+        """The exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+
+    async def left_over(self) -> list[int]:
+        """What is still there some seconds after the end: nothing should be."""
+        _, left = await asyncio.to_thread(psutil.wait_procs, self.processes(), timeout=10)
+        return [process.pid for process in left]
+
+    async def kill(self) -> None:
+        """Whatever happened, nothing outlives a trial."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        await self.process.wait()
+
+
+async def start(
+    directory: Path, models: Sequence[str | Path], settings: Mapping[str, object], *, output: int | IO[bytes] | None = None
+) -> Server:
+    """`tsx serve` with these models, once it is healthy. `output` takes its stdout and stderr in place of a file."""
+    roles = ("inference", "management", "metrics")
+    ports = dict(zip(roles, _free_ports(3), strict=True))
+    mark = f"CHAOS_SERVER={uuid.uuid4().hex}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
+    environment |= {f"TSX_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()}
+    environment |= {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_MODEL_STORE": str(directory), "CHAOS_SERVER": mark.partition("=")[2]}
+    environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
+    log = directory / "server.log"
+    command = [sys.executable, "-m", "tsx_cli", "serve", *map(str, models)]
+    with log.open("wb") as file:
+        out = file if output is None else output
+        process = await asyncio.create_subprocess_exec(*command, cwd=directory, env=environment, stdout=out, stderr=out)
+    server = Server(process, mark, ports, log)
+    try:
+        await asyncio.wait_for(_healthy(server), START_SECONDS)
+    except BaseException:
+        await server.kill()
+        raise
+    return server
+
+
+async def _healthy(server: Server) -> None:
+    while True:
+        try:
+            if (await server.call("GET", "/ping")).status == 200:
+                return
+        except (OSError, EOFError):
+            if server.process.returncode is not None:
+                raise RuntimeError(f"the server ended with {server.process.returncode}: {server.log.read_text()[-3000:]}") from None
+        await asyncio.sleep(0.02)  # its output may go nowhere, so there is no line to wait for
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:  # it has ended, or is a zombie, or somebody else's
+        return ""
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,107 @@
+"""What can go wrong around the workers: the fork server, the log, file descriptors, other models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from .trial import Scenario, Trial, pack
+from .workers import DEATH
+
+CRASHES = """
+import os, threading
+
+def handle(data, context):
+    return None
+
+threading.Timer(0.05, os._exit, [9]).start()
+"""
+
+
+async def kill_fork_server(trial: Trial) -> None:
+    """The worker that is killed after it can only be replaced by way of a new one."""
+    (fork_server,) = fork_servers(trial)
+    fork_server.kill()
+    os.kill((await trial.server.pids("victim"))[0], signal.SIGKILL)
+
+
+def fork_servers(trial: Trial) -> list[psutil.Process]:
+    children = psutil.Process(trial.server.process.pid).children()
+    return [child for child in children if any("forkserver" in word for word in child.cmdline())]
+
+
+async def no_descriptors(trial: Trial) -> None:
+    """More connections than the server may hold: those that it has are served on, and afterwards it takes new ones."""
+    server = trial.server
+    victims = await server.pids("victim")
+    held = psutil.Process(server.process.pid).num_fds()
+    server.limit_files(held + 20)
+    sockets = [socket.create_connection(("127.0.0.1", server.ports["inference"])) for _ in range(100)]
+    try:
+        await asyncio.gather(*(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values()))
+        os.kill(victims[0], signal.SIGKILL)  # the new worker's socket is a descriptor, too
+        await asyncio.gather(*(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values()))
+    finally:
+        for sock in sockets:
+            sock.close()
+    server.limit_files(4096)
+    await trial.order("")
+
+
+async def full_disk(trial: Trial) -> None:
+    """Nothing that is logged can be written, and much is logged: a failure, a death, a start."""
+    await trial.order("fail", 503)
+    await trial.order("leave", 500)
+
+
+async def manage(trial: Trial) -> None:
+    """Models come and go, and the victim has more workers and fewer, while all of them are asked."""
+    server = trial.server
+    pack(trial.directory, "third", json.dumps({"minWorkers": 1, "maxWorkers": 1}), f"{trial.round + 1}.0")
+    await server.manage("POST", "/models?url=third.mar&initial_workers=1&synchronous=true")
+    for workers in (4, 1, 3, 2):
+        await server.manage("PUT", f"/models/victim?min_worker={workers}&max_worker={workers}&synchronous=true")
+        await trial.tallies["victim"].good(trial.scale.clients)
+    for count in (50, 1):
+        asking = [asyncio.create_task(server.call("POST", "/predictions/third", b"%d" % number)) for number in range(count)]
+        await server.manage("DELETE", "/models/third")
+        answers = await asyncio.gather(*asking)
+        trial.check({answer.status for answer in answers} <= {200, 404, 503}, f"a model that is removed answers {answers}")
+        await server.manage("POST", "/models?url=third.mar&initial_workers=1&synchronous=true")
+    await server.manage("DELETE", "/models/third")
+
+
+async def crash_loop(trial: Trial) -> None:
+    """A third model whose workers load and then die, again and again, and one that never loads."""
+    for name, text in (("crashing", CRASHES), ("broken", "import not_there\n")):
+        handler = trial.directory / f"{name}.py"
+        handler.write_text(text)
+        pack(trial.directory, name, json.dumps({"minWorkers": 2, "maxWorkers": 2, "maxRetryTimeoutInSec": 2}), handler=handler)
+        await trial.server.call("POST", f"/models?url={name}.mar&initial_workers=2&synchronous=false", role="management")
+
+    async def given_up() -> bool:
+        return all(worker["status"] == "FAILED" for worker in await trial.server.workers("crashing"))
+
+    await trial.eventually("the crashing model is given up", given_up)
+    for name in ("crashing", "broken"):
+        await trial.server.call("DELETE", f"/models/{name}", role="management")
+
+
+def dev_full() -> IO[bytes]:
+    return Path("/dev/full").open("wb")
+
+
+SCENARIOS = (
+    Scenario("the fork server is killed, then a worker", kill_fork_server, DEATH),
+    Scenario("the server has no file descriptors left", no_descriptors, DEATH),
+    Scenario("the disk for the logs is full", full_disk, DEATH | {503}, output=dev_full),
+    Scenario("models are registered, scaled and removed", manage),
+    Scenario("a third model crashes in a loop", crash_loop),
+)

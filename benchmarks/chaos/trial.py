@@ -1,0 +1,198 @@
+"""One trial: two models under load, a fault done to one of them, and what must be true during it and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tsx_archiver.torch_model_archiver import main as pack_archive
+
+from . import server as servers
+from .load import LATE, Answer, Client, Load, Tally
+from .server import Server
+
+HANDLER = Path(__file__).with_name("handler.py")
+VICTIM, BYSTANDER = "victim", "bystander"
+UNEXPECTED = ("failed unexpectedly", "supervision failed", "exception was never retrieved", "Exception in callback")  # in the log
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How heavy a trial is."""
+
+    clients: int  # of each model
+    interval: float  # seconds between two requests of one client
+    rounds: int  # how many times the fault is done
+    slow_clients: int
+    megabytes: int  # of what floods, leaks or is never read
+    preload: bool  # workers from a process that has torch imported, as it is by default; without it a server starts sooner
+
+
+SHORT = Scale(clients=6, interval=0.02, rounds=1, slow_clients=500, megabytes=8, preload=False)
+LONG = Scale(clients=16, interval=0.02, rounds=5, slow_clients=10_000, megabytes=256, preload=True)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fault. `allowed`: what clients of the victim may get besides 200; nobody else gets anything else."""
+
+    name: str
+    fault: Callable[[Trial], Awaitable[None]]
+    allowed: frozenset[int] = frozenset()
+    victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
+    settings: Mapping[str, object] = field(default_factory=dict)
+    output: Callable[[], IO[bytes]] | None = None  # where stdout and stderr of the server go
+
+
+@dataclass
+class Report:
+    scenario: str
+    sent: dict[str, int]
+    errors: dict[int, int]  # of the victim's clients, by status
+    recovery: float  # seconds from the fault's end to the victim's next good answer; the longest of all rounds
+    complete: float  # seconds until all its workers were there again
+    problems: list[str]
+
+
+class Trial:
+    """What a fault is given: a server, the load on it, and ways to do harm."""
+
+    def __init__(self, server: Server, scale: Scale, directory: Path) -> None:
+        self.server = server
+        self.scale = scale
+        self.directory = directory
+        self.tallies = {VICTIM: Tally(), BYSTANDER: Tally()}
+        self.problems: list[str] = []
+        self.round = 0
+        self.recovery = self.complete = 0.0
+        self.unanswered = 0  # requests of clients that left on purpose; the server may have counted them or not
+
+    def client(self, model: str = VICTIM) -> Client:
+        return Client(self.server.ports["inference"], model, self.tallies[model])
+
+    async def order(self, order: str, expected: int = 200) -> Answer:
+        """Have the victim's handler do something; its answer must have this status."""
+        client = self.client()
+        answer = await client.ask(order)
+        await client.close()
+        if answer is None:
+            raise RuntimeError(f"'{order}' was not answered")
+        self.check(answer.status == expected, f"'{order}' was answered {answer.status}, not {expected}: {answer.body[:300].decode()}")
+        return answer
+
+    def check(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.problems.append(problem)
+
+    async def eventually(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+        """States of the server can be asked for, not waited for."""
+        end = time.monotonic() + LATE
+        while not await holds():
+            if time.monotonic() > end:
+                raise TimeoutError(f"it did not come to this: {what}")
+            await asyncio.sleep(0.02)
+
+    async def all_ready(self, model: str = VICTIM) -> None:
+        async def ready() -> bool:
+            described = (await self.server.manage("GET", f"/models/{model}"))[0]
+            up = [worker for worker in described["workers"] if worker["status"] == "READY"]
+            return len(up) == len(described["workers"]) >= int(described["minWorkers"])
+
+        await self.eventually(f"all workers of {model} are ready", ready)
+
+
+async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
+    """The whole trial; leaves no process behind."""
+    settings = {"worker_preload": str(scale.preload).lower(), "default_startup_timeout": 60, **scenario.settings}
+    victim = pack(directory, VICTIM, json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8, **scenario.victim}))
+    bystander = pack(directory, BYSTANDER, json.dumps({"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}))
+    output = None if scenario.output is None else scenario.output()
+    server = await servers.start(directory, [victim, bystander], settings, output=output)
+    trial = Trial(server, scale, directory)
+    try:
+        await _under_load(trial, scenario)
+        await _compare(trial, scenario)
+        await _look_back(trial)
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        TimeoutError,
+        asyncio.TimeoutError,
+    ) as error:
+        trial.problems.append(f"{type(error).__name__}: {error}; the log ends with {server.log.read_text(errors='replace')[-1000:]}")
+    finally:
+        await server.kill()
+        if output is not None:
+            output.close()
+    sent = {name: tally.sent for name, tally in trial.tallies.items()}
+    return Report(scenario.name, sent, trial.tallies[VICTIM].errors, trial.recovery, trial.complete, trial.problems)
+
+
+async def _under_load(trial: Trial, scenario: Scenario) -> None:
+    scale = trial.scale
+    load = Load([trial.client(model) for model in trial.tallies for _ in range(scale.clients)], scale.interval)
+    try:
+        await load.during(_rounds(trial, scenario))
+    finally:
+        await load.stop()
+
+
+async def _rounds(trial: Trial, scenario: Scenario) -> None:
+    some = 3 * trial.scale.clients
+    for number in range(trial.scale.rounds):
+        trial.round = number
+        await asyncio.gather(*(tally.good(some) for tally in trial.tallies.values()))
+        await scenario.fault(trial)
+        over = time.monotonic()
+        trial.recovery = max(trial.recovery, await trial.tallies[VICTIM].good())
+        await trial.all_ready()
+        trial.complete = max(trial.complete, time.monotonic() - over)
+    await asyncio.gather(*(tally.good(some) for tally in trial.tallies.values()))
+
+
+async def _compare(trial: Trial, scenario: Scenario) -> None:
+    """Both sides have counted: each request was answered exactly once, and only the victim's clients saw errors."""
+    for model, tally in trial.tallies.items():
+        trial.check(
+            tally.sent == tally.answered + trial.unanswered * (model == VICTIM), f"{model}: {tally.sent} sent, {tally.answered} answered"
+        )
+        trial.problems += [f"{model}: {problem}" for problem in [*tally.lost, *tally.wrong][:5]]
+        allowed = scenario.allowed if model == VICTIM else frozenset()
+        trial.check(not set(tally.errors) - allowed, f"{model}: clients saw {tally.errors}")
+        counted = await trial.server.counted(model)
+        theirs = dict(sorted(counted.statuses.items()))
+        ours = dict(sorted(tally.statuses.items()))
+        if model == VICTIM and trial.unanswered:
+            more = sum(theirs.values()) - sum(ours.values())
+            trial.check(
+                0 <= more <= trial.unanswered, f"{model}: clients got {ours}, the server gave {theirs}, and {trial.unanswered} left"
+            )
+        else:
+            trial.check(theirs == ours, f"{model}: clients got {ours}, the server says that it gave {theirs}")
+        trial.check(counted.accepted <= sum(theirs.values()), f"{model}: {counted.accepted} accepted, {sum(theirs.values())} answered")
+    ping = await trial.server.call("GET", "/ping")
+    trial.check(ping.status == 200, f"/ping says {ping.status} {ping.body.decode()}")
+
+
+async def _look_back(trial: Trial) -> None:
+    """Nothing is left of the server, neither now nor after its end."""
+    trial.check(not (zombies := trial.server.zombies()), f"zombies: {zombies}")
+    code = await trial.server.stop()
+    trial.check(code == 0, f"the server ended with exit code {code}")
+    trial.check(not (left := await trial.server.left_over()), f"processes outlived the server: {left}")
+    log = trial.server.log.read_text(errors="replace")
+    trial.problems += [f"the log says: {line[:300]}" for line in log.splitlines() if any(words in line for words in UNEXPECTED)][:5]
+
+
+def pack(directory: Path, name: str, config: str, version: str = "1.0", handler: Path = HANDLER) -> Path:
+    """An archive by the `torch-model-archiver` that everyone's scripts call."""
+    (directory / "model-config.yaml").write_text(config)  # JSON is YAML
+    words = ["--model-name", name, "--version", version, "--handler", handler, "--config-file", directory / "model-config.yaml"]
+    pack_archive([*map(str, words), "--export-path", str(directory), "--force"])
+    return directory / f"{name}.mar"

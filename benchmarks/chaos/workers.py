@@ -1,0 +1,137 @@
+"""What can befall a worker: from outside, by its own handler, and on its connection to the server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+
+import psutil
+
+from .trial import Scenario, Trial
+
+DEATH = frozenset({500, 507})  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
+SOON = {"responseTimeout": 1}
+
+
+async def kill_one(trial: Trial) -> None:
+    os.kill((await trial.server.pids("victim"))[0], signal.SIGKILL)
+
+
+async def kill_all(trial: Trial) -> None:
+    for pid in await trial.server.pids("victim"):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def stop_one(trial: Trial) -> None:
+    pid = (await trial.server.pids("victim"))[0]
+    os.kill(pid, signal.SIGSTOP)
+    await gone(trial, pid)
+
+
+async def gone(trial: Trial, pid: int) -> None:
+    """Wait until the server has another worker in the place of this one."""
+
+    async def replaced() -> bool:
+        return pid not in await trial.server.pids("victim")
+
+    await trial.eventually(f"worker {pid} is replaced", replaced)
+
+
+async def memory_error(trial: Trial) -> None:
+    before = await trial.server.pids("victim")
+    await trial.order("exhaust_memory", 507)
+    trial.check(await trial.server.pids("victim") == before, "a MemoryError, which the worker survives, cost the worker")
+
+
+async def leak_memory(trial: Trial) -> None:
+    for _ in range(8):
+        await trial.order(f"leak_memory {max(1, trial.scale.megabytes // 8)}")
+
+
+async def leak_files(trial: Trial) -> None:
+    """Until the worker has none left: it can still answer, on the connection that it has."""
+    for pid in await trial.server.pids("victim"):
+        psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (100, 100))
+    for _ in range(8):
+        client = trial.client()
+        await client.ask("leak_files 30")
+        await client.close()
+
+
+async def random_bytes(trial: Trial) -> None:
+    for seed in range(3):
+        await trial.order(f"random_bytes {3 * trial.round + seed}", 500)
+
+
+async def random_frames(trial: Trial) -> None:
+    for seed in range(3):
+        await trial.order(f"random_frame {3 * trial.round + seed}", 500)
+
+
+async def poisoned_batch(trial: Trial, poison: str) -> None:
+    """Hold the only worker, have 32 requests wait, one of them poisoned, and let go: 31 answers and one error."""
+    gate = trial.directory / f"gate{trial.round}"
+    holder = trial.client()
+    held = asyncio.create_task(holder.ask(f"wait {gate}"))
+
+    async def begun() -> bool:
+        return gate.with_suffix(".begun").exists()
+
+    await trial.eventually("the worker is held", begun)
+    clients = [trial.client() for _ in range(32)]
+    asking = [asyncio.create_task(client.ask(poison if number == 13 else "")) for number, client in enumerate(clients)]
+
+    async def waiting() -> bool:
+        described = (await trial.server.manage("GET", "/models/victim"))[0]
+        return int(described["jobQueueStatus"]["pendingRequests"]) >= 32
+
+    await trial.eventually("32 requests wait", waiting)
+    gate.touch()
+    answers = await asyncio.gather(*asking)
+    await held
+    statuses = [answer.status if answer else None for answer in answers]
+    good = statuses.count(200)
+    trial.check(good == 31 and statuses[13] != 200, f"of a batch with one poisonous request {good} were answered well: {statuses}")
+    for client in [holder, *clients]:
+        await client.close()
+
+
+def _order(name: str, order: str, status: int, victim: Mapping[str, object] = {}) -> Scenario:
+    async def fault(trial: Trial) -> None:
+        await trial.order(order.format(megabytes=trial.scale.megabytes), status)
+
+    return Scenario(name, fault, frozenset() if status == 200 else DEATH | {status}, victim)
+
+
+def _poison(name: str, poison: str, allowed: frozenset[int]) -> Scenario:
+    async def fault(trial: Trial) -> None:
+        await poisoned_batch(trial, poison)
+
+    return Scenario(name, fault, allowed, {"minWorkers": 1, "maxWorkers": 1, "batchSize": 64})
+
+
+SCENARIOS = (
+    Scenario("one worker of two is killed", kill_one, DEATH),
+    Scenario("all workers are killed at once", kill_all, DEATH),
+    Scenario("a worker is stopped by SIGSTOP", stop_one, DEATH, SOON),
+    _order("the handler is killed as the kernel does when memory is out", "die", 507),
+    Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
+    _order("the handler ends its process", "leave", 500),
+    _order("the handler crashes by a segmentation fault", "segfault", 500),
+    _order("the handler never returns", "loop", 500, SOON),
+    _order("the handler stops its own process", "freeze", 500, SOON),
+    _order("the handler floods stdout and stderr", "flood {megabytes}", 200),
+    Scenario("the handler leaks memory", leak_memory),
+    Scenario("the handler leaks file descriptors until it has none", leak_files, frozenset({503})),
+    _order("the handler closes the connection to the server", "close_channel", 500),
+    _order("the connection to a worker ends, and the worker does not", "shut_channel", 500),
+    _order("a worker ends in the middle of a frame", "half_frame", 500),
+    _order("a worker goes on after half a frame", "half_frame_and_on", 500, SOON),
+    _order("a worker announces a frame of 32 GiB", "endless_frame", 500, SOON),
+    _order("a worker answers what nobody asked", "stray_frame", 500),
+    Scenario("workers send random bytes", random_bytes, DEATH, SOON),
+    Scenario("workers send frames of random content", random_frames, DEATH, SOON),
+    _poison("one request of a batch of 32 kills the worker", "leave", DEATH),
+)

@@ -1,0 +1,23 @@
+"""Whatever is done to a server under load: each request is answered exactly once, and other models' clients see nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import clients, surroundings, workers
+from benchmarks.chaos.trial import SHORT, Scenario, run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's")
+
+SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.name for scenario in SCENARIOS])
+def test_nothing_is_lost_when(scenario: Scenario, tmp_path: Path) -> None:
+    report = asyncio.run(run(scenario, SHORT, tmp_path))
+    assert report.problems == []
+    assert all(report.sent.values())
