@@ -88,6 +88,9 @@ TSX_KEYS = (
     Key("batchPolicy", "batch_policy", one_of("wait")),
     Key("weightsOnly", "weights_only", flag),
     Key("threads", "threads", whole(1)),
+    Key("maxWorkerRequests", "max_worker_requests", whole(0)),
+    Key("maxWorkerMemory", "max_worker_memory", whole(0)),
+    Key("maxWorkerAge", "max_worker_age", whole(0)),
 )
 
 KEYS = TORCHSERVE_KEYS + TSX_KEYS

@@ -73,6 +73,9 @@ class ModelConfig:
     batch_policy: str | None = None  # "wait"
     weights_only: bool | None = None
     threads: int | None = None
+    max_worker_requests: int | None = None
+    max_worker_memory: int | None = None  # megabytes
+    max_worker_age: int | None = None  # seconds
     raw: dict[str, Any] = field(default_factory=dict)
 
 

@@ -58,6 +58,9 @@ class ModelSettings(BaseModel):
     response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
     startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
+    max_worker_requests: int | None = Field(None, ge=0, description="requests after which a worker is replaced; 0 = never")
+    max_worker_memory: int | None = Field(None, ge=0, description="resident megabytes at which a worker is replaced; 0 = never")
+    max_worker_age: int | None = Field(None, ge=0, description="seconds after which a worker is replaced; 0 = never")
 
 
 class Settings(BaseModel):
@@ -84,6 +87,11 @@ class Settings(BaseModel):
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")
+    max_worker_requests: int = Field(0, ge=0, description="requests after which a worker is replaced by a fresh one; 0 = never")
+    max_worker_memory: int = Field(0, ge=0, description="resident megabytes at which a worker is replaced by a fresh one; 0 = never")
+    max_worker_age: int = Field(0, ge=0, description="seconds after which a worker is replaced by a fresh one; 0 = never")
+    heartbeat_interval: int = Field(2, ge=1, description="seconds between looks at a worker: is it stopped, silent, due to be replaced")
+    heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")

@@ -21,6 +21,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         meta = header block (first piece of a request only)
     REPLY     worker    a row a request, in the batch's order: code = HTTP      `MetricDelta`s, JSON, or empty
                         status, meta = header block, body = the answer
+    PING      front     none                                                    empty
+    PONG      worker    none; answers a PING, between batches                   empty
 
 A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
 off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.
@@ -51,6 +53,8 @@ class Kind(enum.IntEnum):
     BATCH = 4
     PIECE = 5
     REPLY = 6
+    PING = 7
+    PONG = 8
 
 
 class LoadOrder(TypedDict):

@@ -27,6 +27,9 @@ class Limits(NamedTuple):
     wait: float | None = None  # seconds a request may wait for company; None: never
 
 
+BLAMELESS = -1  # deaths of a batch that was with a worker that somebody stopped: it runs again as it is, once
+
+
 class Suspects(NamedTuple):
     """Requests with which a worker died: they run among themselves, so that the one that did it takes no others with it."""
 
@@ -89,8 +92,8 @@ def halves(group: Suspects) -> list[Suspects]:
     jobs, deaths = group
     if len(jobs) == 1:
         return []
-    size = (len(jobs) + 1) // 2 if deaths == 0 else 1
-    return [Suspects(jobs[start : start + size], deaths + 1) for start in range(0, len(jobs), size)]
+    size = (len(jobs) + 1) // 2 if deaths <= 0 else 1
+    return [Suspects(jobs[start : start + size], max(deaths, 0) + 1) for start in range(0, len(jobs), size)]
 
 
 def _take_suspects(suspects: deque[Suspects], now: float, skipped: list[Job]) -> Suspects | None:

@@ -46,7 +46,8 @@ class Channel(asyncio.BufferedProtocol):
         self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[Sent] = deque()
-        self.answered = 0  # batches
+        self.answered = 0  # requests
+        self.pings = 0  # that the worker has not answered
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
         self._held: set[Job] = set()  # whose clients are slower than the worker
@@ -76,6 +77,12 @@ class Channel(asyncio.BufferedProtocol):
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
         self.sent.append(Sent(batch, jobs, now, deaths))
         self._transport.writelines(wire.encode(wire.Kind.BATCH, batch, [(0, job.meta, job.body) for job in jobs]))
+
+    def ping(self) -> None:
+        """Ask for a sign of life; `pings` is 0 again when it is there."""
+        assert self._transport is not None
+        self.pings += 1
+        self._transport.writelines(wire.encode(wire.Kind.PING, 0))
 
     def close(self) -> None:
         """The worker ends when it has read to the end; `closed` tells when it has let go of the socket."""
@@ -169,7 +176,7 @@ class Channel(asyncio.BufferedProtocol):
             if len(frame.items) != len(sent.jobs):
                 raise wire.FrameError(f"{len(frame.items)} answers for {len(sent.jobs)} requests")
             self.sent.popleft()
-            self.answered += 1
+            self.answered += len(sent.jobs)
             self.streaming.clear()
             self.began = time.monotonic()
             if self._drained is not None and not self.sent:
@@ -186,6 +193,8 @@ class Channel(asyncio.BufferedProtocol):
                 sent.jobs[position].piece(meta, body, self)
         elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
             self._on_loaded(frame)
+        elif frame.kind is wire.Kind.PONG and self.pings:
+            self.pings -= 1
         else:
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import Limits, Suspects, assign, halves
+from tsx_runtime.core.batching import BLAMELESS, Limits, Suspects, assign, halves
 from tsx_runtime.core.channel import Channel, Sent
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.stats import Stats
@@ -100,6 +100,19 @@ class Dispatcher:
         groups = halves(Suspects(left, lost.deaths)) if len(left) == len(lost.jobs) else [Suspects([job], lost.deaths + 1) for job in left]
         if groups and self.accepting:
             self.suspects.extend(groups)
+            self._flush()
+        else:
+            self.refuse_lost(left, error)
+
+    def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+        """Run again, as it is, what a worker had begun that was stuck through no fault of its requests.
+
+        Once: a request that stops its own worker would stop one after the other.
+        """
+        self.refuse_lost([job for position, job in enumerate(lost.jobs) if position in streaming], error)
+        left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
+        if left and self.accepting:
+            self.suspects.append(Suspects(left, BLAMELESS))
             self._flush()
         else:
             self.refuse_lost(left, error)

@@ -13,10 +13,12 @@ from tsx_runtime import wire
 from tsx_runtime.core.batching import Limits
 from tsx_runtime.core.devices import cpu_count
 from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.supervisor import Supervisor, Worker
+from tsx_runtime.core.supervisor import Supervisor
+from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings import ModelSettings, Settings
 from tsx_runtime.version import __version__
@@ -39,6 +41,9 @@ class RegisterOrder:
     response_timeout: int | None = None  # s
     startup_timeout: int | None = None  # s
     device_type: str | None = None
+    max_worker_requests: int | None = None
+    max_worker_memory: int | None = None  # MB
+    max_worker_age: int | None = None  # s
     loaded_at_startup: bool = False
 
 
@@ -54,6 +59,9 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
         response_timeout=_if_none(order.response_timeout, own.response_timeout),
         startup_timeout=_if_none(order.startup_timeout, own.startup_timeout),
         device_type=order.device_type or own.device,
+        max_worker_requests=_if_none(order.max_worker_requests, own.max_worker_requests),
+        max_worker_memory=_if_none(order.max_worker_memory, own.max_worker_memory),
+        max_worker_age=_if_none(order.max_worker_age, own.max_worker_age),
     )
 
 
@@ -90,6 +98,7 @@ class Plan:
     device_ids: tuple[int, ...]
     threads: int | None
     wait: bool
+    recycling: Recycling
 
 
 def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> Plan:
@@ -109,6 +118,11 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         device_ids=tuple(config.device_ids or ()),
         threads=config.threads,
         wait=config.batch_policy == "wait",
+        recycling=Recycling(
+            _first(order.max_worker_requests, config.max_worker_requests, settings.max_worker_requests),
+            _first(order.max_worker_memory, config.max_worker_memory, settings.max_worker_memory),
+            _first(order.max_worker_age, config.max_worker_age, settings.max_worker_age),
+        ),
     )
 
 
@@ -176,6 +190,9 @@ class ModelVersion:
             response_timeout=chosen.response_timeout,
             startup_timeout=chosen.startup_timeout,
             max_retry_timeout=chosen.max_retry_timeout,
+            recycling=chosen.recycling,
+            heartbeat=settings.heartbeat_interval,
+            heartbeat_timeout=settings.heartbeat_timeout,
         )
         self.submit: Callable[[Job], None] = self._dispatcher.submit
 

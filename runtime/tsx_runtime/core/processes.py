@@ -4,47 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import multiprocessing
+import multiprocessing.process
+import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+
+import psutil
 
 from tsx_runtime.worker.entry import run
 
 PRELOAD = "tsx_runtime.worker.preload"
 PRELOAD_EXPORTED = "tsx_runtime.worker.preload_export"  # a second longer, so only where it is known to be wanted
+REPORT_GRACE = 5.0  # seconds that the fork server may take to tell how a worker has ended
+START_TIMEOUT = 300.0  # seconds that a start may take: most of it is for importing torch from a slow disk
+LOOK = 2.0  # seconds between looks at a start that takes long
+
+logger = logging.getLogger("tsx.processes")
 
 
 class WorkerProcess:
-    """One process. It ends by itself when its socket is closed."""
+    """One process. It ends by itself when its socket is closed.
 
-    def __init__(self, process: BaseProcess) -> None:
+    On Linux its end is told by a descriptor of the process itself: the pipe that multiprocessing has for it would also end
+    with the fork server, whose death no worker needs to share.
+    """
+
+    def __init__(self, process: BaseProcess, forked: bool) -> None:
+        assert process.pid is not None
+        self.pid = process.pid
         self._process = process
+        self._forked = forked
+        self._pidfd = _open_pidfd(process.pid)
+        self._over = False
 
     @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+    def alive(self) -> bool:
+        """As far as is known here: false once its end was waited for."""
+        return not self._over
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._over:
+            return
+        if self._pidfd is None:
+            self._process.kill()
+        else:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    async def ended(self) -> int:
-        """Wait for the end: the exit code, or minus the signal's number. (255: its fork server was ended first.)"""
-        if self._process.exitcode is None:
-            await _readable(self._process.sentinel)
-            self._process.join()
-        code = self._process.exitcode
-        assert code is not None
+    async def ended(self) -> int | None:
+        """Wait for the end: the exit code, minus the signal's number, or None where nobody was there to see it. To be called once."""
+        if self._pidfd is not None:
+            await _readable(self._pidfd)
+        told = await _readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
+        code = self._exit_code() if told else None
+        self._release()
         return code
+
+    def _exit_code(self) -> int | None:
+        """Its parent knows: where that is the fork server, it tells on the sentinel, or is dead itself."""
+        if not self._forked:
+            self._process.join()
+            return self._process.exitcode
+        try:
+            return int(forkserver.read_signed(self._process.sentinel))
+        except EOFError:
+            return _exit_code_of_orphan(self.pid)
+
+    def _release(self) -> None:
+        """Give back its descriptors now, not when the garbage is collected."""
+        self._over = True
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        with suppress(ValueError):  # its fork server hangs: then the garbage collector does it
+            self._process.close()
 
 
 class ProcessStarter:
@@ -53,16 +98,18 @@ class ProcessStarter:
     def __init__(self, *, preload: bool = True) -> None:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
         self._context: BaseContext = multiprocessing.get_context(method)
+        self._forks = method == "forkserver"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
-        self._alive: set[BaseProcess] = set()
+        self._alive: set[WorkerProcess] = set()
         self._preload = preload
-        if method == "forkserver":
+        self._began: float | None = None  # when the start that is under way began
+        if self._forks:
             self._set_preload(exported=False)
         atexit.register(self._kill_all)  # runs before multiprocessing's own, which would wait for them
 
     def warm_up(self, *, exported: bool = False) -> None:
         """Start the fork server now, so that it imports torch while the front end starts. `exported`: for `.pt2` models."""
-        if self._context.get_start_method() == "forkserver":
+        if self._forks:
             self._set_preload(exported)
             self._thread.submit(_ensure_fork_server)
 
@@ -71,8 +118,15 @@ class ProcessStarter:
         self._context.set_forkserver_preload(modules)
 
     async def start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
-        """A new worker and the front end's end of its socket."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
+        """A new worker and the front end's end of its socket. Raises OSError or EOFError."""
+        starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
+        stopped = 0
+        while not starting.done():
+            await asyncio.wait([starting], timeout=LOOK)
+            stopped = stopped + 1 if not starting.done() and _fork_server_is_stopped() else 0
+            if stopped > 1 or (self._began is not None and time.monotonic() - self._began > START_TIMEOUT):
+                _kill_fork_server()
+        return await starting
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -80,21 +134,43 @@ class ProcessStarter:
         atexit.unregister(self._kill_all)
 
     def _start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
-        if self._context.get_start_method() == "forkserver":
-            _ensure_fork_server()
-        front, back = socket.socketpair()
-        with back:
-            process = self._context.Process(target=run, args=(back,), name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
-            with _no_main():
-                process.start()
+        try:
+            return self._start_once(name)
+        except (EOFError, ConnectionError):  # the fork server died under it: another one will do
+            if not self._forks:
+                raise
+            _wait_for_end(_fork_server_pid())
+            return self._start_once(name)
+
+    def _start_once(self, name: str) -> tuple[WorkerProcess, socket.socket]:
+        self._began = time.monotonic()
+        try:
+            if self._forks:
+                _ensure_fork_server()
+            front, back = socket.socketpair()
+            with back:
+                try:
+                    started = self._start_process(name, back)
+                except BaseException:
+                    front.close()
+                    raise
+        finally:
+            self._began = None
         front.setblocking(False)
-        self._alive = {process for process in self._alive if process.is_alive()} | {process}
-        return WorkerProcess(process), front
+        self._alive = {process for process in self._alive if process.alive} | {started}
+        return started, front
+
+    def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
+        process = self._context.Process(target=run, args=(back,), name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
+        with _no_main():
+            process.start()
+        # multiprocessing would look at it from this thread at the next start, and take its exit code from under the event loop
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
+        return WorkerProcess(process, self._forks)
 
     def _kill_all(self) -> None:
         for process in self._alive:
-            if process.is_alive():
-                process.kill()
+            process.kill()
 
 
 def _ensure_fork_server() -> None:
@@ -124,12 +200,60 @@ def _no_main() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-async def _readable(fd: int) -> None:
+def _fork_server_is_stopped() -> bool:
+    """Whether somebody has sent it SIGSTOP: no worker starts until it goes on."""
+    pid = _fork_server_pid()
+    try:
+        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def _kill_fork_server() -> None:
+    """The start that waits for it fails, and the next one has a fork server of its own. Workers that run do not notice."""
+    if (pid := _fork_server_pid()) is not None:
+        logger.error("the process that workers are started from (pid %d) does not answer, so it is ended and started anew", pid)
+        os.kill(pid, signal.SIGKILL)  # ours, and not waited for yet: the number is still its own
+
+
+def _fork_server_pid() -> int | None:
+    return getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+
+
+def _wait_for_end(pid: int | None) -> None:
+    """It is about to end: multiprocessing makes a new one only of a process that has."""
+    fd = None if pid is None else _open_pidfd(pid)
+    if fd is not None:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        poller.poll(1000 * REPORT_GRACE)
+        os.close(fd)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A descriptor that stands for the process; None where the system has none, or the process is gone already."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _exit_code_of_orphan(pid: int) -> int | None:
+    """An orphan goes to the first process of a container, which may be this one."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+async def _readable(fd: int, timeout: float | None = None) -> bool:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(fd, _resolve, ready)
     try:
-        await ready
+        done, _ = await asyncio.wait([ready], timeout=timeout)
+        return bool(done)
     finally:
         loop.remove_reader(fd)
 

@@ -41,9 +41,11 @@ class Stats:
         "last_worker_seconds",
         "latency_seconds",
         "queue_seconds",
+        "recycled",
         "refusals",
         "requests",
         "restarts",
+        "stuck",
     )
 
     def __init__(self) -> None:
@@ -58,6 +60,8 @@ class Stats:
         self.last_queue_seconds = 0.0  # of the newest batch: its oldest request's wait
         self.last_worker_seconds = 0.0  # of the newest batch
         self.restarts = 0
+        self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory or age
+        self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:

@@ -1,86 +1,48 @@
-"""Starts, watches, restarts and ends the workers of one version.
+"""Starts, watches, replaces, restarts and ends the workers of one version.
 
 A worker is supervised by a task of its own that walks through its life: start a process, have it load the model, serve
 until the process ends, wait a little, start again. The end of the stream on the channel is the worker's death, whatever
-killed it; nothing polls. Restarts back off as TorchServe's do, and give up visibly: after the same load error three
-times in a row, or when the next wait would go past `maxRetryTimeoutInSec` without a process that was of use. One that
-has answered a batch was: a request that kills workers must not shut out the others by being sent again and again.
+killed it. Restarts back off as TorchServe's do, and give up visibly: after the same load error three times in a row, or
+when the next wait would go past `maxRetryTimeoutInSec` without a process that was of use. One that has answered a batch
+was: a request that kills workers must not shut out the others by being sent again and again.
+
+Two things give no event, so each process is looked at every `heartbeat` seconds: that it is stuck (it is killed, and what
+it held is answered by another), and that it has served for long enough (`Recycling`). Then its successor starts and loads
+beside it, and takes over before the old one is drained; workers of one version are replaced one at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import logging
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-import psutil
-
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, LoadError, Sent
+from tsx_runtime.core.channel import LoadError
 from tsx_runtime.core.dispatcher import Dispatcher
-from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
-from tsx_runtime.errors import LoadFailed, OutOfResources, TsxError, WorkerDied
+from tsx_runtime.core.health import MEGA, Heartbeat, Recycling, Verdict
+from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.running import EXIT_GRACE, Running, death, describe_exit
+from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.errors import LoadFailed, TsxError
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
 SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even if nobody asked it anything
-EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
+TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
 
+_NOT_NEEDED = "it is not needed any more"
+_STOPPED = "it was stopped before it had answered"
 _GIVEN_UP = (
     ". Its workers were given up because they could not load the model, or kept dying: "
     "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error"
 )
 
 logger = logging.getLogger("tsx.supervisor")
-
-
-class WorkerState(enum.Enum):
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    BACKING_OFF = "BACKING_OFF"
-    FAILED = "FAILED"
-
-
-class Worker:
-    """One worker of a version, over all the processes it has had."""
-
-    def __init__(self, id: str, gpu_id: int | None) -> None:
-        self.id = id
-        self.gpu_id = gpu_id
-        self.state = WorkerState.LOADING
-        self.started = datetime.now(timezone.utc)
-        self.restarts = 0
-        self.load_seconds: float | None = None
-        self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
-        self.process: WorkerProcess | None = None
-        self.channel: Channel | None = None
-        self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
-        self.stopping = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-        self.killed_because: str | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return self.process.pid if self.process else None
-
-    def memory(self) -> int:
-        """Resident bytes; 0 where there is no process."""
-        try:
-            return int(psutil.Process(self.pid).memory_info().rss) if self.pid else 0
-        except psutil.Error:
-            return 0
-
-    def kill(self, because: str) -> None:
-        if self.process is not None:
-            self.killed_because = because
-            self.process.kill()
 
 
 class Supervisor:
@@ -98,6 +60,9 @@ class Supervisor:
         response_timeout: float,
         startup_timeout: float,
         max_retry_timeout: float,
+        recycling: Recycling,
+        heartbeat: float,
+        heartbeat_timeout: float,
     ) -> None:
         self.label = label
         self.workers: list[Worker] = []
@@ -105,11 +70,15 @@ class Supervisor:
         self.response_timeout = response_timeout
         self.startup_timeout = startup_timeout
         self.max_retry_timeout = max_retry_timeout
+        self.recycling = recycling
+        self.heartbeat = heartbeat
+        self.heartbeat_timeout = heartbeat_timeout
         self._dispatcher = dispatcher
         self._starter = starter
         self._order = order
         self._ids = ids
         self._next_gpu = next_gpu
+        self._replacing = False  # one worker at a time, so that a model never needs more than one worker's room beside its own
 
     def scale(self, count: int, *, drain: bool = True) -> Coroutine[Any, Any, None]:
         """Have `count` workers, from now on: requests are accepted at once. What is returned waits until they are ready or gone.
@@ -151,89 +120,197 @@ class Supervisor:
                 logger.error("%s: worker %s is given up; the last error is in the model's description", self.label, worker.id)
                 self._set(worker, WorkerState.FAILED)
                 return
-            worker.restarts += 1
-            self._dispatcher.stats.restarts += 1
+            self._count_restart(worker)
             self._set(worker, WorkerState.BACKING_OFF)
             await _wait(worker.stopping, wait)
 
+    def _count_restart(self, worker: Worker) -> None:
+        worker.restarts += 1
+        self._dispatcher.stats.restarts += 1
+
     async def _serve_once(self, worker: Worker, errors: list[str]) -> bool:
-        """One process, from start to end. Whether it was of use: it answered a batch, or was there for a minute."""
+        """One process from start to end, and those that take over from it.
+
+        Whether the last was of use: it answered somebody, or was there for a minute.
+        """
         self._set(worker, WorkerState.LOADING)
-        worker.started, worker.killed_because = datetime.now(timezone.utc), None
-        began = time.monotonic()
+        worker.started = datetime.now(timezone.utc)
         try:
-            worker.process, sock = await self._starter.start(f"{self.label} {worker.id}")
-        except (OSError, EOFError) as error:  # out of descriptors or memory, or the fork server was ended
-            self._note_failure(worker, f"its process could not be started: {error!r}", None, errors)
+            worker.running = running = await self._begin(worker)
+        except (OSError, EOFError) as error:
+            self._note_failure(worker, _cannot_start(error), None, errors)
             return False
         if worker.stopping.is_set():
-            worker.process.kill()
-        channel = worker.channel = Channel(self._dispatcher)
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
-        ended = asyncio.create_task(self._watch_process(worker.process, channel))
+            running.kill(_NOT_NEEDED)
         try:
-            channel.load(self._order(worker))
-            facts = await asyncio.wait_for(asyncio.shield(channel.loaded), self.startup_timeout)
+            await running.load(self._order(worker), self.startup_timeout)
         except (LoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-            await self._fail_load(worker, error, ended, errors)
+            self._note_failure(worker, *await self._why_not_loaded(running, error), errors)
             return False
         errors.clear()
-        worker.load_seconds, worker.device = time.monotonic() - began, str(facts["device"])
-        if not worker.stopping.is_set():
-            self._set(worker, WorkerState.READY)
-            ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
-            logger.info(ready, self.label, worker.id, worker.pid, worker.device, worker.load_seconds)
-            self._dispatcher.add(channel)
-            _settle(worker, None)
-        await self._until_end(worker, channel, ended)
-        return channel.answered > 0 or time.monotonic() - began > SERVED_WELL
+        last: Running | None = running
+        while last is not None:
+            running = last
+            self._take_over(worker, running)
+            last = await self._until_over(worker, running)
+        return running.channel.answered > 0 or running.age > SERVED_WELL
 
-    async def _until_end(self, worker: Worker, channel: Channel, ended: asyncio.Task[int]) -> None:
-        overdue = asyncio.create_task(self._watch_response(worker, channel))
+    async def _begin(self, worker: Worker) -> Running:
+        return await Running.start(self._starter, self._dispatcher, f"{self.label} {worker.id}")
+
+    def _take_over(self, worker: Worker, running: Running) -> None:
+        if worker.stopping.is_set():
+            return
+        worker.running = running
+        self._set(worker, WorkerState.READY)
+        ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
+        logger.info(ready, self.label, worker.id, running.pid, running.device, running.load_seconds)
+        self._dispatcher.add(running.channel)
+        if running.loaded_memory >= self.recycling.memory * MEGA > 0:
+            text = "%s: worker %s has %d MB when it has loaded the model, so maxWorkerMemory, which is %d, cannot hold: raise it"
+            logger.warning(text, self.label, worker.id, running.loaded_memory // MEGA, self.recycling.memory)
+        _settle(worker, None)
+
+    async def _until_over(self, worker: Worker, running: Running) -> Running | None:
+        """Wait until it has ended, or until another process has loaded the model and is to take over: that one."""
+        over = asyncio.create_task(self._until_end(worker, running))
+        while True:
+            due = asyncio.ensure_future(running.due.wait())
+            await asyncio.wait([over, due], return_when=asyncio.FIRST_COMPLETED)
+            due.cancel()
+            successor = None if over.done() or worker.stopping.is_set() else await self._succeed(worker, running)
+            if successor is not None:
+                worker.retiring[running] = asyncio.create_task(self._retire(worker, running, over))
+                return successor
+            if over.done() or worker.stopping.is_set():
+                await over
+                return None
+
+    async def _until_end(self, worker: Worker, running: Running) -> None:
+        watching = [asyncio.create_task(watch(running)) for watch in (self._watch_response, self._watch_health)]
+        channel = running.channel
         await channel.closed
-        overdue.cancel()
-        code = await _ended_or_killed(worker, ended)
-        why = worker.killed_because or describe_exit(code)
+        for watch in watching:
+            watch.cancel()
+        code = await running.exit_code()
         lost = channel.sent.popleft() if channel.sent else None
-        if lost or not worker.stopping.is_set():
-            logger.error("%s: worker %s (pid %s) ended: %s", self.label, worker.id, worker.pid, why)
-        if lost and worker.killed_because:  # by us: for its time, or for its end
-            self._dispatcher.refuse_lost(lost.jobs, _death(code, worker, lost))
-        elif lost:
-            self._dispatcher.retry_lost(lost, channel.streaming, _death(code, worker, lost))
+        if lost or not (worker.stopping.is_set() or running is not worker.running):
+            why = running.killed_because or describe_exit(code)
+            logger.error("%s: worker %s (pid %s) ended: %s", self.label, worker.id, running.pid, why)
+        if lost is None:
+            return
+        error = death(running, code, lost, stopping=worker.stopping.is_set())
+        if running.stuck and lost.deaths == 0:
+            self._dispatcher.take_back(lost, channel.streaming, error)
+        elif running.killed_because and not running.stuck:  # by us: for its time, or for its end
+            self._dispatcher.refuse_lost(lost.jobs, error)
+        else:
+            self._dispatcher.retry_lost(lost, channel.streaming, error)
 
-    async def _watch_process(self, process: WorkerProcess, channel: Channel) -> int:
-        """A child of the worker may hold the socket open after the worker's end; then the channel is closed from here."""
-        code = await process.ended()
-        await asyncio.wait([channel.closed], timeout=1.0)
-        channel.abort()
-        return code
-
-    async def _watch_response(self, worker: Worker, channel: Channel) -> None:
+    async def _watch_response(self, running: Running) -> None:
         """Kill the worker when the batch it works on takes too long. Wakes once a timeout, not once a batch."""
         while True:
             left = self.response_timeout
-            if channel.sent and not channel.held:
-                left += channel.began - time.monotonic()
+            if running.channel.sent and not running.channel.held:
+                left += running.channel.began - time.monotonic()
             if left <= 0:
-                worker.kill(f"it did not answer within {self.response_timeout:g} s (responseTimeout)")
+                running.kill(f"it did not answer within {self.response_timeout:g} s (responseTimeout)")
                 return
             await asyncio.sleep(left)
 
-    async def _fail_load(self, worker: Worker, error: Exception, ended: asyncio.Task[int], errors: list[str]) -> None:
-        assert worker.process is not None
-        assert worker.channel is not None
-        worker.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError):
-            worker.process.kill()
-        code = await _ended_or_killed(worker, ended)
-        if isinstance(error, LoadError):
-            message, trace = error.message, error.traceback
-        elif isinstance(error, EOFError):
-            message, trace = f"the worker ended while it loaded the model: {worker.killed_because or describe_exit(code)}", None
+    async def _watch_health(self, running: Running) -> None:
+        """Kill the worker when it is stuck, and see when it is due to be replaced."""
+        heartbeat = Heartbeat(self.heartbeat, self.heartbeat_timeout)
+        channel = running.channel
+        while True:
+            await asyncio.sleep(self.heartbeat)
+            stopped, busy = running.is_stopped(), bool(channel.sent)
+            pings = 0 if channel.held else channel.pings  # nothing is read from it while a client is slow
+            verdict = heartbeat.look(stopped=stopped, busy=busy, answered=channel.answered, pings=pings)
+            if verdict is Verdict.ASK:
+                channel.ping()
+            elif verdict is Verdict.STOPPED:
+                self._kill_stuck(running, "stopped", "its process was stopped (SIGSTOP)")
+            elif verdict is Verdict.SILENT:
+                self._kill_stuck(running, "silent", f"it gave no sign of life for {self.heartbeat_timeout:g} s (heartbeat_timeout)")
+            if reason := self._reason_to_recycle(running):
+                running.reason = reason
+                running.due.set()
+
+    def _kill_stuck(self, running: Running, kind: str, because: str) -> None:
+        self._dispatcher.stats.stuck[kind] += 1
+        running.kill(because, stuck=True)
+
+    # Taking over
+
+    def _reason_to_recycle(self, running: Running) -> str | None:
+        if self._replacing or time.monotonic() < running.not_before:
+            return None
+        limits = self.recycling
+        if running.loaded_memory >= limits.memory * MEGA:  # a fresh one would be due at once, and so on without end
+            limits = limits._replace(memory=0)
+        memory = running.memory() if limits.memory else 0
+        return limits.reason(running.early, requests=running.channel.answered, memory=memory, age=running.age)
+
+    async def _succeed(self, worker: Worker, running: Running) -> Running | None:
+        """A new process that has loaded the model while the old one serves. None where there is none: the old one goes on."""
+        running.due.clear()
+        if self._replacing:  # another one has come first
+            return None
+        self._replacing = True
+        try:
+            successor = worker.successor = await self._begin(worker)
+            if worker.stopping.is_set():
+                successor.kill(_NOT_NEEDED)
+            await successor.load(self._order(worker), self.startup_timeout)
+        except (LoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
+            await self._put_off(worker, running, error)
+            return None
+        finally:
+            self._replacing, worker.successor = False, None
+        if running.channel.closed.done():  # it died meanwhile, which is no recycling
+            self._count_restart(worker)
+            return successor
+        text = "%s: worker %s (pid %s) has reached its limit of %s; pid %s takes over"
+        logger.info(text, self.label, worker.id, running.pid, running.reason, successor.pid)
+        self._dispatcher.stats.recycled[running.reason] += 1
+        worker.started = datetime.now(timezone.utc)
+        return successor
+
+    async def _put_off(self, worker: Worker, running: Running, error: Exception) -> None:
+        """The successor did not come to be. Try again later, while the old one serves."""
+        if worker.successor is not None:
+            message, trace = await self._why_not_loaded(worker.successor, error)
         else:
-            message, trace = f"the model was not loaded within {self.startup_timeout:g} s; raise startupTimeout if it needs longer", None
-        self._note_failure(worker, message, trace, errors)
+            message, trace = _cannot_start(error), None
+        if worker.stopping.is_set():
+            return
+        self.last_error = f"{message}\n\n{trace}" if trace else message
+        text = "%s: worker %s (pid %s) has reached its limit of %s but goes on, since no other could take over: %s"
+        logger.error(text, self.label, worker.id, running.pid, running.reason, message)
+        running.not_before = time.monotonic() + TRY_AGAIN
+
+    async def _retire(self, worker: Worker, running: Running, over: asyncio.Task[None]) -> None:
+        """Its successor serves: it answers what it holds, then ends."""
+        try:
+            self._dispatcher.remove(running.channel)
+            await running.channel.drained()
+            running.channel.close()
+            await over
+        finally:
+            del worker.retiring[running]
+
+    async def _why_not_loaded(self, running: Running, error: Exception) -> tuple[str, str | None]:
+        """What is wrong, and the traceback if there is one; the process is ended."""
+        running.channel.close()
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            running.process.kill()
+        code = await running.exit_code()
+        if isinstance(error, LoadError):
+            return error.message, error.traceback
+        if isinstance(error, EOFError):
+            return f"the worker ended while it loaded the model: {running.killed_because or describe_exit(code)}", None
+        return f"the model was not loaded within {self.startup_timeout:g} s; raise startupTimeout if it needs longer", None
 
     def _note_failure(self, worker: Worker, message: str, trace: str | None, errors: list[str]) -> None:
         errors.append(message)
@@ -258,23 +335,29 @@ class Supervisor:
         """Let it answer what it holds, then close its socket; one that does not end by itself is killed."""
         worker.stopping.set()
         _settle(worker, None)
-        channel = worker.channel
+        running = worker.running
         if worker.state is WorkerState.LOADING:
-            worker.kill("it is not needed any more")
-        elif worker.state is WorkerState.READY and channel is not None:
+            worker.kill(_NOT_NEEDED)
+        elif worker.successor is not None:
+            worker.successor.kill(_NOT_NEEDED)
+        if worker.state is WorkerState.READY and running is not None:
             self._set(worker, WorkerState.UNLOADING)
-            self._dispatcher.remove(channel)
+            self._dispatcher.remove(running.channel)
             if drain:
-                await channel.drained()
-            elif channel.sent:
-                worker.kill("it was stopped before it had answered")
-        if channel is not None:
-            channel.close()
+                await running.channel.drained()
+        for each in [running, *worker.retiring]:
+            if each is not None:
+                if each.channel.sent and not drain:
+                    each.kill(_STOPPED)
+                elif not drain or each is running:
+                    each.channel.close()
         assert worker.task is not None
         _, late = await asyncio.wait([worker.task], timeout=EXIT_GRACE)
         if late:
             worker.kill("it did not end when it was told to")
             await asyncio.wait([worker.task])
+        if worker.retiring:
+            await asyncio.wait(list(worker.retiring.values()))
 
     # Telling
 
@@ -294,35 +377,9 @@ def _settle(worker: Worker, error: TsxError | None) -> None:
         worker.settled.set_result(error)
 
 
-async def _ended_or_killed(worker: Worker, ended: asyncio.Task[int]) -> int:
-    """How the process ended. A thread that the handler left behind would keep it alive, unheard."""
-    _, late = await asyncio.wait([ended], timeout=EXIT_GRACE)
-    if late:
-        worker.kill("it closed its connection to the server, but did not end")
-    return await ended
-
-
-def describe_exit(code: int) -> str:
-    """A process's end in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = str(-code)
-    hint = "; the system may have been out of memory" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
-
-
-def _death(code: int, worker: Worker, lost: Sent) -> TsxError:
-    """TorchServe's first words, which its clients look for, then why and what now."""
-    because = worker.killed_because
-    if because is None and code in (-signal.SIGKILL, 137):
-        return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
-    now = "" if worker.stopping.is_set() else " A new worker is started; send the request again."
-    if lost.deaths:
-        now = " The request was tried again without those that it came with, and a worker died again: it is the cause."
-    return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")
+def _cannot_start(error: Exception) -> str:
+    """Out of descriptors or memory, or the fork server was ended."""
+    return f"its process could not be started: {error!r}"
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

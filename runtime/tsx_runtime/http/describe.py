@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tsx_runtime.core.supervisor import Worker, WorkerState
+from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.schemas import DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList
 
@@ -39,7 +39,11 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
         loaded_at_startup=version.loaded_at_startup,
         workers=[describe_worker(worker, gpus) for worker in version.workers],
         job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_size - pending), pending_requests=pending),
+        max_worker_requests=version.plan.recycling.requests or None,
+        max_worker_memory=version.plan.recycling.memory or None,
+        max_worker_age=version.plan.recycling.age or None,
         worker_restarts=version.stats.restarts,
+        worker_recycles=dict(version.stats.recycled) or None,
         last_error=version.last_error,
     )
 

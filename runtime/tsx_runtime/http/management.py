@@ -14,7 +14,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.supervisor import WorkerState
+from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, LoadFailed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi
 from tsx_runtime.http.asgi import new_request_id, read_body

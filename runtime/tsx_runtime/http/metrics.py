@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
-from tsx_runtime.core.supervisor import WorkerState
+from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu, read_gpus
 from tsx_runtime.http.system import SystemMetric, read_system
@@ -135,6 +135,10 @@ def _add_workers(families: Families, reading: Reading) -> None:
         samples = [(model | {"state": state.value}, states.count(state)) for state in WorkerState]
         families.add("tsx_workers", "gauge", "workers by state", samples)
         families.add("tsx_worker_restarts_total", "counter", "workers started again", [(model, version.stats.restarts)])
+        recycled = [(model | {"reason": reason}, version.stats.recycled[reason]) for reason in ("requests", "memory", "age")]
+        families.add("tsx_worker_recycles_total", "counter", "workers replaced for what they had served, held or lived", recycled)
+        stuck = [(model | {"reason": reason}, version.stats.stuck[reason]) for reason in ("stopped", "silent")]
+        families.add("tsx_worker_stuck_total", "counter", "workers killed because they did not go on", stuck)
         families.add(
             "tsx_worker_busy_seconds_total", "counter", "time in which workers held a batch", [(model, version.stats.inference_seconds)]
         )

@@ -141,4 +141,8 @@ class DescribedModel(Camel):
     job_queue_status: JobQueue
     customized_metadata: Any = Field(default=None, description="what the handler's describe_handle gives; with customized=true only")
     worker_restarts: int = Field(0, description="how often a worker of this version was started again")
+    max_worker_requests: int | None = Field(None, description="requests after which a worker is replaced")
+    max_worker_memory: int | None = Field(None, description="resident megabytes at which a worker is replaced")
+    max_worker_age: int | None = Field(None, description="seconds after which a worker is replaced")
+    worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they had reached")
     last_error: str | None = Field(None, description="traceback of the last worker that could not load the model")

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import yaml
 
-from tsx_runtime.wire import Buffer, FrameError, Kind, LoadOrder
+from tsx_runtime.wire import Buffer, Frame, FrameError, Kind, LoadOrder
 from tsx_runtime.worker import loader, shim
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.channel import Channel
@@ -37,7 +37,9 @@ def run(sock: socket.socket) -> None:
     """Serve one model on `sock`. The front end ends this by closing its end, or by killing the process."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, _stay)  # not SIG_IGN, which the programs that a handler starts would inherit
+            if hasattr(signal, "siginterrupt"):
+                signal.siginterrupt(number, False)  # nor may it break off what a library waits for
         if hasattr(signal, "pthread_sigmask"):  # not on Windows
             signal.pthread_sigmask(
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
@@ -56,6 +58,10 @@ def run(sock: socket.socket) -> None:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)  # closing is not enough: the thread that polls it holds it open
         sock.close()
+
+
+def _stay(number: int, frame: object) -> None:
+    """What a stop means to a worker: nothing. What it waits for goes on."""
 
 
 def end_with_front_end(sock: socket.socket) -> None:
@@ -98,13 +104,20 @@ def _serve(channel: Channel, model: Model) -> None:
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
     while (frame := channel.read()) is not None:
         if frame.kind is not Kind.BATCH:
-            raise FrameError(f"a worker does not expect {frame.kind.name} here")
+            _answer_ping(channel, frame)
+            continue
         outcome = answer_batch(model, frame.items, partial(_send_piece, channel, frame.batch))
         extra = json.dumps(pending.take()).encode() if pending else b""
         channel.send(Kind.REPLY, frame.batch, outcome.answers, extra)
         if outcome.device_lost:
             logger.error("the device does not answer this process any more, so the worker ends")
             return
+
+
+def _answer_ping(channel: Channel, frame: Frame) -> None:
+    if frame.kind is not Kind.PING:
+        raise FrameError(f"a worker does not expect {frame.kind.name} here")
+    channel.send(Kind.PONG, frame.batch)
 
 
 def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, body: Buffer) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.local import open_model
-from tsx_runtime.core.supervisor import WorkerState, describe_exit
+from tsx_runtime.core.running import describe_exit
+from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import (
     BadRequest,
     LoadFailed,
@@ -167,7 +168,7 @@ def handle(data, context):
 
 
 def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.EXIT_GRACE", 0.1)
+    monkeypatch.setattr("tsx_runtime.core.running.EXIT_GRACE", 0.1)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())

@@ -1,0 +1,118 @@
+"""One process of a worker and its channel, from the start to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+
+import psutil
+
+from tsx_runtime import wire
+from tsx_runtime.core.channel import Channel, Owner, Sent
+from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
+from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
+
+EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
+
+
+class Running:
+    """A worker has one at a time, or two while one takes over from the other."""
+
+    def __init__(self, process: WorkerProcess, channel: Channel, began: float) -> None:
+        self.process = process
+        self.channel = channel
+        self.began = began
+        self.load_seconds: float | None = None
+        self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
+        self.loaded_memory = 0  # bytes, when the model was loaded
+        self.killed_because: str | None = None
+        self.stuck = False  # it was killed although its requests had done nothing wrong
+        self.early = random.random()  # of the jitter in its recycling
+        self.due = asyncio.Event()  # to be replaced, for `reason`
+        self.reason = ""
+        self.not_before = 0.0  # time.monotonic() of the next attempt, when one has failed
+        self.ended = asyncio.create_task(self._watch_process())
+
+    @classmethod
+    async def start(cls, starter: ProcessStarter, owner: Owner, name: str) -> Running:
+        """Raises OSError or EOFError when there is no process to be had."""
+        began = time.monotonic()
+        process, sock = await starter.start(name)
+        channel = Channel(owner)
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
+        return cls(process, channel, began)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.began
+
+    async def load(self, order: wire.LoadOrder, timeout: float) -> None:
+        """Raises LoadError (the worker's own report), EOFError (it ended), TimeoutError."""
+        self.channel.load(order)
+        facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
+        self.load_seconds, self.device = self.age, str(facts["device"])
+        self.loaded_memory = self.memory()
+
+    def kill(self, because: str, *, stuck: bool = False) -> None:
+        self.killed_because = because
+        self.stuck = stuck
+        self.process.kill()
+
+    async def exit_code(self) -> int | None:
+        """How the process ended, once its channel is closed. A thread that the handler left behind would keep it alive, unheard."""
+        _, late = await asyncio.wait([self.ended], timeout=EXIT_GRACE)
+        if late:
+            self.kill(self.killed_because or "it closed its connection to the server, but did not end")
+        return await self.ended
+
+    def memory(self) -> int:
+        """Resident bytes; 0 where there is no process."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss) if self.process.alive else 0
+        except psutil.Error:
+            return 0
+
+    def is_stopped(self) -> bool:
+        """Whether a SIGSTOP holds the process. A debugger that does is somebody's purpose."""
+        try:
+            return self.process.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
+    async def _watch_process(self) -> int | None:
+        """A child of the worker may hold the socket open after the worker's end; then the channel is closed from here."""
+        code = await self.process.ended()
+        await asyncio.wait([self.channel.closed], timeout=1.0)
+        self.channel.abort()
+        return code
+
+
+def describe_exit(code: int | None) -> str:
+    """A process's end in words."""
+    if code is None:
+        return "nobody saw how, since the process that workers are started from had ended before"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    hint = "; the system may have been out of memory" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def death(running: Running, code: int | None, lost: Sent, *, stopping: bool) -> TsxError:
+    """What is said of a request with which a worker died: TorchServe's first words, which its clients look for, then why and what now."""
+    because = running.killed_because
+    if because is None and code in (-signal.SIGKILL, 137):
+        return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
+    now = "" if stopping else " A new worker is started; send the request again."
+    if lost.deaths > 0:
+        now = " The request was tried again without those that it came with, and a worker died again: it is the cause."
+    return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")

@@ -1,0 +1,61 @@
+"""A worker as the rest of the server sees it: one id over all the processes it has."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from datetime import datetime, timezone
+
+from tsx_runtime.core.channel import Channel
+from tsx_runtime.core.running import Running
+from tsx_runtime.errors import TsxError
+
+
+class WorkerState(enum.Enum):
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    BACKING_OFF = "BACKING_OFF"
+    FAILED = "FAILED"
+
+
+class Worker:
+    """One worker of a version, over all the processes it has had."""
+
+    def __init__(self, id: str, gpu_id: int | None) -> None:
+        self.id = id
+        self.gpu_id = gpu_id
+        self.state = WorkerState.LOADING
+        self.started = datetime.now(timezone.utc)
+        self.restarts = 0
+        self.running: Running | None = None
+        self.successor: Running | None = None  # it loads while `running` serves
+        self.retiring: dict[Running, asyncio.Task[None]] = {}  # a successor serves; they answer what they hold
+        self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
+        self.stopping = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.running.pid if self.running else None
+
+    @property
+    def channel(self) -> Channel | None:
+        return self.running.channel if self.running else None
+
+    @property
+    def load_seconds(self) -> float | None:
+        return self.running.load_seconds if self.running else None
+
+    @property
+    def device(self) -> str | None:
+        return self.running.device if self.running else None
+
+    def memory(self) -> int:
+        """Resident bytes; 0 where there is no process."""
+        return self.running.memory() if self.running else 0
+
+    def kill(self, because: str) -> None:
+        for running in (self.running, self.successor, *self.retiring):
+            if running is not None:
+                running.kill(because)
