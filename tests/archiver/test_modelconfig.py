@@ -42,6 +42,9 @@ useVenv: false
 batchPolicy: wait
 weightsOnly: false
 threads: 2
+maxWorkerRequests: 1000
+maxWorkerMemory: 2000
+maxWorkerAge: 86400
 handler: {profile: true}
 """
 
