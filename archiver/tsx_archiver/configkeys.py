@@ -86,6 +86,7 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     Key("batchPolicy", "batch_policy", one_of("wait")),
+    Key("retryFailedBatch", "retry_failed_batch", flag),
     Key("weightsOnly", "weights_only", flag),
     Key("threads", "threads", whole(1)),
     Key("maxWorkerRequests", "max_worker_requests", whole(0)),

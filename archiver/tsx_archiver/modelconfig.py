@@ -71,6 +71,7 @@ class ModelConfig:
     max_num_sequence: int | None = None
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait"
+    retry_failed_batch: bool | None = None
     weights_only: bool | None = None
     threads: int | None = None
     max_worker_requests: int | None = None

@@ -66,8 +66,10 @@ class LoadOrder(TypedDict):
     manifest: dict[str, Any]  # the parsed MANIFEST.json, or what stands in for it
     model_config: str  # model-config.yaml as YAML: JSON has neither its dates nor its number keys
     handler: str  # as in the manifest; empty where nothing names one
+    worker: str  # its number among the server's workers
     gpu_id: int | None
     batch_size: int
+    response_timeout: float  # seconds that the front end gives a batch
     threads: int | None  # torch's threads within one operation; None leaves torch's own choice
     limit_max_image_pixels: bool
     decode_input_request: bool

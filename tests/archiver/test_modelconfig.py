@@ -40,6 +40,7 @@ maxSequenceJobQueueSize: 1
 maxNumSequence: 4
 useVenv: false
 batchPolicy: wait
+retryFailedBatch: false
 weightsOnly: false
 threads: 2
 maxWorkerRequests: 1000

@@ -103,12 +103,20 @@ def failure(error: BaseException) -> Answer:
 
 
 def is_out_of_resources(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "CUDA" in str(error))
+    return isinstance(error, MemoryError) or is_out_of_device_memory(error) or (isinstance(error, RuntimeError) and "CUDA" in str(error))
+
+
+def is_out_of_device_memory(error: BaseException) -> bool:
+    """A smaller batch may fit. torch has a class for its own allocator, and says it in words of CUDA's libraries."""
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return type(error).__name__ == "OutOfMemoryError" or ("CUDA" in text and "out of memory" in text) or "_STATUS_ALLOC_FAILED" in text
 
 
 def is_device_lost(error: BaseException) -> bool:
     """After such an error every later call of CUDA fails in this process: only a new worker helps."""
-    return isinstance(error, RuntimeError) and "CUDA error" in str(error) and "out of memory" not in str(error)
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_device_memory(error)
 
 
 def _named(value: Any) -> str:

@@ -1,20 +1,28 @@
-"""One batch: parse the bodies, call the handler once, encode what it returned. Whatever a handler does, each request gets an answer."""
+"""One batch: parse the bodies, call the handler, encode what it returned. Whatever a handler does, each request gets an answer."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Sequence
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.wire import Buffer, Item
-from tsx_runtime.worker.answers import JSON_HEADER, Answer, encode_answers, failure, is_device_lost, mismatch
-from tsx_runtime.worker.context import Context, SendPiece
-from tsx_runtime.worker.exceptions import BadRows, PredictionException
+from tsx_runtime.worker.answers import JSON_HEADER, Answer, encode_answers, failure, is_device_lost, is_out_of_device_memory, mismatch
+from tsx_runtime.worker.context import BatchState, Context, SendPiece
+from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
 from tsx_runtime.worker.loader import Coroutines, Entry
+from tsx_runtime.worker.metrics import Dimension, MetricTypes
+from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.requests import read_row
 
 EXPLAIN, DESCRIBE = "\r\nexplain: True\r\n", "\r\ndescribe: True\r\n"  # headers, as they stand in a request's meta
+
+_GIVEN_UP = "%d more requests of the batch are failed, untried: those that were tried failed alike, or its time is nearly over. %s"
 
 logger = logging.getLogger("tsx.worker")
 
@@ -27,6 +35,10 @@ class Model(NamedTuple):
     coroutines: Coroutines
     decode: bool
     max_response_size: int
+    ceiling: Ceiling
+    retry: bool = True  # whether a batch that failed is tried again in parts
+    response_timeout: float = 120.0  # seconds
+    worker: str = ""  # its id, as metrics show it
 
 
 class Outcome(NamedTuple):
@@ -34,21 +46,34 @@ class Outcome(NamedTuple):
     device_lost: bool
 
 
-class _Requests(NamedTuple):
-    """Those of a batch that are still to be answered, each list in step."""
+class Requests(NamedTuple):
+    """Those of a batch that the handler is called with, each list in step."""
 
     positions: list[int]  # in the batch
     metas: list[str]
     rows: list[dict[str, Any]]
     parts: dict[int, dict[str, dict[str, str]]]  # by index in these lists
 
-    def only(self, kept: Sequence[int]) -> _Requests:
-        return _Requests(
-            [self.positions[idx] for idx in kept],
-            [self.metas[idx] for idx in kept],
-            [self.rows[idx] for idx in kept],
-            {new: self.parts[old] for new, old in enumerate(kept) if old in self.parts},
-        )
+
+class Ahead(NamedTuple):
+    """A batch whose first steps were taken while the one before it ran."""
+
+    requests: Requests
+    refused: dict[int, Answer]
+    state: BatchState
+    finish: Callable[[], Any]  # the other steps; raises what the first ones raised
+
+
+class _Failure(NamedTuple):
+    """How a call failed, without the exception: that would hold the memory of whatever the handler was doing."""
+
+    answer: Answer
+    place: Place
+    words: str
+    trace: str  # empty where it is in the log already
+    memory: bool = False
+    left: Sequence[int] | None = None  # the handler named the guilty: the positions of the others
+    final: bool = False  # its requests are answered
 
 
 class _Pieces:
@@ -71,83 +96,195 @@ class _Pieces:
         self._begun.add(idx)
 
 
-def answer_batch(model: Model, items: Sequence[Item], send: SendPiece) -> Outcome:
-    requests, answers = _read(items, model.decode)
-    lost = False
-    for group in _groups(requests) if len(items) > 1 else [requests]:
-        lost = _answer(model, group, answers, send) or lost
+def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ahead | None = None) -> Outcome:
+    batch = _Batch(model, items, send)
+    if ahead is not None:
+        batch.answers.update(ahead.refused)
+        batch.answer(ahead.requests, ahead)
+    else:
+        requests = read_requests(items, range(len(items)), model.decode, batch.answers)
+        for group in groups(requests) if len(items) > 1 else [requests]:
+            batch.answer(group)
     model.context.end()
-    return Outcome([answers[position] for position in range(len(answers))], lost)
+    answers = batch.answers
+    return Outcome([answers[position] for position in range(len(items))], batch.lost)
 
 
-def _groups(requests: _Requests) -> list[_Requests]:
+def read_requests(items: Sequence[Item], positions: Iterable[int], decode: bool, refused: dict[int, Answer]) -> Requests:
+    requests = Requests([], [], [], {})
+    kept, metas, rows, all_parts = requests
+    for position in positions:
+        _, meta, body = items[position]
+        text = str(meta, "latin-1")
+        try:
+            inputs, form = read_row(text, body, decode)
+        except BadRequest as error:
+            refused[position] = failure(error)
+            continue
+        if form:
+            all_parts[len(rows)] = form
+        kept.append(position)
+        metas.append(text)
+        rows.append(inputs)
+    return requests
+
+
+def groups(requests: Requests) -> list[Requests]:
     """Handlers ask the first request of a batch whether to explain or describe: one that wants that is a batch of its own."""
     joined = "".join(requests.metas)  # one look for all, and first for a letter: nearly no batch holds one
     if "T" not in joined or (EXPLAIN not in joined and DESCRIBE not in joined):
         return [requests]
     alone = [idx for idx, meta in enumerate(requests.metas) if EXPLAIN in meta or DESCRIBE in meta]
     others = [idx for idx in range(len(requests.metas)) if idx not in alone]
-    return [requests.only(group) for group in ([others] if others else []) + [[idx] for idx in alone]]
+    return [_only(requests, group) for group in ([others] if others else []) + [[idx] for idx in alone]]
 
 
-def _answer(model: Model, requests: _Requests, answers: dict[int, Answer], send: SendPiece) -> bool:
-    """Call the handler, again without the rows that it refuses. Whether the device is lost."""
-    while requests.rows:
-        pieces = _Pieces(requests.positions, send, model.max_response_size)
-        model.context.begin(requests.metas, requests.parts, pieces.send)
+def _only(requests: Requests, kept: Sequence[int]) -> Requests:
+    positions, metas, rows, forms = requests
+    return Requests(
+        [positions[idx] for idx in kept],
+        [metas[idx] for idx in kept],
+        [rows[idx] for idx in kept],
+        {new: forms[old] for new, old in enumerate(kept) if old in forms},
+    )
+
+
+class _Batch:
+    """The answers of one batch, as they come together."""
+
+    __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost")
+
+    def __init__(self, model: Model, items: Sequence[Item], send: SendPiece) -> None:
+        self.answers: dict[int, Answer] = {}
+        self.lost = False  # whether the device is
+        self._model = model
+        self._items = items
+        self._send = send
+        self._began = time.monotonic()
+
+    def answer(self, requests: Requests, ahead: Ahead | None = None) -> None:
+        size = self._model.ceiling.size
+        if not requests.rows:
+            return
+        if size is not None and len(requests.rows) > size:
+            self._in_parts(requests.positions, None)
+        elif (problem := self._attempt(requests, ahead)) is not None and not problem.final:
+            self._in_parts(requests.positions, problem)
+
+    def _attempt(self, requests: Requests, ahead: Ahead | None = None) -> _Failure | None:
+        """Call the handler once. None where all are answered with what it returned."""
+        model, context = self._model, self._model.context
+        pieces = _Pieces(requests.positions, self._send, model.max_response_size)
         try:
-            rows = list(requests.rows)  # the handler's own list: some take the rows out of it
-            results = model.coroutines.finish(model.entry.call(rows, model.context))
-        except BadRows as error:
-            if pieces or not _refuse(error, requests, answers):
-                return _fail(error, requests, answers)
-            requests = requests.only([idx for idx in range(len(requests.rows)) if idx not in error.faults])
-            continue
+            if ahead is None:
+                context.begin(requests.metas, requests.parts, pieces.send)
+                rows = list(requests.rows)  # the handler's own list: some take the rows out of it
+                results = model.coroutines.finish(model.entry.call(rows, context))
+            else:
+                context.resume(ahead.state, pieces.send)
+                results = ahead.finish()
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            return _fail(error, requests, answers)
+            return self._failed(error, requests, bool(pieces))
         problem = mismatch(results, len(requests.rows), model.entry.name)
         if problem is not None:
             logger.error("%s", problem)
-            return _fail(problem, requests, answers, logged=True)
-        for position, answer in zip(requests.positions, encode_answers(results, model.context, model.max_response_size), strict=True):
-            answers[position] = answer
-        break
-    return False
+            self.answers.update(dict.fromkeys(requests.positions, failure(problem)))
+            return _Failure(failure(problem), place_of(problem), "", "", final=True)
+        self.answers.update(zip(requests.positions, encode_answers(results, context, model.max_response_size), strict=True))
+        if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
+            tell_ceiling(model)
+        return None
 
-
-def _read(items: Sequence[Item], decode: bool) -> tuple[_Requests, dict[int, Answer]]:
-    requests = _Requests([], [], [], {})
-    refused: dict[int, Answer] = {}
-    positions, metas, rows, all_parts = requests
-    for position, (_, meta, body) in enumerate(items):
-        text = str(meta, "latin-1")
-        try:
-            inputs, parts = read_row(text, body, decode)
-        except BadRequest as error:
-            refused[position] = failure(error)
-            continue
-        if parts:
-            all_parts[len(rows)] = parts
-        positions.append(position)
-        metas.append(text)
-        rows.append(inputs)
-    return requests, refused
-
-
-def _refuse(error: BadRows, requests: _Requests, answers: dict[int, Answer]) -> bool:
-    """Answer the bad rows. False when the handler named none of its rows, so that calling it again would change nothing."""
-    if not error.faults or not all(idx in range(len(requests.rows)) for idx in error.faults):
-        return False
-    for idx, message in error.faults.items():
-        code = error.error_code
-        kind = BadRequest.type if code == 400 else "InternalServerException"
-        answers[requests.positions[idx]] = (code, JSON_HEADER, error_body(code, kind, message))
-    return True
-
-
-def _fail(error: BaseException, requests: _Requests, answers: dict[int, Answer], *, logged: bool = False) -> bool:
-    if not logged:
+    def _failed(self, error: BaseException, requests: Requests, begun: bool) -> _Failure:
+        """What can be tried again is kept open; all else is answered and logged."""
+        model, positions = self._model, requests.positions
+        if isinstance(error, BadRows) and not begun and self._refuse(error, positions):
+            left = [position for idx, position in enumerate(positions) if idx not in error.faults]
+            return _Failure((0, b"", b""), place_of(error), "", "", left=left)
+        answer, place, words = failure(error), place_of(error), in_words(error)
+        memory = is_out_of_device_memory(error)
+        self.lost = self.lost or is_device_lost(error)
+        again = len(positions) > 1 and model.retry and not begun and not self.lost
+        if memory and len(positions) > 1:
+            note_out_of_memory(model, len(positions), again)
+        elif again:
+            logger.warning("the handler failed for %d requests at once, which are now tried apart: %s", len(positions), words)
+        if again:
+            trace = "" if memory else "".join(traceback.format_exception(error))
+            return _Failure(answer, place, words, trace, memory)
         ids = ", ".join(meta.partition("\r\n")[0] for meta in requests.metas)
         logger.error("the handler failed for the requests %s", ids, exc_info=error)
-    answers.update(dict.fromkeys(requests.positions, failure(error)))
-    return is_device_lost(error)
+        self.answers.update(dict.fromkeys(positions, answer))
+        return _Failure(answer, place, words, "", memory, final=True)
+
+    def _refuse(self, error: BadRows, positions: list[int]) -> bool:
+        """Answer the bad rows. False when the handler named none of its rows, so that calling it again would change nothing."""
+        if not error.faults or not all(idx in range(len(positions)) for idx in error.faults):
+            return False
+        for idx, message in error.faults.items():
+            code = error.error_code
+            kind = BadRequest.type if code == 400 else "InternalServerException"
+            self.answers[positions[idx]] = (code, JSON_HEADER, error_body(code, kind, message))
+        return True
+
+    def _in_parts(self, whole: list[int], first: _Failure | None) -> None:
+        """Call the handler again, in parts and with rows read anew: it may have changed those that it got. See `recovery`."""
+        model = self._model
+        search = Search(model.ceiling, model.response_timeout)
+        last: _Failure | None = None
+        now = time.monotonic()
+        longest = now - self._began
+        if first is None:
+            search.again(whole)  # too large for the device's memory: only to be cut
+        else:
+            last = self._report(search, whole, first, last)
+        while positions := search.next(now - self._began, longest) if last is not None else search.next(0, 0):
+            began = now
+            problem = self._attempt(read_requests(self._items, positions, model.decode, self.answers))
+            now = time.monotonic()
+            longest = max(longest, now - began)
+            if problem is None:
+                search.succeeded()
+            else:
+                last = self._report(search, positions, problem, last)
+        if search.given_up and last is not None:
+            logger.error(_GIVEN_UP, len(search.given_up), last.trace or last.words)
+            self.answers.update(dict.fromkeys(search.given_up, last.answer))
+
+    def _report(self, search: Search, positions: list[int], problem: _Failure, last: _Failure | None) -> _Failure | None:
+        """Tell the search how a call failed. The failure that now stands for those that are not tried any more."""
+        if problem.left is not None:
+            search.again(problem.left)
+            return last
+        if problem.memory and not problem.final:
+            free_device_memory()
+            search.again(positions)  # to be cut by the new ceiling
+        elif not problem.final or len(positions) == 1:
+            search.failed(positions, problem.place)
+        if self.lost:
+            search.give_up()
+        return problem
+
+
+def note_out_of_memory(model: Model, size: int, again: bool) -> None:
+    model.ceiling.failed(size)
+    text = "%d requests at once do not fit the device's memory: from now on the handler gets %d at the most%s"
+    logger.warning(text, size, model.ceiling.size, "; these are tried again" if again else "")
+    if again and model.context.metrics is not None:
+        model.context.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])
+    tell_ceiling(model)
+
+
+def tell_ceiling(model: Model) -> None:
+    """As a metric; 0 where there is none."""
+    if model.context.metrics is not None:
+        labels = [Dimension("worker", model.worker)]
+        model.context.metrics.add_metric("tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE)
+
+
+def free_device_memory() -> None:
+    """The exception is gone; what it held may hang in cycles, and torch keeps what was freed for itself."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -1,14 +1,17 @@
 """What a handler knows of its model and its requests: the `context` argument. Contract section 5.2.
 
 One object lives as long as the worker, and handlers hang their own attributes on it. What belongs to a request is read
-from its meta only when it is asked for.
+from its meta only when it is asked for. Where a thread prepares the next batch while this one is answered, the one object
+shows each thread its own batch.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tsx_runtime.wire import Buffer, parse_header_block, parse_request_meta
@@ -129,6 +132,17 @@ class RequestProcessor:
         return "".join(lines).encode("latin-1")
 
 
+@dataclass(slots=True)
+class BatchState:
+    """What a context knows of one batch."""
+
+    metas: list[str]
+    parts: Mapping[int, dict[str, dict[str, str]]] | None = None
+    send_piece: SendPiece | None = None
+    ids: dict[int, str] | None = None
+    processors: dict[int, RequestProcessor] = field(default_factory=dict)
+
+
 class Context:
     """The parameters are those of TorchServe, whose users' tests make contexts themselves."""
 
@@ -162,6 +176,7 @@ class Context:
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
+        self._ahead: tuple[int, BatchState] | None = None
         self.begin([])
 
     # What the worker calls
@@ -170,27 +185,39 @@ class Context:
         self, metas: list[str], parts: Mapping[int, dict[str, dict[str, str]]] | None = None, send_piece: SendPiece | None = None
     ) -> None:
         """A new batch: the meta of each row, and the part headers of those that are forms."""
-        self._metas = metas
-        self._parts = parts
-        self._ids: dict[int, str] | None = None
-        self._processors: dict[int, RequestProcessor] = {}
-        self._send_piece = send_piece
+        self._batch = BatchState(metas, parts, send_piece)
+
+    def begin_ahead(self, metas: list[str], parts: Mapping[int, dict[str, dict[str, str]]], send_piece: SendPiece) -> BatchState:
+        """The next batch, which this thread prepares while another one answers the last: from now on each sees its own."""
+        state = BatchState(metas, parts, send_piece)
+        self._ahead = (threading.get_ident(), state)
+        return state
+
+    def resume(self, state: BatchState, send_piece: SendPiece) -> None:
+        """The turn of a batch that was prepared ahead."""
+        state.send_piece = send_piece
+        self._batch = state
 
     def end(self) -> None:
         """The batch is answered: a part that a thread of the handler's sends now has come too late."""
-        self._send_piece = None
+        self._batch.send_piece = None
 
     @property
     def processors(self) -> Mapping[int, RequestProcessor]:
         """Those that were asked for; the answers of all others are plain."""
-        return self._processors
+        return self._batch.processors
+
+    def _state(self) -> BatchState:
+        ahead = self._ahead
+        return self._batch if ahead is None or ahead[0] != threading.get_ident() else ahead[1]
 
     def send_piece(self, idx: int, body: Buffer) -> None:
         """Send a part of a streamed answer; what the handler returns is the last part."""
-        if self._send_piece is None:
+        state = self._state()
+        if state.send_piece is None:
             raise RuntimeError("an answer can be sent in parts only while the handler is answering a batch")
-        processor = self._processors.get(idx)
-        self._send_piece(idx, processor.header_block() if processor else b"", body)
+        processor = state.processors.get(idx)
+        state.send_piece(idx, processor.header_block() if processor else b"", body)
 
     # What handlers use
 
@@ -200,21 +227,23 @@ class Context:
 
     @property
     def request_ids(self) -> dict[int, str]:
-        if self._ids is None:
-            self._ids = {idx: meta[: meta.index("\r\n")] for idx, meta in enumerate(self._metas)}
-        return self._ids
+        state = self._state()
+        if state.ids is None:
+            state.ids = {idx: meta[: meta.index("\r\n")] for idx, meta in enumerate(state.metas)}
+        return state.ids
 
     @request_ids.setter
     def request_ids(self, ids: dict[int, str]) -> None:
-        self._ids = ids
+        self._state().ids = ids
 
     @property
     def request_processor(self) -> list[RequestProcessor]:
-        return [self._processor(idx) for idx in range(max(len(self._metas), len(self._processors)))]
+        state = self._state()
+        return [self._processor(idx) for idx in range(max(len(state.metas), len(state.processors)))]
 
     @request_processor.setter
     def request_processor(self, processors: list[RequestProcessor]) -> None:
-        self._processors = dict(enumerate(processors))
+        self._state().processors = dict(enumerate(processors))
 
     def get_request_id(self, idx: int = 0) -> str | None:
         return self.request_ids.get(idx)
@@ -257,12 +286,13 @@ class Context:
     __hash__ = object.__hash__
 
     def _processor(self, idx: int) -> RequestProcessor:
-        found = self._processors.get(idx)
+        state = self._state()
+        found = state.processors.get(idx)
         if found is None:
-            if not 0 <= idx < len(self._metas):
-                raise IndexError(f"there is no request {idx} in a batch of {len(self._metas)}")
-            headers = Headers(parse_header_block(parse_request_meta(self._metas[idx].encode("latin-1"))[2]))
-            if self._parts and idx in self._parts:
-                headers.update(self._parts[idx])
-            found = self._processors[idx] = RequestProcessor(headers)
+            if not 0 <= idx < len(state.metas):
+                raise IndexError(f"there is no request {idx} in a batch of {len(state.metas)}")
+            headers = Headers(parse_header_block(parse_request_meta(state.metas[idx].encode("latin-1"))[2]))
+            if state.parts and idx in state.parts:
+                headers.update(state.parts[idx])
+            found = state.processors[idx] = RequestProcessor(headers)
         return found

@@ -27,6 +27,7 @@ from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.recovery import Ceiling
 
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
 
@@ -112,6 +113,7 @@ def _serve(channel: Channel, model: Model) -> None:
         if outcome.device_lost:
             logger.error("the device does not answer this process any more, so the worker ends")
             return
+        del frame, outcome  # an idle worker holds on to no body
 
 
 def _answer_ping(channel: Channel, frame: Frame) -> None:
@@ -144,7 +146,17 @@ def load_model(order: LoadOrder) -> Model:
     coroutines = loader.Coroutines()
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines)
     _limit_threads(order["threads"])
-    return Model(entry, context, coroutines, order["decode_input_request"], order["max_response_size"])
+    return Model(
+        entry,
+        context,
+        coroutines,
+        order["decode_input_request"],
+        order["max_response_size"],
+        Ceiling(),
+        retry=context.model_yaml_config.get("retryFailedBatch") is not False,
+        response_timeout=order["response_timeout"],
+        worker=order["worker"],
+    )
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:

@@ -9,8 +9,10 @@ import re
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tsx_runtime import wire
@@ -192,20 +194,108 @@ def test_what_fails_a_batch_is_told_to_each_of_its_requests_and_the_worker_lives
     assert worker.ask(b"fine")[0].body == b"fine"
 
 
-def test_the_traceback_of_a_failure_is_logged_once(start_worker: StartWorker, tmp_path: Path) -> None:
-    worker = start_worker("""
-        import os
-        def handle(data, context):
-            if data is None:
-                os.dup2(os.open("stderr.txt", os.O_CREAT | os.O_WRONLY), 2)
-            else:
-                raise ValueError("boom")
-    """)
-    worker.ask(b"", b"")
+FAILS_ON_X = """
+    import os
+    def handle(data, context):
+        if data is None:
+            os.dup2(os.open("stderr.txt", os.O_CREAT | os.O_WRONLY), 2)
+            return
+        if any(row["body"] == b"x" for row in data):
+            raise ValueError("boom")
+        return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
+"""
+
+
+def test_the_traceback_of_a_failure_is_logged_once_for_each_guilty_request(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker(FAILS_ON_X)
+    assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(503) == 2
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
-    assert "requests id-0, id-1" in log
-    assert log.count("Traceback") == log.count('raise ValueError("boom")') == 1
+    assert log.count("Traceback") == log.count('raise ValueError("boom")') == 2
+    assert "failed for the requests id-2\n" in log
+    assert "failed for the requests id-9\n" in log
+
+
+def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker(FAILS_ON_X, model_config={"retryFailedBatch": False})
+    assert [answer.status for answer in worker.ask(*b"a x c d".split())] == [503] * 4
+    worker.close()
+    log = (tmp_path / "model-0" / "stderr.txt").read_text()
+    assert log.count("Traceback") == 1
+    assert "failed for the requests id-0, id-1, id-2, id-3\n" in log
+
+
+OUT_OF_MEMORY = """
+    import torch
+    ERROR = {error}
+    LIMIT, sizes = {limit}, []
+    def handle(data, context):
+        if data is None:
+            return
+        sizes.append(len(data))
+        if len(data) > LIMIT:
+            raise ERROR
+        if data[0]["body"] == b"sizes":
+            return [sizes]
+        return [row["body"] for row in data]
+"""
+TORCH_ERRORS = [
+    'torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")',
+    'RuntimeError("CUDA error: out of memory")',
+    'RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")',
+]
+
+
+@pytest.mark.parametrize("error", TORCH_ERRORS)
+def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(start_worker: StartWorker, error: str) -> None:
+    worker = start_worker(OUT_OF_MEMORY.format(error=error, limit=3))
+    bodies = [str(number).encode() for number in range(10)]
+    assert [answer.body for answer in worker.ask(*bodies)] == bodies
+    labels = {"worker": "9000", "ModelName": "m", "Level": "Model"}
+    assert [(metric["name"], metric["type"], metric["value"], metric["dimensions"]) for metric in worker.metrics] == [
+        ("tsx_oom_retries_total", "counter", 2, labels),
+        ("tsx_batch_ceiling", "gauge", 2, labels),
+    ]
+    assert [answer.body for answer in worker.ask(*bodies)] == bodies
+    assert worker.metrics == []
+    assert json.loads(worker.ask(b"sizes")[0].body) == [10, 5, 2, 2, 1, 2, 2, 1] + [2] * 5 + [1]
+
+
+@pytest.mark.parametrize("error", TORCH_ERRORS)
+def test_a_request_that_does_not_fit_even_alone_is_told_so(start_worker: StartWorker, error: str) -> None:
+    worker = start_worker(OUT_OF_MEMORY.format(error=error, limit=0))
+    for answer in worker.ask(b"a", b"b", b"c"):
+        assert answer.status == 507
+        assert answer.message.startswith("Out of resources: ")
+    assert worker.process.is_alive()
+
+
+def test_what_a_failed_batch_did_not_fit_is_cut_later_though_it_is_not_tried_again(start_worker: StartWorker) -> None:
+    worker = start_worker(OUT_OF_MEMORY.format(error=TORCH_ERRORS[0], limit=3), model_config={"retryFailedBatch": False})
+    assert [answer.status for answer in worker.ask(*[b"x"] * 6)] == [507] * 6
+    assert [answer.status for answer in worker.ask(*[b"x"] * 6)] == [200] * 6
+
+
+def test_a_device_that_is_lost_on_the_search_fails_the_rest_and_ends_the_worker(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            if data is not None:
+                raise ValueError("boom") if len(data) > 1 else RuntimeError("CUDA error: an illegal memory access was encountered")
+    """)
+    assert [answer.status for answer in worker.ask(*[b""] * 8)][:1] == [507]
+    assert worker.ended() == 0
+
+
+def test_an_idle_worker_holds_no_body(start_worker: StartWorker) -> None:
+    worker = start_worker(ECHO, max_response_size=1 << 30)
+    worker.ask(b"warm")
+    process, size = psutil.Process(worker.process.pid), 200 << 20
+    before = process.memory_info().rss
+    worker.ask(b"x" * size)
+    end = time.monotonic() + 60
+    while process.memory_info().rss - before > size // 4:  # it answers before it lets go
+        assert time.monotonic() < end, f"{process.memory_info().rss - before} bytes are held"
+        time.sleep(0.01)
 
 
 def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(start_worker: StartWorker) -> None:

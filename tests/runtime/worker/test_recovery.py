@@ -1,0 +1,253 @@
+"""A batch that fails: the guilty get their own error, the innocent their answers, and a broken handler costs little."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.wire import Item, request_meta
+from tsx_runtime.worker.batch import Model, answer_batch
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import PredictionException
+from tsx_runtime.worker.loader import Coroutines, Entry
+from tsx_runtime.worker.recovery import ALIKE, GROW_AFTER, Ceiling, Search, all_fail, may_try, parts
+
+SIZES = st.integers(1, 64)
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."
+
+
+class Handler:
+    """Raises where a row says so; changes the rows it gets, as handlers may."""
+
+    def __init__(self, fits: int = 1 << 20) -> None:
+        self.calls: list[int] = []
+        self.fits = fits
+
+    def __call__(self, data: Any, context: Context) -> list[Any]:
+        self.calls.append(len(data))
+        if len(data) > self.fits:
+            raise RuntimeError(OUT_OF_MEMORY)
+        answers = []
+        for idx, row in enumerate(data):
+            word = row.pop("body").decode()
+            row["seen"] = True
+            context.set_response_header(idx, "X-Word", word)
+            if word.startswith("guilty"):
+                raise ValueError(word)
+            if word.startswith("refused"):
+                raise PredictionException(word, 422)
+            answers.append(f"{context.get_request_id(idx)} {word}")
+        data.clear()
+        return answers
+
+    def model(self, **what: Any) -> Model:
+        return Model(Entry(self, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), **what)
+
+
+def run(model: Model, words: list[str]) -> list[tuple[int, str]]:
+    items = [Item(0, request_meta(f"id-{number}", b"", []), word.encode()) for number, word in enumerate(words)]
+    answers = answer_batch(model, items, lambda *piece: None).answers
+    return [(status, json.loads(bytes(body))["message"] if status >= 400 else bytes(body).decode()) for status, _, body in answers]
+
+
+def expected(words: list[str]) -> list[tuple[int, str]]:
+    return [
+        (503, f"Prediction failed: ValueError: {word}")
+        if word.startswith("guilty")
+        else (422, word)
+        if word.startswith("refused")
+        else (200, f"id-{number} {word}")
+        for number, word in enumerate(words)
+    ]
+
+
+@given(SIZES, st.data())
+def test_few_guilty_requests_get_their_own_errors_and_all_others_their_answers(size: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
+    kind = data.draw(st.sampled_from(["guilty", "refused"]))
+    words = [f"{kind} {idx}" if idx in guilty else f"word {idx}" for idx in range(size)]
+    handler = Handler()
+    assert run(handler.model(), words) == expected(words)
+    assert len(handler.calls) <= 1 + ALIKE + 2 * len(guilty) * size.bit_length()
+
+
+@given(st.lists(st.sampled_from(["word", "guilty", "refused"]), min_size=1, max_size=40))
+def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innocent(kinds: list[str]) -> None:
+    words = [f"{kind} {idx}" for idx, kind in enumerate(["word", *kinds])]
+    handler = Handler()
+    assert run(handler.model(), words) == expected(words)
+    assert len(handler.calls) <= 2 * len(words) + ALIKE
+
+
+@given(st.integers(ALIKE + 1, 64))
+def test_a_handler_that_always_fails_is_called_four_times_and_all_are_told(size: int) -> None:
+    handler = Handler()
+    answers = run(handler.model(), [f"guilty {idx}" for idx in range(size)])
+    assert [status for status, _ in answers] == [503] * size
+    assert handler.calls == [size] + [1] * ALIKE
+
+
+@given(SIZES, st.integers(1, 64), st.data())
+def test_a_poisonous_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(size: int, fits: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
+    words = [f"guilty {idx}" if idx in guilty else f"word {idx}" for idx in range(size)]
+    handler = Handler(fits)
+    assert run(handler.model(), words) == expected(words)
+
+
+@given(SIZES, st.integers(1, 64))
+def test_a_batch_is_cut_until_it_fits_and_later_ones_before_they_fail(size: int, fits: int) -> None:
+    handler = Handler(fits)
+    model = handler.model()
+    words = [f"word {idx}" for idx in range(size)]
+    assert run(model, words) == expected(words)
+    if size > fits:
+        assert model.ceiling.size is not None
+        assert fits / 2 - 1 < model.ceiling.size <= fits
+    handler.calls.clear()
+    assert run(model, words) == expected(words)
+    assert max(handler.calls) <= fits
+
+
+def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
+    def handle(data: Any, context: Context) -> list[str]:
+        if len(data) > 3:
+            raise MemoryError
+        return [row["body"].decode() for row in data]
+
+    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    assert [status for status, _ in run(model, ["word"] * 16)] == [200] * 16
+
+
+def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
+    handler = Handler()
+    words = ["word"] * 7 + ["guilty"]
+    assert run(handler.model(response_timeout=0.0), words) == [(503, "Prediction failed: ValueError: guilty")] * 8
+    assert handler.calls == [8]
+
+
+def test_a_batch_of_which_an_answer_has_begun_is_not_tried_again() -> None:
+    calls = []
+
+    def handle(data: Any, context: Context) -> list[str]:
+        calls.append(len(data))
+        context.send_piece(0, b"part")
+        raise ValueError("boom")
+
+    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    assert [status for status, _ in run(model, ["word"] * 4)] == [503] * 4
+    assert calls == [4]
+
+
+def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
+    calls = []
+
+    def handle(data: Any, context: Context) -> list[str]:
+        calls.append(len(data))
+        return ["one"]
+
+    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    assert [status for status, _ in run(model, ["word"] * 4)] == [503] * 4
+    assert calls == [4]
+
+
+@given(SIZES, st.booleans())
+def test_parts_hold_each_position_once_and_are_smaller(size: int, first: bool) -> None:
+    found = parts(size, first=first)
+    assert sorted(position for part in found for position in part) == (list(range(size)) if size > 1 else [])
+    assert all(0 < len(part) < size for part in found)
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=8), st.booleans())
+def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(alone: list[str], succeeded: bool) -> None:
+    assert all_fail(alone, succeeded) == (not succeeded and len(alone) >= ALIKE and alone in (["a"] * len(alone), ["b"] * len(alone)))
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
+def test_another_try_never_goes_past_the_timeout(used: float, longest: float, timeout: float) -> None:
+    if may_try(used, longest, timeout):
+        assert used + longest <= timeout
+
+
+@given(SIZES, st.randoms(use_true_random=False))
+def test_whatever_fails_the_search_ends_and_leaves_nobody_out(size: int, random: Any) -> None:
+    search = Search(Ceiling(), 100.0)
+    search.failed(range(size), "somewhere")
+    settled: list[int] = list(range(size)) if size == 1 else []
+    used = 0.0
+    while positions := search.next(used, 1.0):
+        used += random.choice([0.0, 0.1, 5.0])
+        if random.random() < 0.5:
+            search.succeeded()
+            settled += positions
+        else:
+            search.failed(positions, random.choice("ab"))
+            settled += positions if len(positions) == 1 else []
+    assert sorted(settled + search.given_up) == list(range(size))
+
+
+@given(st.integers(2, 64), st.lists(st.integers(1, 64), max_size=60), st.integers(1, 63))
+def test_a_ceiling_is_at_least_one_and_never_cuts_a_request_away(first: int, sizes: list[int], fits: int) -> None:
+    ceiling = Ceiling()
+    ceiling.failed(first)
+    for size in sizes:
+        cut = ceiling.cut(size)
+        assert [idx for part in cut for idx in part] == list(range(size))
+        for part in cut:
+            assert ceiling.size is None or len(part) <= ceiling.size or ceiling.size < len(cut[0])
+            if len(part) > fits and len(part) > 1:
+                ceiling.failed(len(part))
+                break
+            ceiling.fitted(len(part))
+        assert ceiling.size is None or ceiling.size >= 1
+
+
+def test_a_ceiling_grows_slowly_and_falls_back_when_it_grew_too_far() -> None:
+    ceiling = Ceiling()
+    ceiling.failed(32)
+    for _ in range(GROW_AFTER - 1):
+        assert not ceiling.fitted(16)
+    assert ceiling.fitted(16)
+    assert ceiling.size == 20
+    assert not ceiling.fitted(9)  # says nothing about 20
+    ceiling.failed(20)
+    assert ceiling.size == 16
+    assert [ceiling.fitted(16) for _ in range(GROW_AFTER * 10)].index(True) == GROW_AFTER * 10 - 1
+    for _ in range(GROW_AFTER * 100):
+        if ceiling.size is not None:
+            ceiling.fitted(ceiling.size)
+    assert ceiling.size is None  # 32 fits now
+
+
+def test_a_thread_that_prepares_the_next_batch_sees_that_one_and_all_others_this_one() -> None:
+    context = Context("m", "/m", {}, 1, None, "1")
+    context.begin(["now\r\n\r\n"])
+    ready, done = threading.Event(), threading.Event()
+    seen = []
+
+    def prepare() -> None:
+        state = context.begin_ahead(["next\r\n\r\nX-A: 1\r\n"], {}, lambda *piece: None)
+        seen.append(context.get_request_id(0))
+        context.set_response_status(201)
+        assert context.get_request_header(0, "x-a") == "1"
+        ready.set()
+        done.wait()
+        context.resume(state, lambda *piece: None)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    ready.wait()
+    assert context.get_request_id(0) == "now"
+    assert context.get_response_status(0) == (200, None)
+    with pytest.raises(IndexError):
+        context.get_request_header(1, "x-a")
+    done.set()
+    thread.join()
+    assert seen == ["next"]
+    assert context.get_request_id(0) == "next"
+    assert context.get_response_status(0) == (201, "")
