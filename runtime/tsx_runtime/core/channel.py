@@ -13,6 +13,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import Job
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
+JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 
 logger = logging.getLogger("tsx.channel")
 
@@ -75,8 +76,15 @@ class Channel(asyncio.BufferedProtocol):
         if not self.sent:
             self.began = now
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
+        parts: list[wire.Buffer] = []
+        for job in jobs:
+            parts += (job.meta, job.body)
+        buffers = wire.encode_parts(wire.Kind.BATCH, batch, [0] * len(jobs), parts)
         self.sent.append(Sent(batch, jobs, now, deaths))
-        self._transport.writelines(wire.encode(wire.Kind.BATCH, batch, [(0, job.meta, job.body) for job in jobs]))
+        if sum([*map(len, buffers)]) <= JOINED:
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
 
     def ping(self) -> None:
         """Ask for a sign of life; `pings` is 0 again when it is there."""

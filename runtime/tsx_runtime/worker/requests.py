@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from python_multipart.exceptions import FormParserError
@@ -30,25 +31,32 @@ class Part(NamedTuple):
     value: bytearray
 
 
-class Row(NamedTuple):
-    """`parts` has the content type of each part of a multipart body: what its header dict shows under the field's name."""
-
-    inputs: dict[str, Any]
-    parts: dict[str, dict[str, str]] | None
+# The inputs; and of a multipart body the content type of each part: what its header dict shows under the field's name.
+Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, str]] | None]
 
 
 def read_row(meta: str, body: Buffer, decode: bool) -> Row:
     """`meta` as in `wire.request_meta`. Raises `BadRequest` for a form that cannot be read."""
-    inputs: dict[str, Any] = {}
+    query, content_type = _query_and_type(meta[meta.find("\r\n") + 2 :])
+    if content_type is None:
+        inputs: dict[str, Any] = {"body": bytearray(body)}
+        if query:
+            inputs = {**_query_inputs(query), **inputs}
+        return inputs, None
+    return _read_typed(query, content_type, body, decode)
+
+
+@lru_cache(maxsize=1024)  # clients send the same headers again and again
+def _query_and_type(rest: str) -> tuple[str, str | None]:
+    """The query string and the content type, if any, of a meta without its request id."""
+    query, _, headers = rest.partition("\r\n")
+    at = f"\r\n{headers}".lower().find("\r\ncontent-type: ")
+    return query, None if at < 0 else headers[at + 14 : headers.find("\r\n", at + 14)]
+
+
+def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Row:
+    inputs = _query_inputs(query) if query else {}
     parts = None
-    query = meta.find("\r\n") + 2
-    if not meta.startswith("\r\n", query):
-        add_query(inputs, meta[query : meta.find("\r\n", query)])
-    at = meta.lower().find("\r\ncontent-type: ")
-    if at < 0:
-        inputs["body"] = bytearray(body)
-        return Row(inputs, None)
-    content_type = meta[at + 16 : meta.find("\r\n", at + 16)]
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         parts = {}
@@ -64,7 +72,13 @@ def read_row(meta: str, body: Buffer, decode: bool) -> Row:
             inputs[name.encode("latin-1").decode("utf-8", "replace")] = bytearray(value, "latin-1")
     else:
         inputs["body"] = decoded(content_type, body) if decode else bytearray(body)
-    return Row(inputs, parts)
+    return inputs, parts
+
+
+def _query_inputs(query: str) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    add_query(inputs, query)
+    return inputs
 
 
 def add_query(inputs: dict[str, Any], query: str) -> None:

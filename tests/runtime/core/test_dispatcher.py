@@ -35,7 +35,7 @@ class Peer:
 
     async def reply(self, frame: wire.Frame, extra: bytes = b"") -> None:
         """The echo of a batch."""
-        items = [(200, b"x-n: 1\r\n", item.body) for item in frame.items]
+        items = [(200, b"x-n: 1\r\n", body) for _, _, body in frame.items]
         await self.write(*wire.encode(wire.Kind.REPLY, frame.batch, items, extra))
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def test_what_arrives_together_leaves_together_and_answers_go_to_their_own_reque
         dispatcher, _, peer = await started()
         jobs = submit(dispatcher, b"a", b"b", b"c")
         frame = await peer.read()
-        assert [bytes(item.body) for item in frame.items] == [b"a", b"b", b"c"]
+        assert [bytes(body) for _, _, body in frame.items] == [b"a", b"b", b"c"]
         await peer.reply(frame)
         assert [await answer(each) for each in jobs] == [b"a", b"b", b"c"]
         assert (await jobs[0].done).headers == b"x-n: 1\r\n"
@@ -172,7 +172,7 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
         second, new_peer = await connect(dispatcher)
         dispatcher.add(second)
         frame = await new_peer.read()
-        assert [bytes(item.body) for item in frame.items] == [b"3", b"4"]
+        assert [bytes(body) for _, _, body in frame.items] == [b"3", b"4"]
         await new_peer.reply(frame)
         await new_peer.reply(await new_peer.read())
         assert [await answer(each) for each in jobs[2:]] == [b"3", b"4", b"5"]
@@ -214,13 +214,13 @@ def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_
             while not channel.closed.done() and not all(each.done.done() for each in jobs):
                 frame = await peer.read()
                 sizes.append(len(frame.items))
-                if any(item.body == b"\x05" for item in frame.items):
+                if any(body == b"\x05" for _, _, body in frame.items):
                     peer.close()
                     await channel.closed
                     dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
                 else:
                     await peer.reply(frame)
-                    await asyncio.wait_for(jobs[frame.items[0].body[0]].done, TIMEOUT)
+                    await asyncio.wait_for(jobs[frame.items[0][2][0]].done, TIMEOUT)
         assert sizes == [8, 4, 4, 1, 1, 1, 1]
         assert [each.done.exception() is None for each in jobs] == [number != 5 for number in range(8)]
         await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
@@ -244,7 +244,7 @@ def test_a_request_whose_answer_has_begun_is_not_tried_again():
         second, new_peer = await connect(dispatcher)
         dispatcher.add(second)
         frame = await new_peer.read()
-        assert [bytes(item.body) for item in frame.items] == [b"2"]
+        assert [bytes(body) for _, _, body in frame.items] == [b"2"]
         await new_peer.reply(frame)
         assert await answer(other) == b"2"
 
@@ -259,7 +259,7 @@ def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run(
         for each in (gone, late, fine):
             dispatcher.submit(each)
         frame = await peer.read()
-        assert [bytes(item.body) for item in frame.items] == [b"fine"]
+        assert [bytes(body) for _, _, body in frame.items] == [b"fine"]
         for each in (gone, late):
             with pytest.raises(Unavailable):
                 await answer(each)

@@ -58,7 +58,7 @@ def handler(data: Any, context: Context) -> list[Any]:
 
 def items(kinds: list[str]) -> list[Item]:
     return [
-        Item(0, request_meta(f"id-{number}", b"", BROKEN_FORM if kind == "broken form" else []), f"{kind}/{number}".encode())
+        (0, request_meta(f"id-{number}", b"", BROKEN_FORM if kind == "broken form" else []), f"{kind}/{number}".encode())
         for number, kind in enumerate(kinds)
     ]
 

@@ -31,7 +31,7 @@ def frame(batch: int, body: bytes, items: int = 1) -> bytes:
 
 def bodies(found: wire.Frame | None) -> list[bytes]:
     assert found is not None
-    return [bytes(item.body) for item in found.items]
+    return [bytes(body) for _, _, body in found.items]
 
 
 @settings(max_examples=30, deadline=None)

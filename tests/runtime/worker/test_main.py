@@ -43,7 +43,7 @@ def test_batches_sent_early_are_answered_one_after_the_other(start_worker: Start
     for batch in batches:
         frame = worker.receive()
         assert frame is not None
-        assert (frame.batch, bytes(frame.items[0].body)) == (batch, str(batch).encode() * (batch * 3000))
+        assert (frame.batch, bytes(frame.items[0][2])) == (batch, str(batch).encode() * (batch * 3000))
 
 
 def test_a_plain_answer_has_no_headers_and_one_that_was_given_some_has_those(start_worker: StartWorker) -> None:

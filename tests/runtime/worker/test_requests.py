@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.requests import Row, read_row
+from tsx_runtime.worker.requests import read_row
 
 BOUNDARY = "xyz"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 
 
+class Row(NamedTuple):
+    inputs: dict[str, Any]
+    parts: dict[str, dict[str, str]] | None
+
+
 def read(body: bytes, content_type: str | None = None, query: bytes = b"", *, decode: bool = True, name: bytes = b"Content-Type") -> Row:
     headers = [(b"Host", b"here")] + ([] if content_type is None else [(name, content_type.encode("latin-1"))])
-    return read_row(str(request_meta("id", query, headers), "latin-1"), memoryview(body), decode)
+    return Row(*read_row(str(request_meta("id", query, headers), "latin-1"), memoryview(body), decode))
 
 
 def inputs(body: bytes, content_type: str | None = None, query: bytes = b"", **options: Any) -> dict[str, Any]:

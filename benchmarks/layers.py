@@ -1,0 +1,144 @@
+"""How a request spends its microseconds, layer by layer: the real code of front end and worker, without sockets between.
+
+    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads]
+
+What the kernel takes for sockets is not in it: `benchmarks/peers` measures the whole. Numbers are of one processor of this machine;
+compare them only within one run, or side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import machine
+import uvicorn
+from uvicorn.server import ServerState
+
+from tsx_runtime import wire
+from tsx_runtime.core.batching import Limits
+from tsx_runtime.core.channel import Channel
+from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.worker.batch import Model, answer_batch
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.loader import Coroutines, Entry
+from tsx_runtime.worker.metrics import Metrics
+
+HEAD = b"POST /predictions/ok HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nContent-Length: %d\r\n%b\r\n"
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written, where a socket would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[Any] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.written.extend(list_of_data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Layers:
+    """One connection a request, a dispatcher, a channel and a worker's batch code, driven step by step."""
+
+    def __init__(self, batch: int, body: bytes, new_heads: bool) -> None:
+        self.spent = dict.fromkeys(("read and submit", "assign and send", "worker", "receive and answer"), 0.0)
+        self.requests = 0
+        self.dispatcher = Dispatcher("ok", Limits(batch), 10 * batch)
+        self.dispatcher.accept(True)
+        version = SimpleNamespace(submit=self.dispatcher.submit, config=SimpleNamespace(client_timeout=None), loaded_at_startup=True)
+        registry: Any = SimpleNamespace(find=lambda name, version_name=None: version, models={})
+        counts = Counts()
+        app = ServerApp("layers", counts)
+        app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})
+        config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None)
+        state = ServerState()
+        state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
+        self.connections = [FastLane(config, state, {}) for _ in range(batch)]
+        for connection in self.connections:
+            connection.connection_made(Wire())
+        self.channel_wire = Wire()
+        self.channel = Channel(self.dispatcher)
+        self.channel.connection_made(self.channel_wire)
+        self.dispatcher.add(self.channel)
+        context = Context("ok", ".", {}, batch, None, "0", True, Metrics("ok"), {})
+        entry = Entry(lambda data, context: ["OK"] * len(data), "ok", None)
+        self.model = Model(entry, context, Coroutines(), True, 1 << 30)
+        self.body = body
+        self.new_heads = new_heads
+
+    def round(self) -> None:
+        marks = [time.thread_time()]
+        for number, connection in enumerate(self.connections):
+            extra = b"X-Trace: %d\r\n" % (self.requests + number) if self.new_heads else b""
+            connection.data_received(HEAD % (len(self.body), extra) + self.body)
+        marks.append(time.thread_time())
+        self.dispatcher._flush()
+        marks.append(time.thread_time())
+        frame = b"".join(self.channel_wire.written)
+        self.channel_wire.written.clear()
+        start = time.thread_time()
+        decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
+        outcome = answer_batch(self.model, decoded.items, lambda *_: None)
+        reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers))
+        marks.append(marks[-1] + time.thread_time() - start)
+        start = time.thread_time()
+        for at in range(0, len(reply), 65536):
+            part = reply[at : at + 65536]
+            self.channel.get_buffer(-1)[: len(part)] = part
+            self.channel.buffer_updated(len(part))
+        marks.append(marks[-1] + time.thread_time() - start)
+        for connection in self.connections:
+            connection.transport.written.clear()  # type: ignore[attr-defined]
+        self.requests += len(self.connections)
+        for name, begin, end in zip(self.spent, marks, marks[1:], strict=False):
+            self.spent[name] += end - begin
+
+
+async def measure(options: argparse.Namespace) -> Layers:
+    layers = Layers(options.batch, b"x" * options.body, options.new_heads)
+    layers.round()
+    layers.requests, layers.spent = 0, dict.fromkeys(layers.spent, 0.0)
+    end = time.perf_counter() + options.seconds
+    while time.perf_counter() < end:
+        layers.round()
+        await asyncio.sleep(0)  # what was put off by `call_soon`
+    return layers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64, help="requests that arrive together")
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--body", type=int, default=7, help="bytes of a body")
+    parser.add_argument("--new-heads", action="store_true", help="each request has a header of its own, so that no head is known")
+    options = parser.parse_args()
+    layers = asyncio.run(measure(options))
+    print(f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes, {layers.requests:,} requests")
+    for name, seconds in layers.spent.items():
+        print(f"{name:20} {1e6 * seconds / layers.requests:6.2f} us a request")
+    print(f"{'all':20} {1e6 * sum(layers.spent.values()) / layers.requests:6.2f} us a request")
+
+
+if __name__ == "__main__":
+    main()
