@@ -67,7 +67,7 @@ class Layers:
         self.dispatcher = Dispatcher("ok", Limits(batch), 10 * batch)
         self.dispatcher.accept(True)
         version = SimpleNamespace(submit=self.dispatcher.submit, config=SimpleNamespace(client_timeout=None), loaded_at_startup=True)
-        registry: Any = SimpleNamespace(find=lambda name, version_name=None: version, models={})
+        registry: Any = SimpleNamespace(find=lambda name, version_name=None: version, models={}, on_change=[])
         counts = Counts()
         app = ServerApp("layers", counts)
         app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})

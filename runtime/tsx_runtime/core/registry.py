@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Registry:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.models: dict[str, Model] = {}
+        self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.gpus = gpu_count() if settings.number_of_gpu is None else settings.number_of_gpu
         self._starter = ProcessStarter(preload=settings.worker_preload)
         self._ids = itertools.count(FIRST_WORKER_ID)
@@ -137,6 +138,7 @@ class Registry:
         if version not in model.versions:
             raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
         model.default = version
+        self._tell_change()
 
     async def unregister(self, name: str, version: str | None = None) -> None:
         """No new request finds it; what is accepted is answered first.
@@ -178,6 +180,11 @@ class Registry:
         model = self.models.setdefault(version.name, Model(version.name))
         model.versions[version.version] = version
         model.default = model.default or version.version
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        for listener in self.on_change:
+            listener()
 
     def _take_out(self, version: ModelVersion) -> None:
         """No request finds it any more. Its name stays taken until it is closed."""
@@ -188,6 +195,7 @@ class Registry:
             del self.models[version.name]
         elif model.default == version.version:
             model.default = next(iter(model.versions))
+        self._tell_change()
 
     async def _remove(self, version: ModelVersion) -> None:
         model = self.models.get(version.name)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from tsx_runtime.core.jobs import Flow
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
+from tsx_runtime.http.asgi import new_request_id
+from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lines import CLOSE, around_id
 from tsx_runtime.wire import Buffer
 
@@ -28,13 +30,13 @@ class Exchange:
     _flow: Flow | None = None  # once the answer streams
     _held = False
 
-    def __init__(self, connection: FastLane, request_id: bytes, meta: bytes, body: Buffer, arrived: float, keep_alive: bool) -> None:
+    def __init__(self, connection: FastLane, head: Head, body: Buffer, arrived: float) -> None:
         self.connection = connection
-        self.request_id = request_id
-        self.meta = meta
+        self.request_id = request_id = new_request_id()
+        self.meta = request_id + head.meta
         self.body = body
         self.arrived = arrived
-        self.keep_alive = keep_alive
+        self.keep_alive = head.keep_alive
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         if self.gone:

@@ -1,28 +1,32 @@
 """The head of a request for the fast lane: request line and headers, read once and remembered.
 
 A client that keeps its connection sends the same head again and again, so the bytes of a head are looked up among those that
-were read before, and only a new one is parsed. What a head says depends on nothing but its bytes: a client that sends each
-head but once pays for the parser, as everywhere else.
+were read before, and only a new one is parsed. What a head says depends on nothing but its bytes and the table of models: a client
+that sends each head but once pays for the parser, as everywhere else.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import httptools
 
 from tsx_runtime import wire
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.routes import Target, find_target, is_form, with_headers
+from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
 
 END = b"\r\n\r\n"
-REMEMBERED = 1024  # heads
+REMEMBERED = 1024  # heads, and URLs
 LONGEST = 4096  # bytes of a head that is remembered
 
 _OTHER_LANE = {b"HEAD", b"OPTIONS", b"CONNECT"}  # methods with framing or answers of their own
+ValueT = TypeVar("ValueT")
 
 
 class Head(NamedTuple):
@@ -34,63 +38,102 @@ class Head(NamedTuple):
     keep_alive: bool
 
 
+class _Url(NamedTuple):
+    target: Target
+    query: bytes
+    version: ModelVersion
+
+
+Known: TypeAlias = tuple[Head, ModelVersion] | None  # None: for the other lane, which also tells what is wrong with it
+
+
 class Heads:
-    """Reads heads for one listener."""
+    """Reads heads for one listener, and finds the version that each is for."""
 
-    def __init__(self, guard: Guard | None) -> None:
+    def __init__(self, registry: Registry, guard: Guard | None, limit: int) -> None:
+        self.known: dict[bytes, Known] = {}
+        self._urls: dict[bytes, _Url | None] = {}
+        self._registry = registry
         self._guard = guard
-        self._known: dict[bytes, Head | None] = {}
+        self._limit = limit  # bytes of a body
+        registry.on_change.append(self._forget)
 
-    def find(self, raw: bytes) -> Head | None:
-        """`raw` ends with the empty line. None: this request is for the other lane, which also tells what is wrong with it."""
+    def read(self, raw: bytes) -> Known:
+        """`raw` ends with the empty line, and is not among the known."""
+        known = self._read(raw)
+        if len(raw) <= LONGEST:
+            _remember(self.known, raw, known)
+        return known
+
+    def find_again(self, head: Head) -> ModelVersion:
+        """Raises `TsxError` where what a head asked for is not there any more."""
+        return resolve(self._registry, head.target)
+
+    def _read(self, raw: bytes) -> Known:
+        found = parse(raw)
+        if found is None or (length := body_length(found.headers)) is None or length > self._limit:
+            return None
+        url = self._url(found.url)
+        if url is None or (url.target.name is None and is_form(found.headers)):
+            return None
+        if self._guard is not None:
+            try:
+                self._guard.check(found.headers)
+            except TsxError:
+                return None
+        block = wire.header_block(with_headers(found.headers, url.target.headers))
+        return Head(url.target, b"\r\n%b\r\n%b" % (url.query, block), length, found.keep_alive), url.version
+
+    def _url(self, text: bytes) -> _Url | None:
         try:
-            return self._known[raw]
+            return self._urls[text]
         except KeyError:
-            head = read_head(raw, self._guard)
-            if len(raw) <= LONGEST:
-                if len(self._known) >= REMEMBERED:
-                    self._known.clear()
-                self._known[raw] = head
-            return head
+            url: _Url | None = None
+            with suppress(TsxError, httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+                parsed = httptools.parse_url(text)
+                target = find_target(unquote(parsed.path.decode("ascii")), parsed.query or b"")
+                url = target and _Url(target, parsed.query or b"", resolve(self._registry, target))
+            _remember(self._urls, text, url)
+            return url
+
+    def _forget(self) -> None:
+        self.known.clear()
+        self._urls.clear()
 
 
-def read_head(raw: bytes, guard: Guard | None) -> Head | None:
-    """A plain request to run a model: HTTP/1.1, a body of a length that is told before, and leave to call it."""
-    found = _Found()
+def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT) -> None:
+    if len(table) >= REMEMBERED:
+        table.clear()
+    table[key] = value
+
+
+def parse(raw: bytes) -> Found | None:
+    """One whole head of HTTP/1.1 and nothing else, or None."""
+    found = Found()
     parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(raw)
-        url = httptools.parse_url(found.url)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         return None
     if found.messages != 1 or not found.complete or found.has_body or parser.get_http_version() != "1.1":
         return None
-    if parser.get_method() in _OTHER_LANE or parser.should_upgrade():
+    if parser.get_method() in _OTHER_LANE:
         return None
-    length = _length(found.headers)
-    if length is None:
-        return None
-    try:
-        target = find_target(unquote(url.path.decode("ascii")), url.query or b"")
-        if target is None or (target.name is None and is_form(found.headers)):
-            return None
-        if guard is not None:
-            guard.check(found.headers)
-    except (TsxError, UnicodeDecodeError):
-        return None
-    block = wire.header_block(with_headers(found.headers, target.headers))
-    return Head(target, b"\r\n%b\r\n%b" % (url.query or b"", block), length, parser.should_keep_alive())
+    found.keep_alive = parser.should_keep_alive()
+    return found
 
 
-class _Found:
+class Found:
     """What the parser calls out."""
 
+    url = b""
+    messages = 0
+    complete = False
+    has_body = False
+    keep_alive = True
+
     def __init__(self) -> None:
-        self.url = b""
         self.headers: list[Pair] = []
-        self.messages = 0
-        self.complete = False
-        self.has_body = False
 
     def on_message_begin(self) -> None:
         self.messages += 1
@@ -108,7 +151,7 @@ class _Found:
         self.has_body = True
 
 
-def _length(headers: list[Pair]) -> int | None:
+def body_length(headers: list[Pair]) -> int | None:
     """The body's length, or None where only the other lane can read the body."""
     length = 0
     for name, value in headers:

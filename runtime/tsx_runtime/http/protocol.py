@@ -21,18 +21,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tsx_runtime.errors import HeadTooLarge, ResourceNotFound, SlowRequest, TsxError
+from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads
 from tsx_runtime.http.lines import CLOSE, Lines, around_id
-from tsx_runtime.http.routes import Target
 from tsx_runtime.http.timeouts import SLOWEST, Clock
 from tsx_runtime.wire import Buffer
 
@@ -62,18 +60,12 @@ class Lane:
 
     def __init__(self, app: ServerApp, connections: Any) -> None:
         predictions = app.predictions
-        self.heads = None if predictions is None else Heads(predictions.guard)
-        self.find: Callable[[Target], ModelVersion] = _find_nothing if predictions is None else predictions.find
-        self.limit = 0 if predictions is None else predictions.limit
+        self.heads = None if predictions is None else Heads(predictions.registry, predictions.guard, predictions.limit)
         self.counts = app.counts
         self.lines = Lines()
         self.timeouts = app.timeouts
         self.max_head = app.max_header_size
         self.clock = Clock(connections)
-
-
-def _find_nothing(target: Target) -> ModelVersion:
-    raise ResourceNotFound(faults.NOT_FOUND)
 
 
 class FastLane(HttpToolsProtocol):
@@ -149,13 +141,19 @@ class FastLane(HttpToolsProtocol):
             self._set_phase(HEAD)
             self._check_head_size(len(data))
             return
-        lane = self.lane
-        head = None if lane.heads is None else lane.heads.find(data[:end])
-        version = None if head is None or head.length > lane.limit else self._find(head)
-        if head is None or version is None:
+        known = None
+        heads = self.lane.heads
+        if heads is not None:
+            raw = data[:end]
+            try:
+                known = heads.known[raw]
+            except KeyError:
+                known = heads.read(raw)
+        if known is None:
             if self._check_head_size(end):
                 self._to_uvicorn(data)
             return
+        head, version = known
         have = len(data) - end
         if have == head.length:
             self._submit(head, version, data[end:])
@@ -180,26 +178,21 @@ class FastLane(HttpToolsProtocol):
         self._filled += len(data)
         if self._filled == head.length:
             body, self._head, self._body = self._body, None, bytearray()
+            assert self.lane.heads is not None
             try:
-                version = self.lane.find(head.target)
+                version = self.lane.heads.find_again(head)
             except TsxError as error:  # it was unregistered while the body came
                 self._give_up(error)
             else:
                 self._submit(head, version, body)
 
-    def _find(self, head: Head) -> ModelVersion | None:
-        try:
-            return self.lane.find(head.target)
-        except TsxError:
-            return None
-
     def _submit(self, head: Head, version: ModelVersion, body: Buffer) -> None:
-        request_id = new_request_id()
-        keep_alive = head.keep_alive and not self._closing
-        exchange = Exchange(self, request_id, request_id + head.meta, body, time.monotonic(), keep_alive)
+        exchange = Exchange(self, head, body, time.monotonic())
         timeout = version.config.client_timeout  # ms; 0 or None: none
         if timeout:
             exchange.deadline = exchange.arrived + timeout / 1000
+        if self._closing:
+            exchange.keep_alive = False
         self._exchange = exchange
         self._phase = ANSWER
         version.submit(exchange)
