@@ -9,15 +9,18 @@ from typing import Any, NamedTuple, TypeAlias
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
 
 
+BYTES = 1 << 60
+
+
 class Key(NamedTuple):
     name: str  # in the file
     field: str  # of ModelConfig
     read: Read
 
 
-def whole(minimum: int = 0) -> Read:
+def whole(minimum: int = 0, below: int = 1 << 31) -> Read:
     def read(value: Any) -> tuple[int | None, str | None]:
-        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 1 << 31:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value < below:
             return value, None
         return None, f"it must be a whole number, {minimum} or more"
 
@@ -39,6 +42,10 @@ def one_of(*choices: str) -> Read:
         return None, f"it must be {' or '.join(choices)}"
 
     return read
+
+
+def overload_status(value: Any) -> tuple[int | None, str | None]:
+    return (value, None) if value in (503, 429) else (None, "it must be 503 or 429")
 
 
 def whole_or_text(value: Any) -> tuple[int | str | None, str | None]:
@@ -87,6 +94,9 @@ TORCHSERVE_KEYS = (
 TSX_KEYS = (
     Key("batchPolicy", "batch_policy", one_of("wait")),
     Key("retryFailedBatch", "retry_failed_batch", flag),
+    Key("maxBatchBytes", "max_batch_bytes", whole(1, below=BYTES)),
+    Key("maxQueueBytes", "max_queue_bytes", whole(1, below=BYTES)),
+    Key("overloadStatus", "overload_status", overload_status),
     Key("weightsOnly", "weights_only", flag),
     Key("threads", "threads", whole(1)),
     Key("maxWorkerRequests", "max_worker_requests", whole(0)),

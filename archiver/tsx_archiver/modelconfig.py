@@ -72,6 +72,9 @@ class ModelConfig:
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait"
     retry_failed_batch: bool | None = None
+    max_batch_bytes: int | None = None
+    max_queue_bytes: int | None = None
+    overload_status: int | None = None  # 503 or 429
     weights_only: bool | None = None
     threads: int | None = None
     max_worker_requests: int | None = None

@@ -19,7 +19,9 @@
     ├── PredictionFailed         503  InternalServerException
     ├── Unavailable              503  ServiceUnavailableException
     │   ├── NoWorker
-    │   └── QueueFull
+    │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
+    │   ├── DeadlinePassed
+    │   └── ClientLeft           (nobody reads it)
     ├── OutOfResources           507  InternalServerException
     └── SettingError             (never leaves the process: the command line prints it)
 
@@ -131,6 +133,10 @@ class Unavailable(TsxError):
     status = 503
     type = "ServiceUnavailableException"
 
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds, where the next try is likely to do better
+
 
 class NoWorker(Unavailable):
     """No worker serves this model, and none is on its way."""
@@ -138,6 +144,20 @@ class NoWorker(Unavailable):
 
 class QueueFull(Unavailable):
     """The model's queue has reached its bound."""
+
+    def __init__(self, message: str, *, retry_after: int = 1, status: int = 503) -> None:
+        super().__init__(message, retry_after=retry_after)
+        if status != 503:
+            self.status = status
+            self.type = "TooManyRequestsException"
+
+
+class DeadlinePassed(Unavailable):
+    """No worker came to the request in the time that its client, or the model, gives."""
+
+
+class ClientLeft(Unavailable):
+    """The client closed its connection while the request waited."""
 
 
 class OutOfResources(TsxError):

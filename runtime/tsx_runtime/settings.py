@@ -44,6 +44,13 @@ def _check_address(value: str) -> str:
     return value
 
 
+def check_overload_status(value: int) -> int:
+    if value not in (503, 429):
+        raise ValueError("it must be 503 or 429")
+    return value
+
+
+OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("503 or 429")]
 Address = Annotated[str, AfterValidator(_check_address), Accepts("an address such as http://127.0.0.1:8080")]
 
 
@@ -54,9 +61,14 @@ class ModelSettings(BaseModel):
 
     workers: int | None = Field(None, ge=0, description="workers to start")
     batch_size: int | None = Field(None, ge=1, description="most requests in one batch")
+    max_batch_bytes: int | None = Field(None, ge=1, description="most bytes of the bodies of one batch")
     max_batch_delay: int | None = Field(None, ge=0, description="most milliseconds that a request waits for company")
+    job_queue_size: int | None = Field(None, ge=1, description="requests that may wait")
+    max_queue_bytes: int | None = Field(None, ge=1, description="bytes of bodies that may wait")
     response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
     startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
+    client_timeout: int | None = Field(None, ge=0, description="milliseconds within which a request must be answered; 0 = no limit")
+    overload_status: OverloadStatus | None = Field(None, description="status of a request for which there is no room")
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
     max_worker_requests: int | None = Field(None, ge=0, description="requests after which a worker is replaced; 0 = never")
     max_worker_memory: int | None = Field(None, ge=0, description="resident megabytes at which a worker is replaced; 0 = never")
@@ -78,6 +90,8 @@ class Settings(BaseModel):
     default_startup_timeout: int = Field(120, ge=1, description="seconds a worker may take to load a model")
     unregister_model_timeout: int = Field(120, ge=1, description="seconds a model may take to finish its work when it is removed")
     job_queue_size: int = Field(100, ge=1, description="requests of one model that may wait")
+    max_queue_bytes: int = Field(1 << 30, ge=1, description="bytes of bodies of one model's requests that may wait")
+    overload_status: OverloadStatus = Field(503, description="status of a request for which there is no room in the queue: 503 or 429")
     max_request_size: int = Field(6_553_500, ge=1, description="bytes of one request's body")
     max_response_size: int = Field(6_553_500, ge=1, description="bytes of one answer's body")
     number_of_gpu: int | None = Field(None, ge=0, description="GPUs to use; all that are visible if not set")

@@ -39,6 +39,9 @@ sequenceTimeoutMSec: 1000
 maxSequenceJobQueueSize: 1
 maxNumSequence: 4
 useVenv: false
+maxBatchBytes: 1000
+maxQueueBytes: 8589934592
+overloadStatus: 429
 batchPolicy: wait
 retryFailedBatch: false
 weightsOnly: false

@@ -49,6 +49,7 @@ class Channel(asyncio.BufferedProtocol):
         self.sent: deque[Sent] = deque()
         self.answered = 0  # requests
         self.pings = 0  # that the worker has not answered
+        self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
         self._held: set[Job] = set()  # whose clients are slower than the worker

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import BLAMELESS, Limits, Suspects, assign, halves
+from tsx_runtime.core.batching import BLAMELESS, assign, halves
 from tsx_runtime.core.channel import Channel, Sent
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.pace import Pace, latest_start, retry_after
+from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.errors import NoWorker, QueueFull, TsxError, Unavailable
+from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
 
 # TorchServe's words, which its clients look for, also where the queue is full
 _NO_WORKER = (
@@ -22,25 +24,34 @@ _NO_WORKER = (
 )
 
 
+class Bounds(NamedTuple):
+    """What may wait; who comes then is refused with `overload_status`."""
+
+    items: int = 100
+    size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
+    overload_status: int = 503
+
+
 class Dispatcher:
     """Holds what waits and what is under way of one version; every job it accepts is answered or refused exactly once.
 
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
 
-    def __init__(self, label: str, limits: Limits, queue_size: int) -> None:
+    def __init__(self, label: str, limits: Limits, bounds: Bounds) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
-        self.queue_size = queue_size
-        self.queue: deque[Job] = deque()
-        self.suspects: deque[Suspects] = deque()
+        self.bounds = bounds
+        self.queue = JobQueue()
         self.channels: list[Channel] = []
         self.stats = Stats()
+        self.pace = Pace()
         self.accepting = False
         self.why_not = ""
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
-        self._wake: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
+        self._timer_at = NEVER
         self._open = 0  # accepted and neither answered nor refused yet
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -48,21 +59,38 @@ class Dispatcher:
     # What routes call
 
     def submit(self, job: Job) -> None:
-        if len(self.queue) >= self.queue_size and self._flush_due:  # a burst in one turn may fill the queue while workers idle
-            self._flush()
+        queue, bounds = self.queue, self.bounds
+        full = len(queue.jobs) >= bounds.items or queue.size + len(job.body) > bounds.size
+        if full:
+            if self._flush_due:  # a burst in one turn may fill the queue while workers idle, and who has left holds a place until then
+                self._flush()
+            full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + len(job.body) > bounds.size)
         if not self.accepting:
             self._turn_away(job, self._no_worker())
-        elif len(self.queue) >= self.queue_size:
-            full = f". The queue is full: {self.queue_size} requests wait (jobQueueSize); try again."
-            self._turn_away(job, QueueFull(f"{self.label} {_NO_WORKER}{full}"))
+        elif full:
+            self._turn_away(job, self._queue_full())
         else:
             self.stats.requests += 1
             self._open += 1
             self._quiet.clear()
-            self.queue.append(job)
+            if job.deadline is not None:
+                job.deadline = latest_start(job.arrived, job.deadline, self.pace.answer_time)
+            queue.put(job)
             if not self._flush_due:  # one flush a turn of the loop: what arrived together leaves together
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
+
+    def leave(self, job: Job) -> None:
+        """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
+        self.queue.leave(job)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def change(self, limits: Limits, bounds: Bounds) -> None:
+        """From now on. What waits beyond a lower bound stays."""
+        self.limits, self.bounds = limits, bounds
+        self._flush()
 
     # What the supervisor calls
 
@@ -83,10 +111,7 @@ class Dispatcher:
             self.refuse_waiting(self._no_worker())
 
     def refuse_waiting(self, error: TsxError) -> None:
-        while self.suspects:
-            self.refuse_lost(self.suspects.popleft().jobs, error)
-        while self.queue:
-            self._refuse(self.queue.popleft(), error)
+        self.refuse_lost(self.queue.drop_all(), error)
 
     def refuse_lost(self, jobs: Iterable[Job], error: TsxError) -> None:
         """Answer what a worker had begun when it ended."""
@@ -99,7 +124,7 @@ class Dispatcher:
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
         groups = halves(Suspects(left, lost.deaths)) if len(left) == len(lost.jobs) else [Suspects([job], lost.deaths + 1) for job in left]
         if groups and self.accepting:
-            self.suspects.extend(groups)
+            self.queue.suspect(groups)
             self._flush()
         else:
             self.refuse_lost(left, error)
@@ -112,7 +137,7 @@ class Dispatcher:
         self.refuse_lost([job for position, job in enumerate(lost.jobs) if position in streaming], error)
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
         if left and self.accepting:
-            self.suspects.append(Suspects(left, BLAMELESS))
+            self.queue.suspect([Suspects(left, BLAMELESS)])
             self._flush()
         else:
             self.refuse_lost(left, error)
@@ -127,6 +152,8 @@ class Dispatcher:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
         self._count(sent, frame, now)
+        self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
+        channel.replied = now
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=True):
             job.answer(status, headers, body)
         if frame.extra:
@@ -137,29 +164,38 @@ class Dispatcher:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""
         self.remove(channel)
         while len(channel.sent) > 1:
-            self.queue.extendleft(reversed(channel.sent.pop().jobs))
+            self.queue.put_back(channel.sent.pop().jobs)
         if not self.accepting:  # it was the last, on its way out
             self.refuse_waiting(self._no_worker())
         else:
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush(self, at_least: float = 0.0) -> None:
         self._flush_due = False
-        if not self.queue and not self.suspects:
+        queue = self.queue
+        if not queue.jobs and not queue.suspects:
             return
-        now = time.monotonic()
-        todo = assign(self.queue, self.channels, now, self.limits, self.suspects)
+        now = max(time.monotonic(), at_least)
+        todo = assign(queue, self.channels, now, self.limits)
         for channel, jobs in todo.batches:
             channel.send(jobs, now)
         for channel, group in todo.retries:
             channel.send(group.jobs, now, group.deaths)
         for job in todo.skipped:
-            self._refuse(job, Unavailable(f"{self.label} did not reach the request before its deadline, or its client has left."))
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
-        if todo.wake is not None:
-            self._wake = self._loop.call_later(todo.wake - now, self._flush)
+            self._refuse(job, self._gone_or_late(job))
+        if todo.wake < self._timer_at:
+            self._set_timer(todo.wake, now)
+
+    def _set_timer(self, at: float, now: float) -> None:
+        """One that is set already and goes off earlier stays: it costs one flush, and sets the next."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(at - now, self._on_timer)
+
+    def _on_timer(self) -> None:
+        at, self._timer, self._timer_at = self._timer_at, None, NEVER
+        self._flush(at)  # loops round to milliseconds, and one that is early would have to be set again
 
     def _count(self, sent: Sent, frame: wire.Frame, now: float) -> None:
         stats, jobs = self.stats, sent.jobs
@@ -182,6 +218,25 @@ class Dispatcher:
 
     def _no_worker(self) -> NoWorker:
         return NoWorker(f"{self.label} {_NO_WORKER}{self.why_not}")
+
+    def _queue_full(self) -> QueueFull:
+        bounds = self.bounds
+        if len(self.queue.jobs) >= bounds.items:
+            why = f"{len(self.queue.jobs)} requests wait (jobQueueSize)"
+        else:
+            why = f"requests with {self.queue.size} bytes wait (maxQueueBytes)"
+        seconds = self._seconds_to_empty()
+        text = f"{self.label} {_NO_WORKER}. The queue is full: {why}; try again in {seconds} s."
+        return QueueFull(text, retry_after=seconds, status=bounds.overload_status)
+
+    def _gone_or_late(self, job: Job) -> TsxError:
+        if job.gone:
+            return ClientLeft(f"{self.label} did not reach the request before its client left.")
+        seconds = self._seconds_to_empty()
+        return DeadlinePassed(f"{self.label} did not reach the request before its deadline; try again in {seconds} s.", retry_after=seconds)
+
+    def _seconds_to_empty(self) -> int:
+        return retry_after(len(self.queue), self.pace.rate * len(self.channels))
 
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._turn_away(job, error)

@@ -27,8 +27,9 @@ class Job(Protocol):
     meta: bytes  # see `wire.request_meta`
     body: Buffer
     arrived: float  # time.monotonic() when the request was complete
-    deadline: float | None  # the same clock; past it the job is refused instead of run
-    gone: bool  # set once the client has left
+    deadline: float | None  # the same clock: when its answer is of no use any more; a job that waits for too long is refused
+    priority: int  # greater goes first; 0 where the request names none
+    gone: bool  # set by `Dispatcher.leave` once the client has left
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         """The handler's answer: an HTTP status, a header block (see `wire`), the body. The buffers are valid during the call."""
@@ -111,13 +112,14 @@ class _Rest:
 class WaitingJob:
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
 
-    __slots__ = ("_rest", "arrived", "body", "deadline", "done", "gone", "meta")
+    __slots__ = ("_rest", "arrived", "body", "deadline", "done", "gone", "meta", "priority")
 
-    def __init__(self, meta: bytes, body: Buffer, arrived: float, deadline: float | None = None) -> None:
+    def __init__(self, meta: bytes, body: Buffer, arrived: float, deadline: float | None = None, priority: int = 0) -> None:
         self.meta = meta
         self.body = body
         self.arrived = arrived
         self.deadline = deadline
+        self.priority = priority
         self.gone = False
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._rest: _Rest | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,12 @@ import yaml
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.batching import Limits
 from tsx_runtime.core.devices import cpu_count
-from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker
@@ -35,11 +35,16 @@ class RegisterOrder:
     version: str | None = None
     handler: str | None = None
     runtime: str | None = None
-    batch_size: int | None = None
-    max_batch_delay: int | None = None  # ms
     initial_workers: int | None = None
+    batch_size: int | None = None
+    max_batch_bytes: int | None = None
+    max_batch_delay: int | None = None  # ms
+    job_queue_size: int | None = None
+    max_queue_bytes: int | None = None
     response_timeout: int | None = None  # s
     startup_timeout: int | None = None  # s
+    client_timeout: int | None = None  # ms; 0: none
+    overload_status: int | None = None
     device_type: str | None = None
     max_worker_requests: int | None = None
     max_worker_memory: int | None = None  # MB
@@ -47,22 +52,27 @@ class RegisterOrder:
     loaded_at_startup: bool = False
 
 
+TUNABLE = (  # what is set at registration and may be changed while the model is served
+    "batch_size",
+    "max_batch_bytes",
+    "max_batch_delay",
+    "job_queue_size",
+    "max_queue_bytes",
+    "response_timeout",
+    "startup_timeout",
+    "client_timeout",
+    "overload_status",
+)
+
+
 def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
     """The order, filled up with what the settings say of this model."""
     if own is None:
         return order
-    return replace(
-        order,
-        batch_size=_if_none(order.batch_size, own.batch_size),
-        max_batch_delay=_if_none(order.max_batch_delay, own.max_batch_delay),
-        initial_workers=_if_none(order.initial_workers, own.workers),
-        response_timeout=_if_none(order.response_timeout, own.response_timeout),
-        startup_timeout=_if_none(order.startup_timeout, own.startup_timeout),
-        device_type=order.device_type or own.device,
-        max_worker_requests=_if_none(order.max_worker_requests, own.max_worker_requests),
-        max_worker_memory=_if_none(order.max_worker_memory, own.max_worker_memory),
-        max_worker_age=_if_none(order.max_worker_age, own.max_worker_age),
-    )
+    names = (*TUNABLE, "max_worker_requests", "max_worker_memory", "max_worker_age")
+    own_values = {name: getattr(own, name) for name in names if getattr(order, name) is None}
+    workers = own.workers if order.initial_workers is None else order.initial_workers
+    return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
 
 
 NOT_CARRIED = {  # fields of ModelConfig that nothing acts on yet, by their keys in model-config.yaml
@@ -87,11 +97,15 @@ class Plan:
     """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
 
     batch_size: int
-    max_batch_delay: int
-    response_timeout: int
-    startup_timeout: int
-    max_retry_timeout: int
-    queue_size: int
+    max_batch_bytes: int
+    max_batch_delay: int  # ms
+    job_queue_size: int
+    max_queue_bytes: int
+    response_timeout: int  # s
+    startup_timeout: int  # s
+    client_timeout: int  # ms; 0: none
+    overload_status: int
+    max_retry_timeout: int  # s
     min_workers: int
     max_workers: int
     device_type: str | None
@@ -100,6 +114,15 @@ class Plan:
     wait: bool
     recycling: Recycling
 
+    @property
+    def limits(self) -> Limits:
+        wait = self.max_batch_delay / 1000 if self.wait else None
+        return Limits(min(self.batch_size, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait)
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
+
 
 def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> Plan:
     """Raises BadRequest for more workers than any machine has room for."""
@@ -107,11 +130,15 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     check_workers(workers)
     return Plan(
         batch_size=_first(order.batch_size, config.batch_size, 1),
+        max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, Limits().max_bytes),
         max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, 100),
+        job_queue_size=_first(order.job_queue_size, config.job_queue_size, settings.job_queue_size),
+        max_queue_bytes=_first(order.max_queue_bytes, config.max_queue_bytes, settings.max_queue_bytes),
         response_timeout=_first(order.response_timeout, config.response_timeout, settings.default_response_timeout),
         startup_timeout=_first(order.startup_timeout, config.startup_timeout, settings.default_startup_timeout),
+        client_timeout=_first(order.client_timeout, config.client_timeout, 0),
+        overload_status=_first(order.overload_status, config.overload_status, settings.overload_status),
         max_retry_timeout=_first(config.max_retry_timeout, 300),
-        queue_size=_first(config.job_queue_size, settings.job_queue_size),
         min_workers=workers,
         max_workers=most,
         device_type=order.device_type or config.device_type,
@@ -140,10 +167,6 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     if order.loaded_at_startup:
         workers = workers or (gpus if order.device_type != "cpu" and config.device_type != "cpu" else 0) or 1
     return workers, workers
-
-
-def _if_none(value: int | None, otherwise: int | None) -> int | None:
-    return otherwise if value is None else value
 
 
 def _first(*values: int | None) -> int:
@@ -178,8 +201,8 @@ class ModelVersion:
         self.max_workers = chosen.max_workers
         self._settings = settings
         label = f'Model "{name}" [Version {version}]'
-        wait = chosen.max_batch_delay / 1000 if chosen.wait else None
-        self._dispatcher = Dispatcher(label, Limits(chosen.batch_size, wait=wait), chosen.queue_size)
+        self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
+        self._dispatcher = Dispatcher(label, chosen.limits, chosen.bounds)
         self._supervisor = Supervisor(
             label,
             self._dispatcher,
@@ -195,6 +218,7 @@ class ModelVersion:
             heartbeat_timeout=settings.heartbeat_timeout,
         )
         self.submit: Callable[[Job], None] = self._dispatcher.submit
+        self.leave: Callable[[Job], None] = self._dispatcher.leave
 
     @property
     def config(self) -> ModelConfig:
@@ -221,10 +245,6 @@ class ModelVersion:
         return self.plan.startup_timeout
 
     @property
-    def queue_size(self) -> int:
-        return self.plan.queue_size
-
-    @property
     def workers(self) -> list[Worker]:
         return self._supervisor.workers
 
@@ -235,7 +255,7 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._dispatcher.queue) + sum(len(group.jobs) for group in self._dispatcher.suspects)
+        return len(self._dispatcher.queue)
 
     @property
     def stats(self) -> Stats:
@@ -249,6 +269,13 @@ class ModelVersion:
         check_workers(min_workers)
         self.min_workers, self.max_workers = min_workers, max_workers
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Values for names of TUNABLE, from now on: what is on its way to a worker goes as it was."""
+        self.plan = replace(self.plan, **changes)
+        self.client_timeout = self.plan.client_timeout / 1000
+        self._dispatcher.change(self.plan.limits, self.plan.bounds)
+        self._supervisor.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
     async def finished(self) -> None:
         """Wait until every accepted request is answered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,27 @@ class Registry:
 
     # Changing
 
-    async def scale(self, name: str, version: str | None, min_workers: int, max_workers: int | None = None, *, wait: bool = True) -> None:
-        """Raises BadRequest, ModelNotFound, ModelVersionNotFound, LoadFailed (only with `wait`)."""
+    async def scale(
+        self,
+        name: str,
+        version: str | None,
+        min_workers: int,
+        max_workers: int | None = None,
+        *,
+        wait: bool = True,
+        changes: Mapping[str, int] | None = None,
+    ) -> None:
+        """With `changes`, also do what `ModelVersion.change` does.
+
+        Raises BadRequest, ModelNotFound, ModelVersionNotFound (then nothing is changed), LoadFailed (only with `wait`).
+        """
         most = min_workers if max_workers is None else max_workers
         if min_workers < 0 or most < min_workers:
             raise BadRequest("max_worker cannot be less than min_worker.")
-        scaling = self.find(name, version).scale(min_workers, most)
+        found = self.find(name, version)
+        scaling = found.scale(min_workers, most)
+        if changes:
+            found.change(changes)
         if wait:
             await scaling
         else:

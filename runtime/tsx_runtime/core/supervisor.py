@@ -79,6 +79,13 @@ class Supervisor:
         self._ids = ids
         self._next_gpu = next_gpu
         self._replacing = False  # one worker at a time, so that a model never needs more than one worker's room beside its own
+        self._timeouts_changed = asyncio.Event()
+
+    def set_timeouts(self, response: float, startup: float) -> None:
+        """From now on, also for what workers have begun."""
+        self.response_timeout, self.startup_timeout = response, startup
+        changed, self._timeouts_changed = self._timeouts_changed, asyncio.Event()
+        changed.set()
 
     def scale(self, count: int, *, drain: bool = True) -> Coroutine[Any, Any, None]:
         """Have `count` workers, from now on: requests are accepted at once. What is returned waits until they are ready or gone.
@@ -216,7 +223,7 @@ class Supervisor:
             if left <= 0:
                 running.kill(f"it did not answer within {self.response_timeout:g} s (responseTimeout)")
                 return
-            await asyncio.sleep(left)
+            await _wait(self._timeouts_changed, left)
 
     async def _watch_health(self, running: Running) -> None:
         """Kill the worker when it is stuck, and see when it is due to be replaced."""

@@ -18,6 +18,7 @@ PAGE = 100
 
 def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedModel:
     config = version.config
+    plan = version.plan
     pending = version.pending
     return DescribedModel(
         model_name=version.name,
@@ -31,20 +32,24 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
         response_timeout=version.response_timeout,
         startup_timeout=version.startup_timeout,
         max_retry_timeout_in_sec=version.plan.max_retry_timeout,
-        client_timeout_in_mills=config.client_timeout or 0,
+        client_timeout_in_mills=plan.client_timeout,
         parallel_type=config.parallel_type,
         parallel_level=config.parallel_level,
         device_type=version.plan.device_type,
         device_ids=list(version.plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
         workers=[describe_worker(worker, gpus) for worker in version.workers],
-        job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_size - pending), pending_requests=pending),
-        max_worker_requests=version.plan.recycling.requests or None,
-        max_worker_memory=version.plan.recycling.memory or None,
-        max_worker_age=version.plan.recycling.age or None,
+        job_queue_status=JobQueue(remaining_capacity=max(0, plan.job_queue_size - pending), pending_requests=pending),
+        max_worker_requests=plan.recycling.requests or None,
+        max_worker_memory=plan.recycling.memory or None,
+        max_worker_age=plan.recycling.age or None,
         worker_restarts=version.stats.restarts,
         worker_recycles=dict(version.stats.recycled) or None,
         last_error=version.last_error,
+        job_queue_size=plan.job_queue_size,
+        max_batch_bytes=plan.max_batch_bytes,
+        max_queue_bytes=plan.max_queue_bytes,
+        overload_status=plan.overload_status,
     )
 
 

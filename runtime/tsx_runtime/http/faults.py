@@ -16,9 +16,9 @@ from tsx_runtime.errors import (
     LoadFailed,
     MethodNotAllowed,
     PayloadTooLarge,
-    QueueFull,
     ResourceNotFound,
     TsxError,
+    Unavailable,
     error_body,
 )
 from tsx_runtime.http.asgi import JSON, NO_CACHE, Pair
@@ -49,8 +49,8 @@ def _extra(error: TsxError) -> tuple[Pair, ...]:
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
         return ((b"connection", b"close"),)
-    if isinstance(error, QueueFull):
-        return ((b"retry-after", b"1"),)
+    if isinstance(error, Unavailable) and error.retry_after is not None:
+        return ((b"retry-after", b"%d" % error.retry_after),)
     return ()
 
 

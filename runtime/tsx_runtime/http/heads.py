@@ -19,6 +19,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.limits import urgency
 from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
 
 END = b"\r\n\r\n"
@@ -36,6 +37,8 @@ class Head(NamedTuple):
     meta: bytes  # of the request (see `wire.request_meta`), without its id
     length: int  # bytes of the body
     keep_alive: bool
+    priority: int
+    timeout_ms: int | None  # that the client will wait
 
 
 class _Url(NamedTuple):
@@ -76,13 +79,15 @@ class Heads:
         url = self._url(found.url)
         if url is None or (url.target.name is None and is_form(found.headers)):
             return None
-        if self._guard is not None:
-            try:
+        try:
+            if self._guard is not None:
                 self._guard.check(found.headers)
-            except TsxError:
-                return None
+            priority, timeout_ms = urgency(found.headers)
+        except TsxError:
+            return None
         block = wire.header_block(with_headers(found.headers, url.target.headers))
-        return Head(url.target, b"\r\n%b\r\n%b" % (url.query, block), length, found.keep_alive), url.version
+        meta = b"\r\n%b\r\n%b" % (url.query, block)
+        return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms), url.version
 
     def _url(self, text: bytes) -> _Url | None:
         try:

@@ -17,7 +17,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import (
     JSON,
@@ -35,6 +35,7 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.limits import deadline, urgency
 from tsx_runtime.http.routes import Target, find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
@@ -64,15 +65,11 @@ class Predictions:
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
-            job = await self._job(scope, receive, request_id)
-            try:
-                answer = await job.done
-            except asyncio.CancelledError:
-                job.gone = True
-                raise
+            version, job = await self._job(scope, receive, request_id)
+            answer = await _answer(version, job, receive)
             check_status(answer.status)
             headers = handler_headers(answer.headers)
-        except ClientGone:
+        except (ClientGone, ClientLeft):
             return
         except TsxError as error:
             await self._send(send, scope, request_id, *faults.fault(error))
@@ -85,9 +82,10 @@ class Predictions:
             else:
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
-    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> WaitingJob:
-        """The request, submitted."""
+    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[ModelVersion, WaitingJob]:
+        """The request, and who shall answer it."""
         headers: list[Pair] = scope["headers"]
+        priority, timeout_ms = urgency(headers)
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
         form = target.name is None and is_form(headers)
@@ -97,12 +95,8 @@ class Predictions:
             version = self.find(target._replace(name=model_in_form(headers, body)))
         headers = with_headers(headers, target.headers)
         now = time.monotonic()
-        timeout = version.config.client_timeout  # ms; 0 or None: none
-        job = WaitingJob(
-            wire.request_meta(request_id.decode(), scope["query_string"], headers), body, now, now + timeout / 1000 if timeout else None
-        )
-        version.submit(job)
-        return job
+        meta = wire.request_meta(request_id.decode(), scope["query_string"], headers)
+        return version, WaitingJob(meta, body, now, deadline(now, version.client_timeout, timeout_ms), priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])
@@ -132,6 +126,25 @@ class Predictions:
             watcher.cancel()
             job.gone = True
             answer.leave()
+
+
+async def _answer(version: ModelVersion, job: WaitingJob, receive: Receive) -> Answer:
+    """Submit the job and wait for its answer; raises `ClientLeft` where it is given up because the client has left."""
+    version.submit(job)
+    leaving = asyncio.ensure_future(_watch_wait(receive, version, job))
+    try:
+        return await job.done
+    except asyncio.CancelledError:
+        version.leave(job)
+        raise
+    finally:
+        leaving.cancel()
+
+
+async def _watch_wait(receive: Receive, version: ModelVersion, job: WaitingJob) -> None:
+    """Have a job whose client leaves give up its place. After the body, nothing else is to be received."""
+    if (await receive())["type"] == "http.disconnect":
+        version.leave(job)
 
 
 async def _watch(receive: Receive, job: WaitingJob, answer: Answer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -12,7 +13,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
-from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.model import TUNABLE, ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, LoadFailed, NoWorker, PredictionFailed
@@ -20,7 +21,8 @@ from tsx_runtime.http import faults, openapi
 from tsx_runtime.http.asgi import new_request_id, read_body
 from tsx_runtime.http.describe import PAGE, describe_version, list_models
 from tsx_runtime.http.gpu import read_gpus
-from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, Status
+from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
+from tsx_runtime.settings import suggestion
 
 RUNTIMES = ("python", "python3", "python2")  # what archives name; all run in this server's own Python
 PROCESSING = "Processing worker updates..."
@@ -28,9 +30,7 @@ PROCESSING = "Processing worker updates..."
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 Customized = Annotated[Flag, Query(description="ask the handler's describe_handle as well")]
-MinWorker = Annotated[int, Query(ge=0, description="least workers")]
-MaxWorker = Annotated[int | None, Query(ge=0, description="most workers; min_worker if not given")]
-Synchronous = Annotated[Flag, Query(description="answer when it is done")]
+Changes = Annotated[ScaleParameters, Query()]
 Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect there or here")]
 
 
@@ -71,14 +71,23 @@ class Management:
                 one.customized_metadata = answer
         return _json(Described(described))
 
-    async def scale(self, model: str, version: str | None, min_worker: int, max_worker: int | None, synchronous: bool) -> Response:
+    async def change(self, model: str, version: str | None, wanted: ScaleParameters, given: Iterable[str]) -> Response:
+        """Limits, workers or both. With neither, TorchServe scales to one worker, and so does this."""
+        _check_names(given)
+        changes = {name: value for name in TUNABLE if (value := getattr(wanted, name)) is not None}
+        scales = not changes or wanted.min_worker is not None or wanted.max_worker is not None
+        if not scales:
+            found = self.registry.find(model, version)
+            found.change(changes)
+            return _status(f'Changed for model "{model}" Version: {found.version}: {_told(changes)}')
+        least = 1 if wanted.min_worker is None else wanted.min_worker
         try:
-            await self.registry.scale(model, version, min_worker, max_worker, wait=synchronous)
+            await self.registry.scale(model, version, least, wanted.max_worker, wait=wanted.synchronous, changes=changes)
         except LoadFailed as error:
             raise _start_failed(model, version, error) from error
-        if not synchronous:
+        if not wanted.synchronous:
             return _status(PROCESSING, 202)
-        text = f"Workers scaled to {min_worker} for model: {model}"
+        text = f"Workers scaled to {least} for model: {model}"
         return _status(f"{text}, version: {version}" if version else text)
 
     async def set_default(self, model: str, version: str) -> Response:
@@ -144,12 +153,20 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         model_name=parameters.model_name,
         handler=parameters.handler,
         runtime=parameters.runtime,
-        batch_size=parameters.batch_size,
-        max_batch_delay=parameters.max_batch_delay,
         initial_workers=parameters.initial_workers,
-        response_timeout=parameters.response_timeout,
-        startup_timeout=parameters.startup_timeout,
+        **{name: getattr(parameters, name) for name in TUNABLE},
     )
+
+
+def _check_names(given: Iterable[str]) -> None:
+    """TorchServe passes over parameters that it does not know, and so must this; but not over a slip in one that it knows."""
+    for name in given:
+        if name not in ScaleParameters.model_fields and (hint := suggestion(name, ScaleParameters.model_fields)):
+            raise BadRequest(f"Parameter {name} is not known{hint}")
+
+
+def _told(changes: dict[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in changes.items())
 
 
 def _start_failed(model: str, version: str | None, error: LoadFailed) -> LoadFailed:
@@ -199,20 +216,12 @@ def _add_model_routes(router: APIRouter, management: Management) -> None:
 
     @router.put(
         "/models/{model}",
-        summary="Scale its default version",
+        summary="Scale its default version, or change its limits",
         response_model=Status,
         responses=openapi.failures(400, 404, 500) | {202: {"model": Status, "description": "under way"}},
     )
-    async def scale(
-        model: ModelName,
-        min_worker: MinWorker = 1,
-        max_worker: MaxWorker = None,
-        synchronous: Synchronous = False,
-        model_version: Annotated[str | None, Query(description="this version instead of the default one")] = None,
-        number_gpu: Ignored = None,
-        timeout: Ignored = None,
-    ) -> Response:
-        return await management.scale(model, model_version, min_worker, max_worker, synchronous)
+    async def scale(request: Request, model: ModelName, wanted: Changes) -> Response:
+        return await management.change(model, wanted.model_version, wanted, request.query_params)
 
     @router.delete(
         "/models/{model}", summary="Unregister its default version", response_model=Status, responses=openapi.failures(403, 404, 408, 409)
@@ -233,20 +242,12 @@ def _add_version_routes(router: APIRouter, management: Management) -> None:
 
     @router.put(
         "/models/{model}/{version}",
-        summary="Scale one version",
+        summary="Scale one version, or change its limits",
         response_model=Status,
         responses=openapi.failures(400, 404, 500) | {202: {"model": Status, "description": "under way"}},
     )
-    async def scale(
-        model: ModelName,
-        version: VersionName,
-        min_worker: MinWorker = 1,
-        max_worker: MaxWorker = None,
-        synchronous: Synchronous = False,
-        number_gpu: Ignored = None,
-        timeout: Ignored = None,
-    ) -> Response:
-        return await management.scale(model, version, min_worker, max_worker, synchronous)
+    async def scale(request: Request, model: ModelName, version: VersionName, wanted: Changes) -> Response:
+        return await management.change(model, version, wanted, request.query_params)
 
     @router.put(
         "/models/{model}/{version}/set-default", summary="Set the default version", response_model=Status, responses=openapi.failures(404)

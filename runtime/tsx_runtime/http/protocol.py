@@ -30,6 +30,7 @@ from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads
+from tsx_runtime.http.limits import deadline
 from tsx_runtime.http.lines import CLOSE, Lines, around_id
 from tsx_runtime.http.timeouts import SLOWEST, Clock
 from tsx_runtime.wire import Buffer
@@ -84,6 +85,7 @@ class FastLane(HttpToolsProtocol):
         self._body = bytearray()
         self._filled = 0
         self._exchange: Exchange | None = None
+        self._version: ModelVersion | None = None  # that was asked last
         self._reading = False  # uvicorn's parser is within a message
         self._closing = False  # the server stops: no further request
         self._unsent = 0  # bytes of answers at the last tick that the client had not taken
@@ -114,7 +116,8 @@ class FastLane(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.gone = True
+            assert self._version is not None
+            self._version.leave(exchange)
             exchange.go_on()
         super().connection_lost(exc)
 
@@ -188,12 +191,14 @@ class FastLane(HttpToolsProtocol):
 
     def _submit(self, head: Head, version: ModelVersion, body: Buffer) -> None:
         exchange = Exchange(self, head, body, time.monotonic())
-        timeout = version.config.client_timeout  # ms; 0 or None: none
-        if timeout:
-            exchange.deadline = exchange.arrived + timeout / 1000
+        if version.client_timeout or head.timeout_ms is not None:
+            exchange.deadline = deadline(exchange.arrived, version.client_timeout, head.timeout_ms)
+        if head.priority:
+            exchange.priority = head.priority
         if self._closing:
             exchange.keep_alive = False
         self._exchange = exchange
+        self._version = version
         self._phase = ANSWER
         version.submit(exchange)
 

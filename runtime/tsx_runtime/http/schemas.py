@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from tsx_runtime.settings import check_overload_status
+
+_IGNORED = "accepted for TorchServe's clients; has no effect there or here"
 
 
 def _lower(value: Any) -> Any:
@@ -43,7 +47,23 @@ class Health(BaseModel):
     status: str
 
 
-class RegisterParameters(BaseModel):
+class Tuning(BaseModel):
+    """What a registration may set, and what may be changed later; None leaves it as it is."""
+
+    batch_size: int | None = Field(None, ge=1, description="most requests of one batch; the archive's own if not given, or 1")
+    max_batch_bytes: int | None = Field(None, ge=1, description="most bytes of the bodies of one batch; one alone may be larger")
+    max_batch_delay: int | None = Field(None, ge=0, description="milliseconds; the archive's own if not given, or 100")
+    job_queue_size: int | None = Field(None, ge=1, description="requests that may wait; one more is refused")
+    max_queue_bytes: int | None = Field(None, ge=1, description="bytes of bodies that may wait; one alone may be larger")
+    response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
+    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
+    client_timeout: int | None = Field(None, ge=0, description="milliseconds within which a request must be answered; 0 = no limit")
+    overload_status: Annotated[int, AfterValidator(check_overload_status)] | None = Field(
+        None, description="status of a request for which there is no room: 503 or 429"
+    )
+
+
+class RegisterParameters(Tuning):
     """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
 
     model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
@@ -52,12 +72,17 @@ class RegisterParameters(BaseModel):
     model_name: str | None = Field(None, description="the archive's own if not given")
     runtime: str | None = Field(None, description="the archive's own if not given")
     handler: str | None = Field(None, description="the archive's own if not given")
-    batch_size: int | None = Field(None, ge=1, description="most requests of one batch; the archive's own if not given, or 1")
-    max_batch_delay: int | None = Field(None, ge=0, description="milliseconds; the archive's own if not given, or 100")
     initial_workers: int | None = Field(None, ge=0, description="the archive's minWorkers if not given, or default_workers_per_model")
     synchronous: Flag = Field(True, description="answer when the workers are ready")
-    response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
-    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
+
+
+class ScaleParameters(Tuning):
+    min_worker: int | None = Field(None, ge=0, description="least workers; 1 if nothing at all is given")
+    max_worker: int | None = Field(None, ge=0, description="most workers; min_worker if not given")
+    synchronous: Flag = Field(False, description="answer when it is done")
+    model_version: str | None = Field(None, description="this version instead of the default one")
+    number_gpu: str | None = Field(None, deprecated=True, description=_IGNORED)
+    timeout: str | None = Field(None, deprecated=True, description=_IGNORED)
 
 
 class ListedModel(Camel):
@@ -104,6 +129,10 @@ _DESCRIBED: dict[str, Any] = {
     "workers": [{**_WORKER, "gpu": False, "gpuUsage": "N/A", "restarts": 0}],
     "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
     "workerRestarts": 0,
+    "jobQueueSize": 100,
+    "maxBatchBytes": 67108864,
+    "maxQueueBytes": 1073741824,
+    "overloadStatus": 503,
 }
 
 
@@ -146,3 +175,7 @@ class DescribedModel(Camel):
     max_worker_age: int | None = Field(None, description="seconds after which a worker is replaced")
     worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they had reached")
     last_error: str | None = Field(None, description="traceback of the last worker that could not load the model")
+    job_queue_size: int = Field(description="requests that may wait")
+    max_batch_bytes: int
+    max_queue_bytes: int
+    overload_status: int = Field(description="status of a request for which there is no room in the queue")

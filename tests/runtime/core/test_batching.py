@@ -1,14 +1,16 @@
-"""`assign` as properties: jobs are plain data, the clock is a number."""
+"""`assign` and the queue as properties: jobs are plain data, the clock is a number."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.batching import Limits, Suspects, assign, halves
+from tsx_runtime.core.batching import assign, halves
+from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects, urgency
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
 
@@ -21,6 +23,7 @@ class FakeJob:
     body: Buffer = b"x"
     arrived: float = NOW
     deadline: float | None = None
+    priority: int = 0
     gone: bool = False
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None: ...
@@ -33,97 +36,160 @@ class FakeJob:
 @dataclass(eq=False)
 class FakeWorker:
     batches: int = 0
-    got: list[FakeJob] = field(default_factory=list)
 
 
-jobs = st.builds(
-    FakeJob,
-    body=st.binary(max_size=20),
-    arrived=st.floats(NOW - 10, NOW),
-    deadline=st.none() | st.floats(NOW - 1, NOW + 1),
-    gone=st.booleans(),
-)
-queues = st.lists(jobs, max_size=40)
+def make_jobs(**kinds):
+    return st.builds(FakeJob, body=st.binary(max_size=20), arrived=st.floats(NOW - 10, NOW), **kinds)
+
+
+plain = make_jobs(gone=st.booleans())
+urgent = make_jobs(gone=st.booleans(), deadline=st.none() | st.floats(NOW - 1, NOW + 1), priority=st.sampled_from([0, 0, 0, -1, 2]))
+queues = st.lists(plain, max_size=40) | st.lists(urgent, max_size=40)
 workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 2)), max_size=5)
 limits = st.builds(Limits, max_items=st.integers(1, 8), max_bytes=st.integers(1, 60), wait=st.none() | st.floats(0, 10))
+
+
+def waiting(jobs) -> JobQueue:
+    """As the dispatcher fills it; who is gone has left since."""
+    queue = JobQueue(jobs)
+    for job in jobs:
+        if job.gone:
+            queue.leave(job)
+    return queue
 
 
 def is_over(job: FakeJob) -> bool:
     return job.gone or (job.deadline is not None and job.deadline <= NOW)
 
 
+def ids(jobs) -> list[int]:
+    return sorted(map(id, jobs))
+
+
 @given(queues, workers, limits)
-def test_every_job_is_in_exactly_one_place_afterwards_and_in_its_old_order(queued, idle, caps):
-    queue = deque(queued)
+def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued, idle, caps):
+    queue = waiting(queued)
     result = assign(queue, idle, NOW, caps)
     sent = [job for _, batch in result.batches for job in batch]
-    assert sorted(map(id, [*sent, *result.skipped, *queue])) == sorted(map(id, queued))
-    kept = [job for job in queued if job not in result.skipped]
-    assert [*sent, *queue] == kept
+    assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
+    assert [*sent, *queue.jobs] == sorted((job for job in queued if not is_over(job)), key=urgency)  # stable: ties as they came
+    assert queue.size == sum(len(job.body) for job in queue.jobs)
 
 
 @given(queues, workers, limits)
 def test_caps_hold_and_only_one_request_alone_may_exceed_the_cap_on_bytes(queued, idle, caps):
-    for _, batch in assign(deque(queued), idle, NOW, caps).batches:
+    for _, batch in assign(waiting(queued), idle, NOW, caps).batches:
         assert 1 <= len(batch) <= caps.max_items
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= caps.max_bytes
 
 
 @given(queues, workers, limits)
-def test_who_is_gone_or_too_late_is_skipped_and_nobody_else(queued, idle, caps):
-    result = assign(deque(queued), idle, NOW, caps)
-    assert all(is_over(job) for job in result.skipped)
-    assert not any(is_over(job) for _, batch in result.batches for job in batch)
+def test_who_is_gone_or_too_late_is_skipped_at_once_and_nobody_else(queued, some, caps):
+    """Also where all workers are busy, or there are none."""
+    assert ids(assign(waiting(queued), some, NOW, caps).skipped) == ids(filter(is_over, queued))
+
+
+@given(queues, workers, limits)
+def test_it_is_asked_again_by_the_earliest_deadline_that_is_left(queued, some, caps):
+    queue = waiting(queued)
+    result = assign(queue, some, NOW, caps)
+    assert result.wake <= min((job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER)
+    assert result.wake > NOW
 
 
 @given(queues, workers, st.integers(1, 8))
 def test_no_request_waits_while_a_worker_is_idle(queued, idle, size):
-    queue = deque(queued)
+    queue = waiting(queued)
     result = assign(queue, idle, NOW, Limits(size))
     busy = {id(worker) for worker, _ in result.batches}
-    left_idle = [worker for worker in idle if worker.batches == 0 and id(worker) not in busy]
-    assert not (left_idle and queue)
-    assert result.wake is None
+    assert not (queue.jobs and any(worker.batches == 0 and id(worker) not in busy for worker in idle))
 
 
 @given(queues, st.lists(st.builds(FakeWorker, batches=st.integers(1, 3)), min_size=2, max_size=5), limits)
 def test_with_several_workers_a_busy_one_gets_nothing_early(queued, busy, caps):
-    assert not assign(deque(queued), busy, NOW, caps).batches
+    assert not assign(waiting(queued), busy, NOW, caps).batches
 
 
 @given(queues, limits)
-def test_a_single_busy_worker_gets_one_more_batch_only_when_it_is_full(queued, caps):
-    result = assign(deque(queued), [FakeWorker(batches=1)], NOW, caps)
-    assert [len(batch) for _, batch in result.batches] in ([], [caps.max_items])
-    assert not assign(deque(queued), [FakeWorker(batches=2)], NOW, caps).batches
+def test_a_single_busy_worker_gets_one_more_batch_only_when_nobody_could_join_it(queued, caps):
+    queue = waiting(queued)
+    for _, batch in assign(queue, [FakeWorker(batches=1)], NOW, caps).batches:
+        following = len(queue.jobs[0].body) if queue.jobs else 1
+        assert len(batch) == caps.max_items or sum(len(job.body) for job in batch) + following > caps.max_bytes
+    assert not assign(waiting(queued), [FakeWorker(batches=2)], NOW, caps).batches
 
 
 @given(st.lists(st.floats(NOW - 10, NOW), min_size=1, max_size=20), st.integers(1, 8), st.floats(0, 10))
 def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals, size, wait):
-    queue = deque(FakeJob(arrived=at) for at in sorted(arrivals))
-    oldest = queue[0].arrived
+    queue = waiting([FakeJob(arrived=at) for at in sorted(arrivals)])
     result = assign(queue, [FakeWorker()], NOW, Limits(size, wait=wait))
     if result.batches:
-        assert len(arrivals) >= size or oldest + wait <= NOW
+        assert len(arrivals) >= size or min(arrivals) + wait <= NOW
     else:
-        assert result.wake == oldest + wait
+        assert result.wake == min(arrivals) + wait
         assert result.wake > NOW
 
 
-@given(st.lists(st.lists(jobs, min_size=1, max_size=5), max_size=4), queues, workers)
+@given(st.lists(urgent, min_size=1, max_size=10), st.floats(0, 10))
+def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
+    queue = waiting(queued)
+    wake = assign(queue, [FakeWorker()], NOW, Limits(100, wait=wait)).wake
+    for job in queue.jobs:
+        assert wake <= job.arrived + wait
+        assert job.deadline is None or wake <= (job.arrived + job.deadline) / 2
+
+
+def test_a_batch_that_is_full_by_bytes_does_not_wait_for_company():
+    queue = waiting([FakeJob(body=b"12345"), FakeJob(body=b"67890")])
+    [(_, batch)] = assign(queue, [FakeWorker()], NOW, Limits(8, max_bytes=7, wait=10.0)).batches
+    assert len(batch) == 1
+
+
+@given(st.lists(urgent, max_size=30), st.lists(urgent, max_size=30), st.integers(0, 8))
+def test_what_is_put_back_gets_its_old_place(early, late, size):
+    queue = JobQueue(early)
+    taken = queue.take(Limits(size or 1)) if early else []
+    for job in late:
+        queue.put(job)
+    queue.put_back(taken)
+    assert list(queue.jobs) == sorted([*early, *late], key=urgency)
+    assert queue.size == sum(len(job.body) for job in queue.jobs)
+    assert queue.earliest <= min((job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER)
+
+
+@given(st.lists(plain, max_size=30), st.integers(1, 8))
+def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
+    queue = JobQueue(queued)
+    assert not queue.ordered
+    assert queue.earliest == NEVER
+    while queue.jobs:
+        queue.take(Limits(size))
+    assert (queue.size, queue.ordered, queue.earliest) == (0, False, NEVER)
+
+
+def test_the_queue_is_plain_again_once_it_was_empty():
+    queue = JobQueue([FakeJob(deadline=NOW + 1, priority=3), FakeJob()])
+    assert queue.ordered
+    queue.take(Limits(8))
+    assert (queue.ordered, queue.earliest) == (False, NEVER)
+
+
+@given(st.lists(st.lists(urgent, min_size=1, max_size=5), max_size=4), queues, workers)
 def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, idle):
-    suspects, queue = deque(Suspects(group, 1) for group in groups), deque(queued)
-    result = assign(queue, idle, NOW, Limits(4), suspects)
-    left = [job for group in suspects for job in group.jobs]
+    queue = waiting(queued)
+    queue.suspect(Suspects(group, 1) for group in groups)
+    for job in (job for group in groups for job in group if job.gone):
+        queue.leave(job)
+    result = assign(queue, idle, NOW, Limits(4))
+    left = [job for group in queue.suspects for job in group.jobs]
     sent = [job for _, group in result.retries for job in group.jobs] + [job for _, batch in result.batches for job in batch]
-    assert sorted(map(id, [*sent, *result.skipped, *queue, *left])) == sorted(
-        map(id, [*queued, *(job for group in groups for job in group)])
-    )
+    assert ids([*sent, *result.skipped, *queue.jobs, *left]) == ids([*queued, *(job for group in groups for job in group)])
+    assert not any(is_over(job) for job in [*sent, *left])
     assert all(worker.batches == 0 for worker, _ in result.retries)
     assert all(any(set(map(id, group.jobs)) <= set(map(id, origin)) for origin in groups) for _, group in result.retries)
     used = [worker for worker, _ in (*result.retries, *result.batches)]
     assert len(set(map(id, used))) == len(used)
-    if suspects:
+    if queue.suspects:
         assert all(worker.batches or any(worker is user for user in used) for worker in idle)
 
 
@@ -140,18 +206,73 @@ def test_one_request_that_kills_workers_ends_three_at_most_and_is_found(count, d
         else:
             answered += group.jobs
     assert deaths <= 3
-    assert sorted(map(id, answered)) == sorted(id(job) for job in everyone if job is not guilty)
+    assert ids(answered) == ids(job for job in everyone if job is not guilty)
+
+
+@dataclass
+class Worker:
+    """One that takes a while for a batch, on the test's clock."""
+
+    free_at: deque[float] = field(default_factory=deque)
+
+    @property
+    def batches(self) -> int:
+        return len(self.free_at)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.5), urgent), max_size=40),
+    st.integers(1, 3),
+    st.floats(0.01, 2),
+    st.builds(Limits, max_items=st.integers(1, 4), max_bytes=st.integers(10, 60), wait=st.none() | st.floats(0, 1)),
+)
+def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(arrivals, count, seconds, caps):
+    """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to be woken for."""
+    queue, pool = JobQueue(), [Worker() for _ in range(count)]
+    now, wake, ended, todo = NOW, NEVER, [], []
+    for gap, job in arrivals:
+        job.arrived = (todo[-1].arrived if todo else NOW) + gap
+        job.deadline = None if job.deadline is None else job.arrived + abs(job.deadline - NOW) + 0.001
+        todo.append(job)
+    todo = deque(todo)
+    while todo or queue.jobs or any(worker.free_at for worker in pool):
+        events = [worker.free_at[0] for worker in pool if worker.free_at] + [wake] + ([todo[0].arrived] if todo else [])
+        now = min(events)
+        assert not math.isinf(now), "requests wait, and nothing will ever happen"
+        while todo and todo[0].arrived <= now:
+            queue.put(todo.popleft())
+        for worker in pool:
+            if worker.free_at and worker.free_at[0] <= now:
+                worker.free_at.popleft()
+        result = assign(queue, pool, now, caps)
+        wake = result.wake
+        for worker, batch in result.batches:
+            worker.free_at.append(max(now, worker.free_at[-1] if worker.free_at else now) + seconds)
+            assert not any(job.deadline is not None and job.deadline < now for job in batch)
+            ended += batch
+        ended += result.skipped
+        assert all(job.deadline is None or job.deadline > now for job in queue.jobs)
+        assert not (caps.wait is None and queue.jobs and not all(worker.batches for worker in pool))
+    assert ids(ended) == ids(job for _, job in arrivals)
 
 
 def test_idle_worker_takes_what_is_there():
     first, second = FakeJob(), FakeJob()
     worker = FakeWorker()
-    assert assign(deque([first, second]), [worker], NOW, Limits(8)).batches == [(worker, [first, second])]
+    assert assign(JobQueue([first, second]), [worker], NOW, Limits(8)).batches == [(worker, [first, second])]
 
 
 def test_two_idle_workers_share_in_order_of_arrival():
-    queue = deque(FakeJob() for _ in range(5))
-    expected = list(queue)
+    jobs = [FakeJob() for _ in range(5)]
     one, two = FakeWorker(), FakeWorker()
-    result = assign(queue, [one, two], NOW, Limits(4))
-    assert result.batches == [(one, expected[:4]), (two, expected[4:])]
+    result = assign(JobQueue(jobs), [one, two], NOW, Limits(4))
+    assert result.batches == [(one, jobs[:4]), (two, jobs[4:])]
+
+
+def test_priority_goes_before_deadline_and_deadline_before_arrival():
+    first, hurried, soon, important = FakeJob(), FakeJob(deadline=NOW + 5), FakeJob(deadline=NOW + 1), FakeJob(priority=1)
+    last = FakeJob(priority=-1, deadline=NOW + 0.1)
+    worker = FakeWorker()
+    assert assign(JobQueue([last, first, hurried, soon, important]), [worker], NOW, Limits(8)).batches == [
+        (worker, [important, soon, hurried, first, last])
+    ]

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import Limits
 from tsx_runtime.core.channel import Channel, LoadError
-from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.queue import Limits
 from tsx_runtime.errors import NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 10.0
@@ -59,8 +59,8 @@ async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
     return channel, Peer(back)
 
 
-async def started(limits: Limits = Limits(4), queue_size: int = 100) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
-    dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, queue_size)
+async def started(limits: Limits = Limits(4), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
+    dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, bounds)
     dispatcher.accept(True)
     channel, peer = await connect(dispatcher)
     dispatcher.add(channel)
@@ -112,7 +112,7 @@ def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
 
 def test_a_full_queue_refuses_at_once():
     async def main():
-        dispatcher, _, peer = await started(Limits(1), queue_size=2)
+        dispatcher, _, peer = await started(Limits(1), bounds=Bounds(2))
         first = submit(dispatcher, b"1")
         await peer.read()
         early = submit(dispatcher, b"2")  # the only worker may hold one more full batch
@@ -129,7 +129,7 @@ def test_a_full_queue_refuses_at_once():
 
 def test_a_burst_is_not_refused_while_workers_idle():
     async def main():
-        dispatcher, _, peer = await started(Limits(4), queue_size=4)
+        dispatcher, _, peer = await started(Limits(4), bounds=Bounds(4))
         jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
         for _ in range(2):
             await peer.reply(await peer.read())
@@ -140,7 +140,7 @@ def test_a_burst_is_not_refused_while_workers_idle():
 
 def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits():
     async def main():
-        dispatcher = Dispatcher("Model", Limits(4), 10)
+        dispatcher = Dispatcher("Model", Limits(4), Bounds(10))
         with pytest.raises(NoWorker):
             await answer(submit(dispatcher, b"a")[0])
         dispatcher.accept(True)
@@ -204,7 +204,7 @@ def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refus
 
 def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_did_it_is_refused():
     async def main():
-        dispatcher = Dispatcher("Model", Limits(8), 100)
+        dispatcher = Dispatcher("Model", Limits(8), Bounds(100))
         dispatcher.accept(True)
         jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
         sizes = []
@@ -255,9 +255,9 @@ def test_a_request_whose_client_is_gone_or_whose_deadline_has_passed_is_not_run(
     async def main():
         dispatcher, _, peer = await started()
         gone, late, fine = job(b"gone"), job(b"late", deadline=time.monotonic() - 1), job(b"fine")
-        gone.gone = True
         for each in (gone, late, fine):
             dispatcher.submit(each)
+        dispatcher.leave(gone)
         frame = await peer.read()
         assert [bytes(body) for _, _, body in frame.items] == [b"fine"]
         for each in (gone, late):
@@ -370,7 +370,7 @@ def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(garbage):
 
 def test_a_worker_reports_that_it_has_loaded_or_why_not():
     async def main():
-        dispatcher = Dispatcher("Model", Limits(4), 10)
+        dispatcher = Dispatcher("Model", Limits(4), Bounds(10))
         channel, peer = await connect(dispatcher)
         await peer.write(*wire.encode(wire.Kind.LOADED, 0, extra=b'{"device": "cpu"}'))
         assert await asyncio.wait_for(channel.loaded, TIMEOUT) == {"device": "cpu"}

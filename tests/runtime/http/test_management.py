@@ -216,7 +216,8 @@ def test_a_model_is_described_as_torchserve_does(server):
     fields = (
         "modelName modelVersion modelUrl runtime minWorkers maxWorkers batchSize maxBatchDelay responseTimeout startupTimeout "
         "maxRetryTimeoutInSec clientTimeoutInMills continuousBatching useJobTicket useVenv stateful sequenceMaxIdleMSec "
-        "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus workerRestarts"
+        "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus workerRestarts "
+        "jobQueueSize maxBatchBytes maxQueueBytes overloadStatus"
     )
     assert list(described) == fields.split()
     assert (described["modelName"], described["modelVersion"], described["modelUrl"]) == ("talker", "1.0", "talker.mar")

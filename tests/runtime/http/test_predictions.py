@@ -329,9 +329,9 @@ def test_a_request_that_is_cancelled_while_it_waits_is_never_run(start_server, t
         until(lambda: version.stats.requests == 3)
         server.call(begun_again.cancel)
         gate.touch()
-        until(lambda: begun.done() and version.stats.refusals["Unavailable"] + version.stats.answers.total() == 3)
+        until(lambda: begun.done() and version.stats.refusals["ClientLeft"] + version.stats.answers.total() == 3)
         busy.join(60)
-        assert version.stats.refusals["Unavailable"] == 1
+        assert version.stats.refusals["ClientLeft"] == 1
 
 
 async def answer_nobody(app):

@@ -1,0 +1,54 @@
+"""How fast a version's workers answer, as measured: what `Retry-After` and deadlines are reckoned with."""
+
+from __future__ import annotations
+
+import math
+
+MEMORY = 5.0  # seconds of work after which a measurement weighs about a third of what it did
+LONGEST = 3600  # seconds; who is told a longer time than this had better be told to give up
+
+
+class Pace:
+    """Exponentially weighted means over the time that workers were busy, updated once a batch."""
+
+    __slots__ = ("_batches", "_busy", "_items", "_spent")
+
+    def __init__(self) -> None:
+        self._items = 0.0
+        self._batches = 0.0
+        self._busy = 0.0
+        self._spent = 0.0
+
+    def add(self, items: int, busy: float, spent: float) -> None:
+        """A batch of `items` kept its worker busy for `busy` seconds, and was answered `spent` seconds after it had left the queue."""
+        keep = math.exp(-busy / MEMORY)
+        self._items = self._items * keep + items
+        self._batches = self._batches * keep + 1
+        self._busy = self._busy * keep + busy
+        self._spent = self._spent * keep + spent
+
+    @property
+    def rate(self) -> float:
+        """Requests per second of one busy worker; 0 before the first batch."""
+        return self._items / self._busy if self._busy > 0 else 0.0
+
+    @property
+    def answer_time(self) -> float:
+        """Seconds from leaving the queue to the answer; 0 before the first batch."""
+        return self._spent / self._batches if self._batches else 0.0
+
+
+def retry_after(waiting: int, rate: float) -> int:
+    """Whole seconds, at least one, until `waiting` requests are done at `rate` a second."""
+    if rate <= 0:
+        return 1
+    return max(1, math.ceil(min(waiting / rate, LONGEST)))
+
+
+def latest_start(arrived: float, deadline: float, answer_time: float) -> float:
+    """When a request must have left the queue, so that its answer is there by the deadline.
+
+    Without this, in overload, each request would be begun just before its deadline and answered after it. A worker that
+    was slow once must not shut out all others: half of the time that a request has it may wait in any case.
+    """
+    return max(deadline - answer_time, (arrived + deadline) / 2)

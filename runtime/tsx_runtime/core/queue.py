@@ -1,0 +1,171 @@
+"""The requests of one version that wait, in the order in which they are served."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tsx_runtime.core.jobs import Job
+
+NEVER = math.inf
+
+
+class Limits(NamedTuple):
+    max_items: int = 1
+    max_bytes: int = 64 << 20
+    wait: float | None = None  # seconds a request may wait for company; None: never
+
+
+class Suspects(NamedTuple):
+    """Requests with which a worker died: they run among themselves, so that the one that did it takes no others with it."""
+
+    jobs: list[Job]
+    deaths: int  # workers that died with all of them, so far
+
+
+class JobQueue:
+    """Requests by priority, then by deadline, and those alike in the order of their arrival; suspects go before all.
+
+    As long as no request names a priority or a deadline this is a plain deque, and a request costs one append. With them,
+    one that is not more urgent than the last is appended as well (deadlines that are all as far off come in order), and
+    only one that overtakes is looked up a place.
+    """
+
+    __slots__ = ("earliest", "jobs", "ordered", "size", "some_left", "suspects")
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self.jobs: deque[Job] = deque()
+        self.suspects: deque[Suspects] = deque()
+        self.size = 0  # bytes of the bodies of `jobs`
+        self.earliest = NEVER  # no deadline of what waits is before this; it may be one of a request that waits no more
+        self.ordered = False  # a request with a priority or a deadline has come since the queue was last empty
+        self.some_left = False  # a client may have left since `drop_over` was last called
+        for job in jobs:
+            self.put(job)
+
+    def __len__(self) -> int:
+        return len(self.jobs) + sum(len(group.jobs) for group in self.suspects)
+
+    def put(self, job: Job) -> None:
+        self.size += len(job.body)
+        if self.ordered or job.deadline is not None or job.priority:
+            self._insert(job, before_equals=False)
+        else:
+            self.jobs.append(job)
+
+    def put_back(self, jobs: list[Job]) -> None:
+        """To their old places: what is just as urgent came later."""
+        for job in reversed(jobs):
+            self.size += len(job.body)
+            self._insert(job, before_equals=True)
+
+    def suspect(self, groups: Iterable[Suspects]) -> None:
+        self.suspects.extend(groups)
+        self._reckon()
+
+    def leave(self, job: Job) -> None:
+        """Its client is gone: `drop_over` takes the job out, if it is here."""
+        job.gone = True
+        self.some_left = True
+
+    def drop_over(self, now: float) -> list[Job]:
+        """Take out what nobody waits for any more, or has waited for too long."""
+        if not self.some_left and self.earliest > now:
+            return []
+        everyone = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
+        dropped = [job for job in everyone if _is_over(job, now)]
+        if dropped:
+            self.jobs = deque(job for job in self.jobs if not _is_over(job, now))
+            self.size = sum(len(job.body) for job in self.jobs)
+            groups = (Suspects([job for job in group.jobs if not _is_over(job, now)], group.deaths) for group in self.suspects)
+            self.suspects = deque(group for group in groups if group.jobs)
+        self.some_left = False
+        self._reckon()
+        return dropped
+
+    def drop_all(self) -> list[Job]:
+        dropped = [*(job for group in self.suspects for job in group.jobs), *self.jobs]
+        self.jobs.clear()
+        self.suspects.clear()
+        self._emptied()
+        return dropped
+
+    def take(self, limits: Limits) -> list[Job]:
+        """The next batch, up to a cap. One request alone may exceed the cap on bytes."""
+        jobs = self.jobs
+        if len(jobs) <= limits.max_items and self.size <= limits.max_bytes:
+            batch = list(jobs)
+            jobs.clear()
+            self._emptied()
+            return batch
+        batch = []
+        room = limits.max_bytes
+        while jobs and len(batch) < limits.max_items:
+            room -= len(jobs[0].body)
+            if batch and room < 0:
+                break
+            batch.append(jobs.popleft())
+        self.size -= sum([len(job.body) for job in batch])
+        if not jobs:
+            self._emptied()
+        return batch
+
+    def take_suspects(self) -> Suspects:
+        group = self.suspects.popleft()
+        if not self.jobs:
+            self._emptied()
+        return group
+
+    def fills(self, limits: Limits) -> bool:
+        """Whether the next batch is full: nobody who comes later could join it."""
+        return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
+
+    def due(self, limits: Limits) -> float:
+        """When the next batch must leave where requests wait for company: when it is full, or when one has waited long enough."""
+        assert limits.wait is not None
+        if self.fills(limits):
+            return -NEVER
+        return min([_latest_leave(job, limits.wait) for job in self.jobs], default=NEVER)
+
+    def _insert(self, job: Job, *, before_equals: bool) -> None:
+        jobs = self.jobs
+        if job.deadline is not None and job.deadline < self.earliest:
+            self.earliest = job.deadline
+        self.ordered = self.ordered or job.deadline is not None or job.priority != 0
+        key = urgency(job)
+        if before_equals:
+            jobs.insert(bisect_left(jobs, key, key=urgency), job)
+        elif not jobs or urgency(jobs[-1]) <= key:
+            jobs.append(job)
+        else:
+            jobs.insert(bisect_right(jobs, key, key=urgency), job)
+
+    def _reckon(self) -> None:
+        waiting = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
+        self.earliest = min((job.deadline for job in waiting if job.deadline is not None), default=NEVER)
+        self.ordered = self.ordered and bool(self.jobs)
+
+    def _emptied(self) -> None:
+        self.size = 0
+        self.ordered = False
+        if not self.suspects:
+            self.earliest = NEVER
+
+
+def urgency(job: Job) -> tuple[int, float]:
+    """What requests are ordered by, the most urgent first."""
+    return -job.priority, NEVER if job.deadline is None else job.deadline
+
+
+def _is_over(job: Job, now: float) -> bool:
+    return job.gone or (job.deadline is not None and job.deadline <= now)
+
+
+def _latest_leave(job: Job, wait: float) -> float:
+    """Waiting for company may cost a request half of the time that it has, no more."""
+    if job.deadline is not None:
+        wait = min(wait, (job.deadline - job.arrived) / 2)
+    return job.arrived + wait
