@@ -106,6 +106,7 @@ class Settings(BaseModel):
     max_worker_age: int = Field(0, ge=0, description="seconds after which a worker is replaced by a fresh one; 0 = never")
     heartbeat_interval: int = Field(2, ge=1, description="seconds between looks at a worker: is it stopped, silent, due to be replaced")
     heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
+    shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")

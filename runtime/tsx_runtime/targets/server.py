@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +113,24 @@ async def _answer(
         await server.up.wait()
     on_ready(Started({role: str(address) for address, (_, roles) in bound.items() for role in roles}, versions, registry))
     await stop.wait()
+    registry.stopping = True
+    await _delay(settings.shutdown_delay, hurry)
     logger.info("stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once", settings.drain_timeout)
-    for server in servers:
-        server.should_exit = True
-    await _drain(asyncio.gather(*running), registry, hurry, settings.drain_timeout)
+    end = time.monotonic() + settings.drain_timeout
+    predicts = ["inference" in roles for _, roles in bound.values()]
+    for now in (True, False):  # whether it is alive, and how far it is, can be asked until the last prediction is answered
+        for server, first in zip(servers, predicts, strict=True):
+            server.should_exit = server.should_exit or first is now
+        ending = [task for task, first in zip(running, predicts, strict=True) if first is now]
+        await _drain(asyncio.gather(*ending), registry, hurry, max(0.0, end - time.monotonic()))
+
+
+async def _delay(seconds: float, hurry: asyncio.Event) -> None:
+    """Go on while balancers find out that the server is not ready any more."""
+    if seconds:
+        logger.info("stopping: not ready any more; requests are taken for another %d s. Ctrl-C again: at once", seconds)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(hurry.wait(), seconds)
 
 
 async def _drain(answering: asyncio.Future[Any], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
