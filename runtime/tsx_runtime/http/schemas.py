@@ -63,7 +63,6 @@ class Tuning(BaseModel):
     )
 
 
-class RegisterParameters(Tuning):
 class Waiting(Camel):
     """A version that cannot serve, and why."""
 
@@ -82,7 +81,7 @@ class Readiness(Camel):
     not_ready: list[Waiting]
 
 
-class RegisterParameters(BaseModel):
+class RegisterParameters(Tuning):
     """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
 
     model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
