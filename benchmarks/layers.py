@@ -30,6 +30,7 @@ from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.recovery import Ceiling
 
 HEAD = b"POST /predictions/ok HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nContent-Length: %d\r\n%b\r\n"
 
@@ -83,7 +84,7 @@ class Layers:
         self.dispatcher.add(self.channel)
         context = Context("ok", ".", {}, batch, None, "0", True, Metrics("ok"), {})
         entry = Entry(lambda data, context: ["OK"] * len(data), "ok", None)
-        self.model = Model(entry, context, Coroutines(), True, 1 << 30)
+        self.model = Model(entry, context, Coroutines(), True, 1 << 30, Ceiling())
         self.body = body
         self.new_heads = new_heads
 
