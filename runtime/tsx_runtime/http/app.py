@@ -27,12 +27,12 @@ class ServerApp(FastAPI):
     Every answer gets a request id and forbids caching; every error is the error JSON; each route is behind its guard.
     """
 
-    def __init__(self, title: str, counts: Counts) -> None:
+    def __init__(self, title: str, counts: Counts, settings: Settings) -> None:
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
-        self.timeouts = Timeouts()
-        self.max_header_size = 64 << 10
+        self.timeouts = Timeouts(settings.keep_alive_timeout, settings.header_timeout, settings.body_timeout)
+        self.max_header_size = settings.max_header_size
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
@@ -111,11 +111,12 @@ def build_apps(registry: Registry, settings: Settings, listeners: Sequence[Colle
     """One app a listener, each with the routes of the roles that share its address."""
     counts = Counts()
     guards = build_guards(settings)
-    return [_build_app(registry, settings.max_request_size, roles, guards, counts) for roles in listeners]
+    return [_build_app(registry, settings, roles, guards, counts) for roles in listeners]
 
 
-def _build_app(registry: Registry, limit: int, roles: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
-    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts)
+def _build_app(registry: Registry, settings: Settings, roles: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
+    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings)
+    limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
     if "management" in roles:
