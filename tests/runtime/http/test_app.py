@@ -10,7 +10,7 @@ import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.settings import ROLES
+from tsx_runtime.settings import ROLES, Settings
 
 PATH = "/predictions/talker"
 ALL = (ROLES,)
@@ -105,7 +105,7 @@ def test_one_listener_can_have_the_routes_of_all(start_server):
 
 @pytest.fixture
 def failing_app():
-    app = ServerApp("failing", Counts())
+    app = ServerApp("failing", Counts(), Settings())
 
     @app.get("/fails")
     async def fails() -> None:
