@@ -31,6 +31,10 @@ def flag(value: Any) -> tuple[bool | None, str | None]:
     return (value, None) if isinstance(value, bool) else (None, "it must be true or false")
 
 
+def flag_or_auto(value: Any) -> tuple[bool | str | None, str | None]:
+    return (value, None) if isinstance(value, bool) or value == "auto" else (None, "it must be true, false or auto")
+
+
 def text(value: Any) -> tuple[str | None, str | None]:
     return (value, None) if isinstance(value, str) else (None, "it must be a text")
 
@@ -93,6 +97,7 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     Key("batchPolicy", "batch_policy", one_of("wait")),
+    Key("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     Key("retryFailedBatch", "retry_failed_batch", flag),
     Key("maxBatchBytes", "max_batch_bytes", whole(1, below=BYTES)),
     Key("maxQueueBytes", "max_queue_bytes", whole(1, below=BYTES)),

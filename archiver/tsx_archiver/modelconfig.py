@@ -71,6 +71,7 @@ class ModelConfig:
     max_num_sequence: int | None = None
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait"
+    overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
     max_batch_bytes: int | None = None
     max_queue_bytes: int | None = None

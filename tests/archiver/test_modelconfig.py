@@ -43,6 +43,7 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
+overlapPreprocessing: auto
 retryFailedBatch: false
 weightsOnly: false
 threads: 2

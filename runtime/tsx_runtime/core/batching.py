@@ -17,6 +17,14 @@ class Slot(Protocol):
     def batches(self) -> int:
         """How many batches it holds: 0 = idle."""
 
+    @property
+    def prefetch(self) -> bool:
+        """Whether it prepares a second batch while it runs the first."""
+
+    @property
+    def suspected(self) -> bool:
+        """Whether it works on requests with which a worker died."""
+
 
 SlotT = TypeVar("SlotT", bound=Slot)
 
@@ -43,7 +51,8 @@ def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits
        `limits.wait`, or for half of the time until its deadline.
     2. It holds one batch and is the model's only worker: it takes one more, early, but only a full one, so that late
        arrivals still join the next. With several workers a batch sent early could wait behind a slow one while another
-       worker idles, so it stays in the queue.
+       worker idles, so it stays in the queue, unless the worker would prepare it meanwhile and no other is idle. Behind
+       suspects it stays as well: should the worker die, it is not to be asked which of the two batches did it.
     3. Otherwise it takes nothing.
     """
     batches: list[tuple[SlotT, list[Job]]] = []
@@ -62,9 +71,18 @@ def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits
                 break
             else:
                 batches.append((worker, queue.take(limits)))
-        elif held == 1 and len(workers) == 1 and queue.fills(limits):
+        elif held == 1 and len(workers) == 1 and not worker.suspected and queue.fills(limits):
             batches.append((worker, queue.take(limits)))
+    if len(workers) > 1 and queue.fills(limits):  # after the loop: no worker is idle now
+        for worker in workers:
+            if worker.batches == 1 and worker.prefetch and not worker.suspected and queue.fills(limits):
+                batches.append((worker, queue.take(limits)))
     return Assignment(batches, retries, skipped, min(wake, queue.earliest))
+
+
+def apart(jobs: list[Job]) -> list[Suspects]:
+    """The groups of a batch that a worker was only preparing when it died: it may have been the cause, as much as the batch that ran."""
+    return halves(Suspects(jobs, 0)) or [Suspects(jobs, 1)]
 
 
 def halves(group: Suspects) -> list[Suspects]:

@@ -47,6 +47,7 @@ class Channel(asyncio.BufferedProtocol):
         self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[Sent] = deque()
+        self.prefetch = False  # whether the worker prepares a second batch while it runs the first
         self.answered = 0  # requests
         self.pings = 0  # that the worker has not answered
         self.replied = 0.0  # time.monotonic() of the last reply
@@ -66,6 +67,11 @@ class Channel(asyncio.BufferedProtocol):
     def batches(self) -> int:
         return len(self.sent)
 
+    @property
+    def suspected(self) -> bool:
+        """Whether it works on requests with which a worker died."""
+        return bool(self.sent) and self.sent[0].deaths != 0
+
     # What the owner calls
 
     def load(self, order: wire.LoadOrder) -> None:
@@ -77,10 +83,10 @@ class Channel(asyncio.BufferedProtocol):
         if not self.sent:
             self.began = now
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
-        fields: list[wire.Body] = []
+        parts: list[wire.Buffer] = []
         for job in jobs:
-            fields += (job.meta, job.body)
-        buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
+            parts += (job.meta, job.body)
+        buffers = wire.encode_parts(wire.Kind.BATCH, batch, [0] * len(jobs), parts)
         self.sent.append(Sent(batch, jobs, now, deaths))
         if sum([*map(len, buffers)]) <= JOINED:
             self._transport.write(b"".join(buffers))
@@ -218,6 +224,7 @@ class Channel(asyncio.BufferedProtocol):
         except ValueError as error:
             raise wire.FrameError(f"the worker's report is not JSON: {error}") from error
         if frame.kind is wire.Kind.LOADED:
+            self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
             self.loaded.set_exception(LoadError(str(facts.get("message")), str(facts.get("traceback"))))

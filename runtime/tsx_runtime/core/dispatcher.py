@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import BLAMELESS, assign, halves
+from tsx_runtime.core.batching import BLAMELESS, apart, assign, halves
 from tsx_runtime.core.channel import Channel, Sent
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.pace import Pace, latest_start, retry_after
@@ -164,7 +164,11 @@ class Dispatcher:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""
         self.remove(channel)
         while len(channel.sent) > 1:
-            self.queue.put_back(channel.sent.pop().jobs)
+            jobs = channel.sent.pop().jobs
+            if channel.prefetch:
+                self.queue.suspect(apart(jobs))
+            else:
+                self.queue.put_back(jobs)
         if not self.accepting:  # it was the last, on its way out
             self.refuse_waiting(self._no_worker())
         else:

@@ -16,7 +16,7 @@ from tsx_runtime.worker.answers import JSON_HEADER, Answer, encode_answers, fail
 from tsx_runtime.worker.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
 from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Dimension, MetricTypes
+from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes
 from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.requests import read_row
 
@@ -36,6 +36,7 @@ class Model(NamedTuple):
     decode: bool
     max_response_size: int
     ceiling: Ceiling
+    metrics: Metrics
     retry: bool = True  # whether a batch that failed is tried again in parts
     response_timeout: float = 120.0  # seconds
     worker: str = ""  # its id, as metrics show it
@@ -270,16 +271,15 @@ def note_out_of_memory(model: Model, size: int, again: bool) -> None:
     model.ceiling.failed(size)
     text = "%d requests at once do not fit the device's memory: from now on the handler gets %d at the most%s"
     logger.warning(text, size, model.ceiling.size, "; these are tried again" if again else "")
-    if again and model.context.metrics is not None:
-        model.context.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])
+    if again:
+        model.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])
     tell_ceiling(model)
 
 
 def tell_ceiling(model: Model) -> None:
     """As a metric; 0 where there is none."""
-    if model.context.metrics is not None:
-        labels = [Dimension("worker", model.worker)]
-        model.context.metrics.add_metric("tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE)
+    labels = [Dimension("worker", model.worker)]
+    model.metrics.add_metric("tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE)
 
 
 def free_device_memory() -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,14 +21,14 @@ from typing import Any, cast
 
 import yaml
 
-from tsx_runtime.wire import Buffer, Frame, FrameError, Kind, LoadOrder
+from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import loader, shim
-from tsx_runtime.worker.batch import Model, answer_batch
+from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.memory import keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
 
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
@@ -47,7 +48,6 @@ def run(sock: socket.socket) -> None:
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
             )  # blocked by the fork server; a handler's own programs need not be
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
-    keep_freed_memory()
     channel = Channel(sock)
     try:
         model = _load(channel)
@@ -96,26 +96,37 @@ def _load(channel: Channel) -> Model | None:
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
-    facts = {"device": device_of(model.entry.instance, order)}
+    facts = {"device": device_of(model.entry.instance, order), "prefetch": overlaps(model)}
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
     return model
 
 
 def _serve(channel: Channel, model: Model) -> None:
-    pending = cast("Metrics", model.context.metrics).pending
     gc.collect()
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
+    if overlaps(model):
+        for waiting in read_ahead(channel, model, _answer_ping):
+            if not _reply(channel, model, waiting.batch, waiting.items, waiting.ahead):
+                return
+            del waiting  # an idle worker holds on to no body
+        return
     while (frame := channel.read()) is not None:
         if frame.kind is not Kind.BATCH:
             _answer_ping(channel, frame)
-            continue
-        outcome = answer_batch(model, frame.items, partial(_send_piece, channel, frame.batch))
-        extra = json.dumps(pending.take()).encode() if pending else b""
-        channel.send(Kind.REPLY, frame.batch, outcome.answers, extra)
-        if outcome.device_lost:
-            logger.error("the device does not answer this process any more, so the worker ends")
+        elif not _reply(channel, model, frame.batch, frame.items):
             return
-        del frame, outcome  # an idle worker holds on to no body
+        del frame
+
+
+def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None) -> bool:
+    """Answer one batch. Whether this process can answer another."""
+    outcome = answer_batch(model, items, partial(_send_piece, channel, batch), ahead)
+    pending = model.metrics.pending
+    extra = json.dumps(pending.take()).encode() if pending else b""
+    channel.send(Kind.REPLY, batch, outcome.answers, extra)
+    if outcome.device_lost:
+        logger.error("the device does not answer this process any more, so the worker ends")
+    return not outcome.device_lost
 
 
 def _answer_ping(channel: Channel, frame: Frame) -> None:
@@ -134,6 +145,7 @@ def load_model(order: LoadOrder) -> Model:
     _enter(model_dir)
     shim.install()
     _limit_threads(order["threads"])
+    metrics = Metrics(order["model_name"])
     context = Context(
         order["model_name"],
         order["model_dir"],
@@ -142,7 +154,7 @@ def load_model(order: LoadOrder) -> Model:
         order["gpu_id"],
         order["server_version"],
         order["limit_max_image_pixels"],
-        Metrics(order["model_name"]),
+        metrics,
         yaml.safe_load(order["model_config"]),
     )
     coroutines = loader.Coroutines()
@@ -155,6 +167,7 @@ def load_model(order: LoadOrder) -> Model:
         order["decode_input_request"],
         order["max_response_size"],
         Ceiling(),
+        metrics,
         retry=context.model_yaml_config.get("retryFailedBatch") is not False,
         response_timeout=order["response_timeout"],
         worker=order["worker"],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.batching import assign, halves
+from tsx_runtime.core.batching import apart, assign, halves
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects, urgency
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
@@ -36,6 +36,8 @@ class FakeJob:
 @dataclass(eq=False)
 class FakeWorker:
     batches: int = 0
+    prefetch: bool = False
+    suspected: bool = False
 
 
 def make_jobs(**kinds):
@@ -45,7 +47,7 @@ def make_jobs(**kinds):
 plain = make_jobs(gone=st.booleans())
 urgent = make_jobs(gone=st.booleans(), deadline=st.none() | st.floats(NOW - 1, NOW + 1), priority=st.sampled_from([0, 0, 0, -1, 2]))
 queues = st.lists(plain, max_size=40) | st.lists(urgent, max_size=40)
-workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 2)), max_size=5)
+workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 2), prefetch=st.booleans(), suspected=st.booleans()), max_size=5)
 limits = st.builds(Limits, max_items=st.integers(1, 8), max_bytes=st.integers(1, 60), wait=st.none() | st.floats(0, 10))
 
 
@@ -108,6 +110,35 @@ def test_no_request_waits_while_a_worker_is_idle(queued, idle, size):
 @given(queues, st.lists(st.builds(FakeWorker, batches=st.integers(1, 3)), min_size=2, max_size=5), limits)
 def test_with_several_workers_a_busy_one_gets_nothing_early(queued, busy, caps):
     assert not assign(waiting(queued), busy, NOW, caps).batches
+
+
+@given(queues, workers.filter(lambda some: len(some) > 1), limits)
+def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_idle(queued, some, caps):
+    queue = waiting(queued)
+    batches = assign(queue, some, NOW, caps).batches
+    early = [(worker, batch) for worker, batch in batches if worker.batches]
+    for worker, batch in early:
+        assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
+        following = len(queue.jobs[0].body) if queue.jobs else 1
+        assert len(batch) == caps.max_items or sum(len(job.body) for job in batch) + following > caps.max_bytes
+    if early:
+        assert all(any(worker is user for user, _ in batches) for worker in some if not worker.batches)
+    assert len({id(worker) for worker, _ in batches}) == len(batches)
+
+
+@given(queues, limits)
+def test_nothing_is_sent_early_behind_requests_with_which_a_worker_died(queued, caps):
+    for others in range(3):
+        some = [FakeWorker(batches=1, prefetch=True, suspected=True) for _ in range(others + 1)]
+        assert not assign(waiting(queued), some, NOW, caps).batches
+
+
+@given(st.lists(plain, min_size=1, max_size=8))
+def test_what_was_prepared_when_a_worker_died_is_suspected_as_what_ran(jobs):
+    groups = apart(jobs)
+    assert [job for group in groups for job in group.jobs] == jobs
+    assert all(group.deaths == 1 for group in groups)
+    assert len(groups) == min(2, len(jobs))
 
 
 @given(queues, limits)
@@ -213,7 +244,9 @@ def test_one_request_that_kills_workers_ends_three_at_most_and_is_found(count, d
 class Worker:
     """One that takes a while for a batch, on the test's clock."""
 
+    prefetch: bool
     free_at: deque[float] = field(default_factory=deque)
+    suspected: bool = False
 
     @property
     def batches(self) -> int:
@@ -222,13 +255,13 @@ class Worker:
 
 @given(
     st.lists(st.tuples(st.floats(0, 0.5), urgent), max_size=40),
-    st.integers(1, 3),
+    st.lists(st.booleans(), min_size=1, max_size=3),
     st.floats(0.01, 2),
     st.builds(Limits, max_items=st.integers(1, 4), max_bytes=st.integers(10, 60), wait=st.none() | st.floats(0, 1)),
 )
-def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(arrivals, count, seconds, caps):
+def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(arrivals, kinds, seconds, caps):
     """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to be woken for."""
-    queue, pool = JobQueue(), [Worker() for _ in range(count)]
+    queue, pool = JobQueue(), [Worker(prefetch) for prefetch in kinds]
     now, wake, ended, todo = NOW, NEVER, [], []
     for gap, job in arrivals:
         job.arrived = (todo[-1].arrived if todo else NOW) + gap

@@ -13,6 +13,7 @@ from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.loader import Coroutines, Entry
+from tsx_runtime.worker.metrics import Metrics
 from tsx_runtime.worker.recovery import Ceiling
 
 STATUS = {
@@ -66,7 +67,7 @@ def items(kinds: list[str]) -> list[Item]:
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=12))
 def test_each_request_gets_its_own_answer(kinds: list[str]) -> None:
     context = Context("m", "/m", {}, 1, None, "1")
-    model = Model(Entry(handler, "handler.py", None), context, Coroutines(), True, 100, Ceiling())
+    model = Model(Entry(handler, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics())
     answers = answer_batch(model, items(kinds), lambda position, headers, body: None).answers
     assert [status for status, _, _ in answers] == [STATUS[kind] for kind in kinds]
     for number, (kind, (_, headers, body)) in enumerate(zip(kinds, answers, strict=True)):
@@ -89,7 +90,7 @@ def test_a_handler_that_has_begun_an_answer_is_not_called_again(kinds: list[str]
         return handler(data, context)
 
     pieces: list[int] = []
-    model = Model(Entry(streaming, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling())
+    model = Model(Entry(streaming, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics())
     answers = answer_batch(model, items(kinds), lambda position, headers, body: pieces.append(position)).answers
     assert len(answers) == len(kinds)
     assert calls == len(pieces) == (1 if set(kinds) != {"broken form"} else 0)
@@ -105,7 +106,9 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
 
     answers = [
         answer_batch(
-            Model(Entry(handle, "handler.py", None), context, Coroutines(), True, 100, Ceiling()), items(["good"] * 2), lambda *piece: None
+            Model(Entry(handle, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics()),
+            items(["good"] * 2),
+            lambda *piece: None,
         ).answers
         for handle in (takes_rows, loses_rows)
         for context in (Context("m", "/m", {}, 1, None, "1"),)

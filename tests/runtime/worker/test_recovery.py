@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.wire import Item, request_meta
+from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import PredictionException
 from tsx_runtime.worker.loader import Coroutines, Entry
+from tsx_runtime.worker.metrics import Metrics
 from tsx_runtime.worker.recovery import ALIKE, GROW_AFTER, Ceiling, Search, all_fail, may_try, parts
 
 SIZES = st.integers(1, 64)
@@ -46,11 +47,12 @@ class Handler:
         return answers
 
     def model(self, **what: Any) -> Model:
-        return Model(Entry(self, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), **what)
+        context = Context("m", "/m", {}, 1, None, "1")
+        return Model(Entry(self, "handler.py", None), context, Coroutines(), True, 1000, Ceiling(), Metrics(), **what)
 
 
 def run(model: Model, words: list[str]) -> list[tuple[int, str]]:
-    items = [Item(0, request_meta(f"id-{number}", b"", []), word.encode()) for number, word in enumerate(words)]
+    items = [(0, request_meta(f"id-{number}", b"", []), word.encode()) for number, word in enumerate(words)]
     answers = answer_batch(model, items, lambda *piece: None).answers
     return [(status, json.loads(bytes(body))["message"] if status >= 400 else bytes(body).decode()) for status, _, body in answers]
 

@@ -16,6 +16,7 @@ from tsx_runtime.worker.exceptions import LoadError, PredictionException
 from tsx_runtime.worker.handlers.compiling import compiled
 from tsx_runtime.worker.handlers.labels import load_label_mapping
 from tsx_runtime.worker.handlers.model_files import load_model_file, load_torchscript
+from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.timing import timed
 from tsx_runtime.worker.handlers.weights import load_eager
 
@@ -91,7 +92,7 @@ class BaseHandler:
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
-            return self.model(data.to(self.device), *args, **kwargs)
+            return self.model(to_device(data, self.device), *args, **kwargs)
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:

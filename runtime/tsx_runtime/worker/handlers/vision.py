@@ -14,6 +14,7 @@ from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_processing import Transform
+from tsx_runtime.worker.handlers.staging import stack_on_device
 from tsx_runtime.worker.handlers.timing import timed
 
 
@@ -42,7 +43,7 @@ class VisionHandler(BaseHandler):
                 faults[position] = str(error)
         if faults:
             raise BadRows(faults)
-        return torch.stack(tensors).to(self.device)
+        return stack_on_device(tensors, self.device)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
         """How much each pixel speaks for class `target`: Captum's integrated gradients in 15 steps."""

@@ -1,0 +1,214 @@
+"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the worker's own runs the model.
+
+Only for handlers whose three steps can be told apart: those derived from `BaseHandler` that have no `handle` of their own. Batches
+are answered in their order. Whatever cannot be prepared ahead is left to its turn and handled as it is without a second thread.
+
+What `preprocess` makes must be all that it hands on. A handler that leaves something on `self` for `postprocess` would find there
+what belongs to the next batch, so a `preprocess` of a user's own is run ahead only where the model asks for it
+(`overlapPreprocessing: true`); by itself it happens on CUDA devices, where the processor would wait for the GPU, with the `preprocess`
+of tsx's own handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tsx_runtime.wire import Buffer, Item, Kind
+from tsx_runtime.worker.answers import Answer
+from tsx_runtime.worker.batch import Ahead, Model, read_requests
+from tsx_runtime.worker.channel import Channel
+
+BASE = "tsx_runtime.worker.handlers.base"
+
+logger = logging.getLogger("tsx.worker")
+
+
+class NotItsTurn(RuntimeError):
+    """A handler does in `preprocess` what only the batch that is being answered may do."""
+
+
+class Waiting(NamedTuple):
+    """A batch that was read. `ahead` is None where it is to be prepared in its turn."""
+
+    batch: int
+    items: list[Item]
+    ahead: Ahead | None
+
+
+def overlaps(model: Model) -> bool:
+    """Whether the steps of this model's handler may run side by side."""
+    wanted = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
+    handler = model.entry.instance
+    base = getattr(sys.modules.get(BASE), "BaseHandler", None)
+    if wanted is False or (wanted is not True and not _is_cuda(handler)):
+        return False
+    if base is None or not isinstance(handler, base) or type(handler).handle is not base.handle or os.environ.get("ENABLE_TORCH_PROFILER"):
+        if wanted is True:
+            text = "overlapPreprocessing is on, but %s is not derived from BaseHandler, or handles batches in its own way: nothing overlaps"
+            logger.warning(text, model.entry.name)
+        return False
+    return wanted is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")
+
+
+def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) -> Iterator[Waiting]:
+    """The batches that come, each prepared while the one before it is answered. `on_other` gets all frames that are none.
+
+    Raises what reading raises; ends when the front end has closed.
+    """
+    model.entry.instance.context = model.context
+    ready: queue.Queue[Waiting | BaseException | None] = queue.Queue(maxsize=1)
+    side = _CudaSide(model.entry.instance.device) if _is_cuda(model.entry.instance) else _Side()
+    thread = threading.Thread(target=_read, args=(channel, model, on_other, side, ready), name="tsx-prepare", daemon=True)
+    thread.start()
+    while (waiting := ready.get()) is not None:
+        if isinstance(waiting, BaseException):
+            raise waiting
+        yield waiting
+        del waiting  # an idle worker holds on to no body
+
+
+def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _Side, ready: queue.Queue[Any]) -> None:
+    try:
+        with side.entered():
+            while (frame := channel.read()) is not None:
+                if frame.kind is not Kind.BATCH:
+                    on_other(channel, frame)
+                    continue
+                # Copies, because the channel's buffer is read over while the batch waits, and a batch that fails is read again.
+                items: list[Item] = [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items]
+                batch = frame.batch
+                del frame
+                waiting = Waiting(batch, items, prepare(model, items, side))
+                del items
+                ready.put(waiting)
+                del waiting
+    except BaseException as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
+        ready.put(error)
+    else:
+        ready.put(None)
+
+
+def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
+    """Take the first steps of a batch. What they raise is raised in the batch's turn."""
+    refused: dict[int, Answer] = {}
+    requests = read_requests(items, range(len(items)), model.decode, refused)
+    size = model.ceiling.size
+    if not requests.rows or (size is not None and size < len(requests.rows)):
+        return None
+    handler = model.entry.instance
+    state = model.context.begin_ahead(requests.metas, requests.parts, _refuse_piece)
+    for idx in range(len(requests.rows)):  # an explanation or a description is made in its turn, and alone
+        if "T" in requests.metas[idx] and any(model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")):
+            return None
+    steps = _Steps(handler, side)
+    try:
+        steps.prepare(list(requests.rows))
+    except NotItsTurn:
+        return None
+    return Ahead(requests, refused, state, steps.finish)
+
+
+class _Steps:
+    """The steps of one batch, split over two threads."""
+
+    def __init__(self, handler: Any, side: _Side) -> None:
+        self._handler = handler
+        self._side = side
+        self._prepared: Any = None
+        self._error: BaseException | None = None
+        self._mark: Any = None
+        self._seconds = 0.0
+
+    def prepare(self, rows: list[Any]) -> None:
+        start = time.perf_counter()
+        try:
+            self._prepared = self._handler.preprocess(rows)
+        except NotItsTurn:
+            raise
+        except BaseException as error:  # the boundary to a user's code: it is raised again in the batch's turn
+            self._error = error
+        self._mark = self._side.mark()
+        self._seconds = time.perf_counter() - start
+
+    def finish(self) -> Any:
+        error, prepared, self._error, self._prepared = self._error, self._prepared, None, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it would hold this frame, which holds it
+        start = time.perf_counter()
+        self._side.wait_for(self._mark)
+        try:
+            output = self._handler.postprocess(self._handler.inference(prepared))
+        finally:
+            self._side.finish()  # before `prepared` is let go of, whose memory the other thread's stream may take at once
+        metrics = self._handler.context.metrics
+        if metrics is not None:
+            seconds = self._seconds + time.perf_counter() - start
+            metrics.add_time("HandlerTime", round(seconds * 1000, 2), None, "ms")
+        return output
+
+
+class _Side:
+    """What the thread that prepares has of its own on a device: on the CPU nothing, except what torch keeps for each thread."""
+
+    def __init__(self) -> None:
+        torch = sys.modules["torch"]
+        self._threads, self._grad = torch.get_num_threads(), torch.is_grad_enabled()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        torch = sys.modules["torch"]
+        torch.set_num_threads(self._threads)
+        torch.set_grad_enabled(self._grad)
+        yield
+
+    def mark(self) -> Any:
+        """The point up to which the device's work belongs to the batch that was just prepared."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Have this thread's work on the device begin after the mark."""
+
+    def finish(self) -> None:
+        """Wait for this thread's work on the device."""
+
+
+class _CudaSide(_Side):
+    """A stream of its own, so that copies and kernels of the next batch run beside those of the model."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        self._device = device
+        self._cuda = sys.modules["torch"].cuda
+        self._stream = self._cuda.Stream(device)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        with super().entered(), self._cuda.device(self._device), self._cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Any:
+        return self._stream.record_event()
+
+    def wait_for(self, mark: Any) -> None:
+        self._cuda.current_stream(self._device).wait_event(mark)
+
+    def finish(self) -> None:
+        self._cuda.current_stream(self._device).synchronize()
+
+
+def _is_cuda(handler: Any) -> bool:
+    return getattr(getattr(handler, "device", None), "type", None) == "cuda"
+
+
+def _refuse_piece(idx: int, headers: Buffer, body: Buffer) -> None:
+    raise NotItsTurn("a part of an answer cannot be sent before the batches that came earlier are answered")
