@@ -26,10 +26,12 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.settings import Settings
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.recovery import Ceiling
 
 HEAD = b"POST /predictions/ok HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nContent-Length: %d\r\n%b\r\n"
 
@@ -69,7 +71,7 @@ class Layers:
         version = SimpleNamespace(submit=self.dispatcher.submit, config=SimpleNamespace(client_timeout=None), loaded_at_startup=True)
         registry: Any = SimpleNamespace(find=lambda name, version_name=None: version, models={}, on_change=[])
         counts = Counts()
-        app = ServerApp("layers", counts)
+        app = ServerApp("layers", counts, Settings())
         app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})
         config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None)
         state = ServerState()
@@ -83,7 +85,7 @@ class Layers:
         self.dispatcher.add(self.channel)
         context = Context("ok", ".", {}, batch, None, "0", True, Metrics("ok"), {})
         entry = Entry(lambda data, context: ["OK"] * len(data), "ok", None)
-        self.model = Model(entry, context, Coroutines(), True, 1 << 30)
+        self.model = Model(entry, context, Coroutines(), True, 1 << 30, Ceiling())
         self.body = body
         self.new_heads = new_heads
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from tsx_cli.failure import CliError, UsageError
+from tsx_runtime.addresses import parse_address
 from tsx_runtime.version import __version__
 
 CONNECT_TIMEOUT = 10
@@ -55,16 +58,21 @@ class Server:
     `role` says which of a server's addresses this should be, for the case that it is another: `inference` or `management`.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, role: str = "inference") -> None:
+    def __init__(self, url: str, token: str | None = None, *, role: str = "inference", certificate: Path | None = None) -> None:
         self.role = role
+        self.url = url
+        self._certificate = certificate
+        self._socket = ""  # where it is a unix socket, its path
+        if url.startswith("unix:"):
+            self._socket = _unix_path(url)
+            url = "http://localhost"
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:  # of .port
             valid = False
         if not valid:
-            raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080")
-        self.url = url
+            raise UsageError(_no_address(url))
         self._prefix = parts.path.rstrip("/")
         self._headers = {"User-Agent": f"tsx/{__version__}", "Connection": "close"}
         if token is not None:
@@ -101,19 +109,69 @@ class Server:
 
     def _connect(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
-        if self._secure:
-            context = ssl.create_default_context()
+        if self._socket:
+            connection = _UnixConnection(self._socket)
+        elif self._secure:
+            context = _trusting(self._certificate)
             connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT, context=context)
         else:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT)
         try:
             connection.connect()
+        except ssl.SSLError as error:
+            raise CliError(f"{self.url}: {_distrust(error)}") from error
         except OSError as error:
             raise CliError(
                 f"no server answers at {self.url} ({_reason(error)}); start one with `tsx serve MODEL`, or say where it is with --url"
             ) from error
         connection.sock.settimeout(None)  # how long a model may take is the server's to say
         return connection
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=CONNECT_TIMEOUT)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _unix_path(url: str) -> str:
+    try:
+        return parse_address(url).path
+    except ValueError:
+        raise UsageError(_no_address(url)) from None
+
+
+def _no_address(url: str) -> str:
+    return f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock"
+
+
+def _trusting(certificate: Path | None) -> ssl.SSLContext:
+    """Trust what this machine trusts, and the certificate that the settings give the server."""
+    context = ssl.create_default_context()
+    if certificate is not None:
+        try:
+            context.load_verify_locations(certificate)
+        except OSError as error:  # an ssl.SSLError is one as well
+            raise CliError(f"certificate_file: cannot read a certificate from {certificate}: {_reason(error)}") from error
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+    return context
+
+
+def _distrust(error: ssl.SSLError) -> str:
+    """Why the two do not come to speak TLS, and what to do."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"no server speaks TLS there ({error.reason or error}); is its address one with http://?"
+    if "ostname mismatch" in error.verify_message or "IP address mismatch" in error.verify_message:
+        return f"{error.verify_message} Give --url a name that the certificate has, or make one with this name (subjectAltName)."
+    return (
+        f"the server's certificate is not trusted here ({error.verify_message}); "
+        "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)"
+    )
 
 
 def path(*segments: str, **query: object) -> str:

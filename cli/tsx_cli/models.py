@@ -126,7 +126,8 @@ def unregister(name: Name, version: Version = None, as_json: AsJson = False, url
 
 def _server(url: str | None, config: Path | None) -> Server:
     settings, _ = read_settings(config)
-    return Server(url or settings.management_address, settings.management_token, role="management")
+    address = url or settings.management_address
+    return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
 
 
 def _all_models(server: Server) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def predict(
     data = _read(file)
     kind = content_type or guess_content_type(file, data)
     body, kind = (data, kind) if field is None else form(field, Path(file).name, kind, data)
-    server = Server(url or settings.inference_address, settings.inference_token)
+    server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
     target = path("predictions", model, *([] if version is None else [version]))
     response = server.call("POST", target, body, {"Content-Type": kind})
     if output is not None:

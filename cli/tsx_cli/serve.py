@@ -20,10 +20,10 @@ from tsx_cli.inputs import is_archive, split_list
 from tsx_cli.model_spec import Parts
 from tsx_cli.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
 from tsx_cli.startup_page import show
+from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.errors import Conflict
-from tsx_runtime.settings import Settings, parse_address
-from tsx_runtime.targets.listen import Address
+from tsx_runtime.settings import Settings
 from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
 
 app = typer.Typer(add_completion=False)
@@ -82,8 +82,12 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     changed = {}
     for role, port in ports.items():
         setting = f"{role}_address"
-        old_host, old_port = parse_address(getattr(settings, setting))
-        changed[setting] = str(Address(old_host if host is None else host, old_port if port is None else port))
+        old = parse_address(getattr(settings, setting))
+        if old.scheme == "unix" and (host, port) != (None, None):
+            if port is None:
+                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or leave --host out")
+            old = parse_address("http://127.0.0.1:0")
+        changed[setting] = str(old._replace(host=old.host if host is None else host, port=old.port if port is None else port))
         try:
             parse_address(changed[setting])
         except ValueError:

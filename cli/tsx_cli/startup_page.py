@@ -12,9 +12,11 @@ from tsx_archiver import describe_model_file
 from tsx_cli.inputs import guess_content_type, samples_in
 from tsx_cli.model_spec import kind_in_words
 from tsx_cli.output import print_table
+from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.server import Started
+from tsx_runtime.targets.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
 WHAT = {"inference": "predictions", "management": "models", "metrics": "metrics"}
@@ -48,9 +50,9 @@ def examples(started: Started, settings: Settings) -> list[str]:
     """Lines for a shell. The last works as it stands: a sample of an archive where one has any, else a question to the server."""
     for version in started.versions:
         if samples := samples_in(version.archive.directory):
-            return [_prediction(f"{started.addresses['inference']}/predictions/{version.name}", samples[0], settings)]
+            return [_prediction(_curl(started.addresses["inference"], f"/predictions/{version.name}", settings), samples[0], settings)]
     lines = [f"tsx predict {version.name} FILE --url {started.addresses['inference']}" for version in started.versions[:1]]
-    return [*lines, f"curl {started.addresses['inference']}/ping"]
+    return [*lines, shlex.join(_curl(started.addresses["inference"], "/ping", settings))]
 
 
 def kind(version: ModelVersion) -> str:
@@ -62,8 +64,19 @@ def devices(version: ModelVersion) -> str:
     return ", ".join(sorted({worker.device for worker in version.workers if worker.device})) or "none"
 
 
-def _prediction(url: str, sample: Path, settings: Settings) -> str:
-    words = ["curl", url, "-T", str(sample), "-H", f"Content-Type: {guess_content_type(sample.name, sample.read_bytes())}"]
+def _curl(address: str, path: str, settings: Settings) -> list[str]:
+    """The command that asks for a path of the server, and accepts its certificate."""
+    parsed = parse_address(address)
+    if parsed.scheme == "unix":
+        return ["curl", "--unix-socket", parsed.path, f"http://localhost{path}"]
+    if parsed.scheme == "https":
+        trust = ["--cacert", str(settings.certificate_file)] if is_trusted_as(parsed.host, settings) else ["-k"]
+        return ["curl", *trust, f"{address}{path}"]
+    return ["curl", f"{address}{path}"]
+
+
+def _prediction(curl: list[str], sample: Path, settings: Settings) -> str:
+    words = [*curl, "-T", str(sample), "-H", f"Content-Type: {guess_content_type(sample.name, sample.read_bytes())}"]
     token = settings.inference_token is not None and not settings.disable_token_authorization
     return shlex.join(words) + (' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else "")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import sys
 import types
 import typing
@@ -20,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from tsx_archiver import Limits
+from tsx_runtime.addresses import FORMS, parse_address
 from tsx_runtime.errors import SettingError
 
 if sys.version_info >= (3, 11):
@@ -51,7 +51,7 @@ def check_overload_status(value: int) -> int:
 
 
 OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("503 or 429")]
-Address = Annotated[str, AfterValidator(_check_address), Accepts("an address such as http://127.0.0.1:8080")]
+Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
 
 
 class ModelSettings(BaseModel):
@@ -83,6 +83,8 @@ class Settings(BaseModel):
     inference_address: Address = Field("http://127.0.0.1:8080", description="where predictions are answered")
     management_address: Address = Field("http://127.0.0.1:8081", description="where models are registered, scaled and described")
     metrics_address: Address = Field("http://127.0.0.1:8082", description="where Prometheus reads the metrics")
+    certificate_file: Path | None = Field(None, description="PEM file with the certificate, and its chain, of https addresses")
+    private_key_file: Path | None = Field(None, description="PEM file with the certificate's private key")
     model_store: Path | None = Field(None, description="the directory that models are registered from")
     load_models: list[str] = Field([], description="what to load at start: archives, [name=]file, or 'all' in the model store")
     default_workers_per_model: int = Field(0, ge=0, description="workers of a model that asks for none; 0 = one a GPU, or one")
@@ -94,6 +96,10 @@ class Settings(BaseModel):
     overload_status: OverloadStatus = Field(503, description="status of a request for which there is no room in the queue: 503 or 429")
     max_request_size: int = Field(6_553_500, ge=1, description="bytes of one request's body")
     max_response_size: int = Field(6_553_500, ge=1, description="bytes of one answer's body")
+    max_header_size: int = Field(64 << 10, ge=1024, description="bytes of one request's headers")
+    header_timeout: int = Field(10, ge=1, description="seconds that a request's headers may take")
+    body_timeout: int = Field(30, ge=1, description="seconds that a request's body may take, and one more for each 1000 bytes that came")
+    keep_alive_timeout: int = Field(75, ge=1, description="seconds that a connection may wait for its next request")
     number_of_gpu: int | None = Field(None, ge=0, description="GPUs to use; all that are visible if not set")
     limit_max_image_pixels: bool = Field(True, description="refuse images that would unpack to a gigantic size")
     decode_input_request: bool = Field(True, description="hand JSON and text bodies to the handler decoded")
@@ -106,6 +112,7 @@ class Settings(BaseModel):
     max_worker_age: int = Field(0, ge=0, description="seconds after which a worker is replaced by a fresh one; 0 = never")
     heartbeat_interval: int = Field(2, ge=1, description="seconds between looks at a worker: is it stopped, silent, due to be replaced")
     heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
+    shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
@@ -147,14 +154,6 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
         return Path(env[CONFIG_VARIABLE])
     usual = directory / CONFIG_NAME
     return usual if usual.is_file() else None
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `http://HOST:PORT`; an IPv6 host stands in brackets there and not here."""
-    match = re.fullmatch(r"http://(?:\[([0-9a-fA-F:.]+)\]|([^\s/:\[\]@?#]+)):(\d{1,5})/?", address)
-    if match is None or int(match[3]) > 65535:
-        raise ValueError("not of the form http://HOST:PORT")
-    return match[1] or match[2], int(match[3])
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

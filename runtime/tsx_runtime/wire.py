@@ -50,6 +50,22 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Item: TypeAlias = tuple[int, Buffer, Buffer]  # code, meta, body
 
 
+class Parts:
+    """A large body (more than `COPIED` bytes) in the pieces in which it came: it is sent on from where they lie."""
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: list[Buffer], size: int) -> None:
+        self.pieces = pieces
+        self.size = size  # the sum of their lengths
+
+    def __len__(self) -> int:
+        return self.size
+
+
+Body: TypeAlias = Buffer | Parts
+
+
 class Kind(enum.IntEnum):
     LOAD = 1
     LOADED = 2
@@ -112,24 +128,34 @@ class Frame(NamedTuple):
 def encode(kind: Kind, batch: int, items: Iterable[Item] = (), extra: Buffer = b"") -> list[Buffer]:
     """The frame as buffers for `writelines` or `sendmsg`; no body is copied."""
     codes: list[int] = []
-    parts: list[Buffer] = []
+    fields: list[Body] = []
     for code, meta, body in items:
         codes.append(code)
-        parts += (meta, body)
-    return encode_parts(kind, batch, codes, parts, extra)
+        fields += (meta, body)
+    return encode_fields(kind, batch, codes, fields, extra)
 
 
-def encode_parts(kind: Kind, batch: int, codes: Sequence[int], parts: list[Buffer], extra: Buffer = b"") -> list[Buffer]:
-    """As `encode`, where meta and body of each item already follow each other in `parts`."""
+def encode_fields(kind: Kind, batch: int, codes: Sequence[int], fields: Sequence[Body], extra: Buffer = b"") -> list[Buffer]:
+    """As `encode`, where meta and body of each item already follow each other in `fields`."""
     count = len(codes)
     if count > MAX_ITEMS:
         raise FrameError(f"{count} items do not fit a frame; the most is {MAX_ITEMS}")
-    lengths = [*map(len, parts)]
+    lengths = [*map(len, fields)]
+    size = sum(lengths)
     try:
         table = struct.pack(f"<{3 * count}I", *codes, *lengths)
     except struct.error:
         raise FrameError(f"a body of {max(lengths)} bytes does not fit a frame; the most is {MAX_FIELD}") from None
-    return [HEADER.pack(kind, VERSION, 0, batch, count, len(table) + sum(lengths) + len(extra)) + table, *parts, extra]
+    flat: Iterable[Buffer] = fields if size <= COPIED else _flatten(fields)  # type: ignore[assignment]  # a small frame has no `Parts`
+    return [HEADER.pack(kind, VERSION, 0, batch, count, len(table) + size + len(extra)) + table, *flat, extra]
+
+
+def _flatten(fields: Iterable[Body]) -> Iterator[Buffer]:
+    for field in fields:
+        if isinstance(field, Parts):
+            yield from field.pieces
+        else:
+            yield field
 
 
 def decode_header(buffer: Buffer) -> Header:
@@ -142,6 +168,14 @@ def decode_header(buffer: Buffer) -> Header:
     if items > MAX_ITEMS or size > MAX_SIZE or items * ROW > size:
         raise FrameError(f"a frame cannot hold {items} items in {size} bytes")
     return Header(_KINDS[kind], batch, items, size)
+
+
+def decode_row(header: Header, row: Buffer) -> tuple[int, int, int]:
+    """Code, and lengths of meta and body, of a frame's only item."""
+    code, meta, body = struct.unpack("<3I", row)
+    if ROW + meta + body > header.size:
+        raise FrameError(f"the item of a frame ends at {ROW + meta + body}, behind its end at {header.size}")
+    return code, meta, body
 
 
 def decode(header: Header, payload: Buffer) -> Frame:

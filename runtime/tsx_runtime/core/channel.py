@@ -83,10 +83,10 @@ class Channel(asyncio.BufferedProtocol):
         if not self.sent:
             self.began = now
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
-        parts: list[wire.Buffer] = []
+        fields: list[wire.Body] = []
         for job in jobs:
-            parts += (job.meta, job.body)
-        buffers = wire.encode_parts(wire.Kind.BATCH, batch, [0] * len(jobs), parts)
+            fields += (job.meta, job.body)
+        buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
         self.sent.append(Sent(batch, jobs, now, deaths))
         if sum([*map(len, buffers)]) <= JOINED:
             self._transport.write(b"".join(buffers))

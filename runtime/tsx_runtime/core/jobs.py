@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tsx_runtime.errors import PredictionFailed, TsxError
-from tsx_runtime.wire import Buffer
+from tsx_runtime.wire import Body, Buffer
 
 AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
 
@@ -25,7 +25,7 @@ class Job(Protocol):
     """What the core knows of a request. Of `answer` and `refuse` exactly one is called, exactly once."""
 
     meta: bytes  # see `wire.request_meta`
-    body: Buffer
+    body: Body
     arrived: float  # time.monotonic() when the request was complete
     deadline: float | None  # the same clock: when its answer is of no use any more; a job that waits for too long is refused
     priority: int  # greater goes first; 0 where the request names none
@@ -114,9 +114,9 @@ class WaitingJob:
 
     __slots__ = ("_rest", "arrived", "body", "deadline", "done", "gone", "meta", "priority")
 
-    def __init__(self, meta: bytes, body: Buffer, arrived: float, deadline: float | None = None, priority: int = 0) -> None:
+    def __init__(self, meta: bytes, body: Body, arrived: float, deadline: float | None = None, priority: int = 0) -> None:
         self.meta = meta
-        self.body = body
+        self.body: Body = body
         self.arrived = arrived
         self.deadline = deadline
         self.priority = priority

@@ -38,6 +38,7 @@ class Registry:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.models: dict[str, Model] = {}
+        self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.gpus = gpu_count() if settings.number_of_gpu is None else settings.number_of_gpu
         self._starter = ProcessStarter(preload=settings.worker_preload)

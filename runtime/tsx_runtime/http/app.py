@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults, management, metrics, openapi
+from tsx_runtime.http import faults, health, management, metrics, openapi
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.auth import Guard, Guards, build_guards
-from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.routes import runs_model
-from tsx_runtime.http.schemas import Health
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
@@ -29,12 +27,12 @@ class ServerApp(FastAPI):
     Every answer gets a request id and forbids caching; every error is the error JSON; each route is behind its guard.
     """
 
-    def __init__(self, title: str, counts: Counts) -> None:
+    def __init__(self, title: str, counts: Counts, settings: Settings) -> None:
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
-        self.timeouts = Timeouts()
-        self.max_header_size = 64 << 10
+        self.timeouts = Timeouts(settings.keep_alive_timeout, settings.header_timeout, settings.body_timeout)
+        self.max_header_size = settings.max_header_size
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
@@ -113,33 +111,19 @@ def build_apps(registry: Registry, settings: Settings, listeners: Sequence[Colle
     """One app a listener, each with the routes of the roles that share its address."""
     counts = Counts()
     guards = build_guards(settings)
-    return [_build_app(registry, settings.max_request_size, roles, guards, counts) for roles in listeners]
+    return [_build_app(registry, settings, roles, guards, counts) for roles in listeners]
 
 
-def _build_app(registry: Registry, limit: int, roles: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
-    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts)
+def _build_app(registry: Registry, settings: Settings, roles: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
+    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings)
+    limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
-        app.include_router(_ping_router(registry))
     if "management" in roles:
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management
     if "metrics" in roles:
         app.include_router(metrics.build_router(registry, counts))
         app.guards["metrics"] = guards.metrics
+    app.include_router(health.build_router(registry, roles))
     return app
-
-
-def _ping_router(registry: Registry) -> APIRouter:
-    router = APIRouter(tags=["inference"])
-
-    async def ping() -> Response:
-        healthy = is_healthy(registry.models.values())
-        body = Health(status="Healthy" if healthy else "Unhealthy").model_dump_json(indent=2) + "\n"
-        return Response(body, 200 if healthy else 500, media_type="application/json")
-
-    router.add_api_route(
-        "/ping", ping, methods=["GET"], summary="Is the server healthy", responses={200: {"model": Health}, 500: {"model": Health}}
-    )
-    router.add_api_route("/ping", ping, methods=["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"], include_in_schema=False)
-    return router

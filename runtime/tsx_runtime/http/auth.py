@@ -7,11 +7,11 @@ user visits. Such a request names a foreign `Host` (a rebound name) or a foreign
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tsx_runtime.addresses import is_loopback_host, parse_address
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.settings import Settings
@@ -76,33 +76,19 @@ def required_tokens(settings: Settings) -> None:
         ("metrics_address", "management_token"),
     ):
         value = getattr(settings, address)
-        if not is_loopback(value) and not getattr(settings, token):
+        if not parse_address(value).is_local and not getattr(settings, token):
             raise SettingError(
                 f"{address} is {value}, which other machines can reach, so {token} must be set. "
                 f"Set {token}, or bind {address} to 127.0.0.1, or set disable_token_authorization to serve without tokens."
             )
 
 
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address (`http://host:port`)."""
-    host = _host_of(address)
-    return host is not None and is_loopback_host(host)
-
-
-def is_loopback_host(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _local_guard(token: bytes | None, address: str) -> Guard | None:
-    is_local = is_loopback(address)
-    own = _host_of(address)
-    hosts = frozenset([own] if own else []) if is_local else None
-    return Guard(token, hosts) if token or is_local else None
+    """No web page reaches a unix socket, and what its clients put into `Host` is theirs."""
+    parsed = parse_address(address)
+    open_to_pages = parsed.is_local and parsed.scheme != "unix"
+    hosts = frozenset([parsed.host.lower()]) if open_to_pages else None
+    return Guard(token, hosts) if token or open_to_pages else None
 
 
 def _token(text: str | None) -> bytes | None:

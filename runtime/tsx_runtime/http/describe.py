@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.gpu import Gpu
-from tsx_runtime.http.schemas import DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList
+from tsx_runtime.http.schemas import DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,6 +77,20 @@ def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
     page = [ListedModel(model_name=model.name, model_url=model.versions[model.default].url) for model in ordered[start : start + limit]]
     following = start + limit
     return ModelList(next_page_token=str(following) if following < len(ordered) else None, models=page)
+
+
+def not_ready(models: Iterable[Model]) -> list[Waiting]:
+    """The default versions that cannot serve now. One that is to have no workers is not waited for."""
+    waiting = []
+    for model in models:
+        version = model.versions.get(model.default)
+        if version is None or not version.min_workers:
+            continue
+        states = Counter(worker.state for worker in version.workers)
+        if not states[WorkerState.READY]:
+            held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
+            waiting.append(Waiting(model_name=version.name, model_version=version.version, reason=f"no worker is ready; workers: {held}"))
+    return waiting
 
 
 def is_healthy(models: Iterable[Model]) -> bool:

@@ -11,7 +11,7 @@ from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lines import CLOSE, around_id
-from tsx_runtime.wire import Buffer
+from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.http.protocol import FastLane
@@ -30,7 +30,7 @@ class Exchange:
     _flow: Flow | None = None  # once the answer streams
     _held = False
 
-    def __init__(self, connection: FastLane, head: Head, body: Buffer, arrived: float) -> None:
+    def __init__(self, connection: FastLane, head: Head, body: Body, arrived: float) -> None:
         self.connection = connection
         self.request_id = request_id = new_request_id()
         self.meta = request_id + head.meta

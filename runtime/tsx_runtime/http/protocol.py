@@ -33,7 +33,7 @@ from tsx_runtime.http.heads import END, Head, Heads
 from tsx_runtime.http.limits import deadline
 from tsx_runtime.http.lines import CLOSE, Lines, around_id
 from tsx_runtime.http.timeouts import SLOWEST, Clock
-from tsx_runtime.wire import Buffer
+from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -82,8 +82,8 @@ class FastLane(HttpToolsProtocol):
         self._ticks = 0  # seconds in this phase
         self._ahead = bytearray()  # bytes that came and are not looked at yet: part of a head, or what follows a request
         self._head: Head | None = None  # in the phase BODY
-        self._body = bytearray()
-        self._filled = 0
+        self._pieces: list[Buffer] = []  # of its body
+        self._filled = 0  # bytes in them
         self._exchange: Exchange | None = None
         self._version: ModelVersion | None = None  # that was asked last
         self._reading = False  # uvicorn's parser is within a message
@@ -159,14 +159,13 @@ class FastLane(HttpToolsProtocol):
         head, version = known
         have = len(data) - end
         if have == head.length:
-            self._submit(head, version, data[end:])
+            self._submit(head, version, data[end:] if have <= COPIED else memoryview(data)[end:])
         elif have > head.length:
             self._ahead += memoryview(data)[end + head.length :]
             self._submit(head, version, data[end : end + head.length])
         else:
             self._head = head
-            self._body = bytearray(head.length)
-            self._body[:have] = memoryview(data)[end:]
+            self._pieces = [memoryview(data)[end:]]
             self._filled = have
             self._set_phase(BODY)
 
@@ -177,10 +176,11 @@ class FastLane(HttpToolsProtocol):
         if len(data) > missing:
             self._ahead += memoryview(data)[missing:]
             data = data[:missing]
-        self._body[self._filled : self._filled + len(data)] = data
+        self._pieces.append(data)
         self._filled += len(data)
         if self._filled == head.length:
-            body, self._head, self._body = self._body, None, bytearray()
+            pieces, self._head, self._pieces = self._pieces, None, []
+            body = b"".join(pieces) if head.length <= COPIED else Parts(pieces, head.length)
             assert self.lane.heads is not None
             try:
                 version = self.lane.heads.find_again(head)
@@ -189,7 +189,7 @@ class FastLane(HttpToolsProtocol):
             else:
                 self._submit(head, version, body)
 
-    def _submit(self, head: Head, version: ModelVersion, body: Buffer) -> None:
+    def _submit(self, head: Head, version: ModelVersion, body: Body) -> None:
         exchange = Exchange(self, head, body, time.monotonic())
         if version.client_timeout or head.timeout_ms is not None:
             exchange.deadline = deadline(exchange.arrived, version.client_timeout, head.timeout_ms)

@@ -63,6 +63,24 @@ class Tuning(BaseModel):
     )
 
 
+class Waiting(Camel):
+    """A version that cannot serve, and why."""
+
+    model_name: str
+    model_version: str
+    reason: str
+
+
+_WAITING: dict[str, Any] = {"modelName": "digits", "modelVersion": "1.0", "reason": "no worker is ready; workers: 1 LOADING"}
+
+
+class Readiness(Camel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_WAITING]}]})
+
+    status: str = Field(description="Ready, Not ready, or Stopping")
+    not_ready: list[Waiting]
+
+
 class RegisterParameters(Tuning):
     """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
 

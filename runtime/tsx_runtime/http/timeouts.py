@@ -13,9 +13,9 @@ SLOWEST = 1000  # bytes a second that a body must come with, once `body` seconds
 class Timeouts(NamedTuple):
     """In seconds."""
 
-    keep_alive: int = 75  # between two requests, and before the first
-    head: int = 10  # from a request's first byte to the end of its headers
-    body: int = 30  # for a body, and on top what its size takes at `SLOWEST`
+    keep_alive: int  # between two requests, and before the first
+    head: int  # from a request's first byte to the end of its headers
+    body: int  # for a body, and on top what its size takes at `SLOWEST`
     write: int = 30  # for a client that takes nothing of its answer
 
 

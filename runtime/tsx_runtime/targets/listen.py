@@ -1,77 +1,148 @@
-"""Addresses as settings write them, and the sockets that listen there."""
+"""The sockets that listen at the addresses of the settings."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
-from typing import NamedTuple
+import stat
+from collections.abc import Iterator
+from pathlib import Path
 
+from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import ROLES, Settings, parse_address
+from tsx_runtime.settings import ROLES, Settings
 
 BACKLOG = 2048  # connections that may wait to be accepted
 
 
-class Address(NamedTuple):
-    host: str
-    port: int
+class Listener:
+    """A bound socket that does not listen yet: nobody is kept waiting while models load.
 
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+    Raises SettingError, which says what to change.
+    """
+
+    def __init__(self, address: Address, roles: list[str]) -> None:
+        self.roles = roles
+        self._file: os.stat_result | None = None  # of a unix socket
+        if address.scheme == "unix":
+            self.address = address
+            self.sock = _bind_unix(address.path, self._names)
+            self._file = Path(address.path).stat()
+        else:
+            self.sock = _bind_tcp(address, self._names)
+            self.address = address._replace(port=self.sock.getsockname()[1])
+        self.sock.setblocking(False)
+
+    def listen(self) -> None:
+        """Take connections from now on. Raises SettingError where another server that was starting as well has come first."""
+        if self._file is not None and not self._has_its_file():
+            raise SettingError(_taken(self.address.path, self._names))
+        try:
+            self.sock.listen(BACKLOG)
+        except OSError as error:
+            raise SettingError(_cannot_bind(self.address, self._names, error)) from error
+
+    def leave(self) -> None:
+        """Remove a unix socket's file, unless another server's is there by now. (While the socket is open, its inode is no other's.)"""
+        if self._file is not None and self._has_its_file():
+            with contextlib.suppress(OSError):
+                Path(self.address.path).unlink()
+        self._file = None
+
+    def close(self) -> None:
+        self.leave()
+        self.sock.close()
+
+    @property
+    def _names(self) -> str:
+        return " and ".join(f"{role}_address" for role in self.roles)
+
+    def _has_its_file(self) -> bool:
+        try:
+            return self._file is not None and os.path.samestat(Path(self.address.path).stat(), self._file)
+        except OSError:
+            return False
 
 
-def addresses(settings: Settings) -> dict[Address, list[str]]:
+@contextlib.contextmanager
+def listeners(settings: Settings) -> Iterator[list[Listener]]:
+    """All that the settings ask for, bound."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Listener(address, roles))) for address, roles in addresses(settings)]
+
+
+def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
     """Each address once, with the roles that share it. Addresses with port 0 are never the same."""
     shared: dict[Address, list[str]] = {}
     free: list[tuple[Address, list[str]]] = []
     for role in ROLES:
-        address = Address(*parse_address(getattr(settings, f"{role}_address")))
-        if address.port:
+        address = parse_address(getattr(settings, f"{role}_address"))
+        if address.port or address.scheme == "unix":
             shared.setdefault(address, []).append(role)
         else:
-            free.append((address._replace(port=-len(free)), [role]))
-    return shared | dict(free)
+            free.append((address, [role]))
+    return [*shared.items(), *free]
 
 
-def bind(address: Address, roles: list[str]) -> socket.socket:
-    """A bound socket that does not listen yet: nobody is kept waiting while models load. Raises SettingError, which says what to change."""
-    settings = _names(roles)
-    port = max(address.port, 0)
+def _bind_tcp(address: Address, names: str) -> socket.socket:
     try:
-        family, _, _, _, target = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise SettingError(f"The host of {settings} cannot be found: {address.host} ({error.strerror})") from error
+        raise SettingError(f"The host of {names} cannot be found: {address.host} ({error.strerror})") from error
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(target)
     except OSError as error:
         sock.close()
-        raise SettingError(_cannot_bind(address, settings, error)) from error
-    sock.setblocking(False)
+        raise SettingError(_cannot_bind(address, names, error)) from error
     return sock
 
 
-def listen(sock: socket.socket, address: Address, roles: list[str]) -> None:
-    """Take connections from now on. Raises SettingError where another server that was starting as well has come first."""
+def _bind_unix(path: str, names: str) -> socket.socket:
+    """Only this user may connect: the file's mode is set before anybody can."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise SettingError(f"{names}: this system has no unix sockets. Use http://127.0.0.1:PORT.")
+    _make_room(path, names)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.listen(BACKLOG)
+        sock.bind(path)
+        Path(path).chmod(0o600)
+    except OSError as error:  # a path that is too long comes without an errno
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise SettingError(_taken(path, names)) from error
+        raise SettingError(f"{names}: cannot make the socket {path}: {error.strerror or error}. Choose another path.") from error
+    return sock
+
+
+def _make_room(path: str, names: str) -> None:
+    """Remove the file that a server left which did not end by itself; nobody listens there."""
+    try:
+        if not stat.S_ISSOCK(Path(path).stat().st_mode):
+            raise SettingError(f"{names}: {path} is there already and is no socket. Choose another path, or remove it.")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.connect(path)
+    except ConnectionRefusedError:
+        with contextlib.suppress(OSError):  # then binding tells
+            Path(path).unlink()
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        raise SettingError(_cannot_bind(address, _names(roles), error)) from error
+        raise SettingError(f"{names}: cannot use {path}: {error.strerror}. Choose another path.") from error
+    else:
+        raise SettingError(_taken(path, names))
 
 
-def bound_address(sock: socket.socket, address: Address) -> Address:
-    return Address(address.host, sock.getsockname()[1])
+def _taken(path: str, names: str) -> str:
+    return f"Another program listens at {path} ({names}). Stop it, or choose another path."
 
 
-def _names(roles: list[str]) -> str:
-    return " and ".join(f"{role}_address" for role in roles)
-
-
-def _cannot_bind(address: Address, settings: str, error: OSError) -> str:
+def _cannot_bind(address: Address, names: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"Port {address.port} on {address.host} is in use ({settings}). Stop the program that uses it, or choose another port."
+        return f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses it, or choose another port."
     if error.errno == errno.EACCES:
-        return f"Port {address.port} on {address.host} needs privileges that this process lacks ({settings}). Choose a port from 1024 on."
-    return f"{settings}: cannot bind to {address.host}:{max(address.port, 0)}: {error.strerror}"
+        return f"Port {address.port} on {address.host} needs privileges that this process lacks ({names}). Choose a port from 1024 on."
+    return f"{names}: cannot bind to {address.host}:{address.port}: {error.strerror}"

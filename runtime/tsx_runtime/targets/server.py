@@ -7,7 +7,9 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import sys
+import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,11 @@ from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.listen import Address, addresses, bind, bound_address, listen
+from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
+from tsx_runtime.targets.tls import tls_context
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
+TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
 
 logger = logging.getLogger("tsx.server")
 
@@ -59,18 +63,15 @@ def serve(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[
 async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None]) -> None:
     required_tokens(settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
+    tls = tls_context(settings)
     _stop_on_signals(stop, hurry)
-    with contextlib.ExitStack() as stack:
-        bound: dict[Address, tuple[socket.socket, list[str]]] = {}
-        for address, roles in addresses(settings).items():
-            sock = stack.enter_context(bind(address, roles))
-            bound[bound_address(sock, address)] = (sock, roles)
+    with listeners(settings) as bound:
         registry = Registry(settings)
         registry.warm_up(model.path for model in models)
         try:
             versions = await _unless(stop, _load(registry, models))
             if versions is not None:
-                await _answer(settings, registry, bound, versions, on_ready, stop, hurry)
+                await _answer(settings, registry, bound, tls, versions, on_ready, stop, hurry)
         finally:
             await registry.close()
 
@@ -97,25 +98,42 @@ async def _register(registry: Registry, model: StartModel) -> ModelVersion:
 async def _answer(
     settings: Settings,
     registry: Registry,
-    bound: dict[Address, tuple[socket.socket, list[str]]],
+    bound: list[Listener],
+    tls: ssl.SSLContext | None,
     versions: list[ModelVersion],
     on_ready: Callable[[Started], None],
     stop: asyncio.Event,
     hurry: asyncio.Event,
 ) -> None:
-    for address, (sock, roles) in bound.items():
-        listen(sock, address, roles)
-    apps = build_apps(registry, settings, [roles for _, roles in bound.values()])
-    servers = [_Server(_uvicorn_config(app, settings), sock) for app, (sock, _) in zip(apps, bound.values(), strict=True)]
-    running = [asyncio.create_task(server.serve([server.sock])) for server in servers]
+    for listener in bound:
+        listener.listen()
+    apps = build_apps(registry, settings, [listener.roles for listener in bound])
+    servers = [_Server(app, settings, listener, tls) for app, listener in zip(apps, bound, strict=True)]
+    running = [asyncio.create_task(server.serve()) for server in servers]
     for server in servers:
         await server.up.wait()
-    on_ready(Started({role: str(address) for address, (_, roles) in bound.items() for role in roles}, versions, registry))
+    on_ready(Started({role: str(listener.address) for listener in bound for role in listener.roles}, versions, registry))
     await stop.wait()
+    registry.stopping = True
+    await _delay(settings.shutdown_delay, hurry)
     logger.info("stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once", settings.drain_timeout)
-    for server in servers:
-        server.should_exit = True
-    await _drain(asyncio.gather(*running), registry, hurry, settings.drain_timeout)
+    end = time.monotonic() + settings.drain_timeout
+    predicts = ["inference" in listener.roles for listener in bound]
+    for now in (True, False):  # whether it is alive, and how far it is, can be asked until the last prediction is answered
+        for server, listener, first in zip(servers, bound, predicts, strict=True):
+            if first is now:
+                listener.leave()
+                server.should_exit = True
+        ending = [task for task, first in zip(running, predicts, strict=True) if first is now]
+        await _drain(asyncio.gather(*ending), registry, hurry, max(0.0, end - time.monotonic()))
+
+
+async def _delay(seconds: float, hurry: asyncio.Event) -> None:
+    """Go on while balancers find out that the server is not ready any more."""
+    if seconds:
+        logger.info("stopping: not ready any more; requests are taken for another %d s. Ctrl-C again: at once", seconds)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(hurry.wait(), seconds)
 
 
 async def _drain(answering: asyncio.Future[Any], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
@@ -137,22 +155,35 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=settings.keep_alive_timeout,
         proxy_headers=False,  # X-Forwarded-* is not believed
         timeout_graceful_shutdown=settings.drain_timeout + LAST_WORDS,
     )
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers: signals are this module's."""
+    """uvicorn's server, without its signal handlers and its way to listen: signals and sockets are this module's."""
 
-    def __init__(self, config: uvicorn.Config, sock: socket.socket) -> None:
-        super().__init__(config)
-        self.sock = sock
+    def __init__(self, app: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
+        super().__init__(_uvicorn_config(app, settings))
+        self.sock = listener.sock
         self.up = asyncio.Event()
+        self.options: dict[str, Any] = {}
+        if listener.address.scheme == "https":
+            self.options = {"ssl": tls, "ssl_handshake_timeout": settings.header_timeout}
+            if sys.version_info >= (3, 11) or sys.platform != "win32":  # uvloop has it always
+                self.options["ssl_shutdown_timeout"] = TLS_GOODBYE
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        server = await asyncio.get_running_loop().create_server(self._connection, sock=self.sock, backlog=BACKLOG, **self.options)
+        self.servers.append(server)
         self.up.set()
+
+    def _connection(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

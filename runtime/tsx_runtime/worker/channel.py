@@ -11,6 +11,7 @@ from tsx_runtime import wire
 from tsx_runtime.wire import Buffer, Frame, Kind
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
+KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
 JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 
 
@@ -22,6 +23,7 @@ class Channel:
         self._view = memoryview(bytearray(SMALL))
         self._start = 0
         self._end = 0
+        self._large = memoryview(b"")
         self._lock = threading.Lock()
 
     def read(self) -> Frame | None:
@@ -31,8 +33,7 @@ class Channel:
         header = wire.decode_header(self._view[self._start : self._end])
         self._start += wire.HEADER.size
         if header.size > SMALL:
-            payload = self._read_large(header.size)
-            return None if payload is None else wire.decode(header, payload)
+            return self._read_large(header)
         if not self._have(header.size):
             return None
         start = self._start
@@ -64,12 +65,34 @@ class Channel:
             self._end += got
         return True
 
-    def _read_large(self, size: int) -> memoryview | None:
-        payload = memoryview(bytearray(size))
-        filled = self._end - self._start
-        payload[:filled] = self._view[self._start : self._end]
-        self._start = self._end = 0
-        while filled < size:
+    def _read_large(self, header: wire.Header) -> Frame | None:
+        """One request's body is read into memory of its own, which the handler gets; those of several into memory that is used again."""
+        if header.items == 1:
+            return self._read_single(header)
+        if header.size > KEPT:
+            payload = self._fill(memoryview(bytearray(header.size)))
+        else:
+            if len(self._large) < header.size:
+                self._large = memoryview(bytearray(header.size))
+            payload = self._fill(self._large[: header.size])
+        return None if payload is None else wire.decode(header, payload)
+
+    def _read_single(self, header: wire.Header) -> Frame | None:
+        if not self._have(wire.ROW):
+            return None
+        code, meta_length, body_length = wire.decode_row(header, self._view[self._start : self._start + wire.ROW])
+        self._start += wire.ROW
+        meta, body, extra = (bytearray(length) for length in (meta_length, body_length, header.size - wire.ROW - meta_length - body_length))
+        if any(self._fill(memoryview(field)) is None for field in (meta, body, extra)):
+            return None
+        return Frame(header.kind, header.batch, [(code, meta, body)], extra)
+
+    def _fill(self, payload: memoryview) -> memoryview | None:
+        """Exactly as many bytes as fit; None at the end of the stream."""
+        filled = min(self._end - self._start, len(payload))
+        payload[:filled] = self._view[self._start : self._start + filled]
+        self._start += filled
+        while filled < len(payload):
             got = self._sock.recv_into(payload[filled:])
             if not got:
                 return None

@@ -27,6 +27,7 @@ from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.memory import keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics
 from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
@@ -48,6 +49,7 @@ def run(sock: socket.socket) -> None:
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
             )  # blocked by the fork server; a handler's own programs need not be
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
+    keep_freed_memory()
     channel = Channel(sock)
     try:
         model = _load(channel)

@@ -39,7 +39,7 @@ def read_row(meta: str, body: Buffer, decode: bool) -> Row:
     """`meta` as in `wire.request_meta`. Raises `BadRequest` for a form that cannot be read."""
     query, content_type = _query_and_type(meta[meta.find("\r\n") + 2 :])
     if content_type is None:
-        inputs: dict[str, Any] = {"body": bytearray(body)}
+        inputs: dict[str, Any] = {"body": own(body)}
         if query:
             inputs = {**_query_inputs(query), **inputs}
         return inputs, None
@@ -71,7 +71,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
         for name, value in parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1"):
             inputs[name.encode("latin-1").decode("utf-8", "replace")] = bytearray(value, "latin-1")
     else:
-        inputs["body"] = decoded(content_type, body) if decode else bytearray(body)
+        inputs["body"] = decoded(content_type, body) if decode else own(body)
     return inputs, parts
 
 
@@ -100,7 +100,12 @@ def decoded(content_type: str, body: Buffer) -> Any:
             return str(body, _charset(options))
         except (ValueError, LookupError) as error:
             logger.warning("a body of type %r cannot be decoded, so the handler gets it as bytes: %s", content_type, error)
-    return bytearray(body)
+    return own(body)
+
+
+def own(body: Buffer) -> bytearray:
+    """Memory that the handler may keep and change: a copy, but for a body that came alone and lies in memory of its own."""
+    return body if isinstance(body, bytearray) else bytearray(body)
 
 
 def _charset(options: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.settings import ROLES
+from tsx_runtime.settings import ROLES, Settings
 
 PATH = "/predictions/talker"
 ALL = (ROLES,)
@@ -26,8 +26,11 @@ def test_each_listener_describes_its_own_routes(server):
     metrics = server.metrics.get("/openapi.json").json()
     assert {"/ping", "/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}"} <= set(inference["paths"])
     assert "/models" not in inference["paths"]
-    assert {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"} == set(management["paths"])
-    assert set(metrics["paths"]) == {"/metrics"}
+    health = {"/livez", "/readyz"}
+    models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
+    assert set(management["paths"]) == models | health
+    assert set(metrics["paths"]) == {"/metrics"} | health
+    assert health <= set(inference["paths"])
 
 
 def test_the_document_is_complete(server):
@@ -102,7 +105,7 @@ def test_one_listener_can_have_the_routes_of_all(start_server):
 
 @pytest.fixture
 def failing_app():
-    app = ServerApp("failing", Counts())
+    app = ServerApp("failing", Counts(), Settings())
 
     @app.get("/fails")
     async def fails() -> None:

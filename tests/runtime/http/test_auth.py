@@ -5,36 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
-from tsx_runtime.http.auth import Guard, build_guards, is_loopback, required_tokens
+from tsx_runtime.http.auth import Guard, build_guards, required_tokens
 from tsx_runtime.settings import Settings
 
 
 def settings(**values: object) -> Settings:
     return Settings.model_validate(values)
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["http://127.0.0.1:8080", "http://127.9.8.7:1", "http://localhost:8080", "http://[::1]:8080", "HTTP://LOCALHOST"],
-)
-def test_loopback_addresses_are_told(address: str) -> None:
-    assert is_loopback(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://0.0.0.0:8080",
-        "http://[::]:8080",
-        "http://10.0.0.1",
-        "http://localhost.evil.org",
-        "http://127.0.0.1.evil.org",
-        "http://",
-        "http://[::1",
-    ],
-)
-def test_other_addresses_are_not_loopback(address: str) -> None:
-    assert not is_loopback(address)
 
 
 def test_defaults_need_no_token() -> None:
@@ -60,6 +36,26 @@ def test_inference_on_loopback_without_token_has_no_guard() -> None:
     assert guards.inference is None
     assert guards.management is not None
     assert guards.metrics is not None
+
+
+def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_there_is_one() -> None:
+    sockets = {f"{role}_address": f"unix:/run/{role}.sock" for role in ("inference", "management", "metrics")}
+    required_tokens(settings(**sockets))
+    assert build_guards(settings(**sockets)) == (None, None, None)
+    guard = build_guards(settings(**sockets, management_token="secret")).management
+    assert guard is not None
+    guard.check([(b"host", b"tsx"), (b"authorization", b"Bearer secret")])
+    with pytest.raises(InvalidToken):
+        guard.check([(b"host", b"localhost")])
+
+
+def test_https_protects_no_better_than_http_against_who_may_call() -> None:
+    with pytest.raises(SettingError, match="Set management_token"):
+        required_tokens(settings(management_address="https://0.0.0.0:8081"))
+    guard = build_guards(settings(management_address="https://127.0.0.1:8081")).management
+    assert guard is not None
+    with pytest.raises(ForeignOrigin):
+        guard.check([(b"host", b"evil.org")])
 
 
 def test_disabled_authorization_checks_no_token() -> None:

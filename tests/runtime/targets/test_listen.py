@@ -1,32 +1,41 @@
+"""Sockets at the addresses of the settings."""
+
 from __future__ import annotations
 
 import socket
+import stat
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.listen import Address, addresses, bind, bound_address, listen
+from tsx_runtime.targets.listen import Listener, addresses, listeners
+
+FREE = Address("127.0.0.1", 0)
 
 
-def test_an_address_is_written_as_settings_write_it():
-    assert str(Address("127.0.0.1", 8080)) == "http://127.0.0.1:8080"
-    assert str(Address("::1", 80)) == "http://[::1]:80"
+def listening(address: Address, role: str = "inference") -> closing[Listener]:
+    listener = Listener(address, [role])
+    listener.listen()
+    return closing(listener)
+
+
+def unix(path: Path) -> Address:
+    return parse_address(f"unix:{path}")
 
 
 def test_roles_with_the_same_address_share_one_socket_and_free_ports_are_never_shared():
-    same = Settings(
-        inference_address="http://127.0.0.1:8080", management_address="http://127.0.0.1:8080", metrics_address="http://127.0.0.1:9"
-    )
-    assert list(addresses(same).values()) == [["inference", "management"], ["metrics"]]
+    same = Settings(inference_address="unix:/a", management_address="unix:/a", metrics_address="https://127.0.0.1:9")
+    assert [roles for _, roles in addresses(same)] == [["inference", "management"], ["metrics"]]
+    mixed = Settings(inference_address="http://127.0.0.1:9", management_address="http://127.0.0.1:9", metrics_address="https://127.0.0.1:9")
+    assert [roles for _, roles in addresses(mixed)] == [["inference", "management"], ["metrics"]]
     free = Settings(inference_address="http://127.0.0.1:0", management_address="http://127.0.0.1:0", metrics_address="http://127.0.0.1:0")
-    assert list(addresses(free).values()) == [["inference"], ["management"], ["metrics"]]
-
-
-def test_a_free_port_is_found_and_told():
-    address = Address("127.0.0.1", 0)
-    with bind(address, ["inference"]) as sock:
-        assert bound_address(sock, address).port > 0
+    with listeners(free) as bound:
+        assert [listener.roles for listener in bound] == [["inference"], ["management"], ["metrics"]]
+        assert len({listener.address.port for listener in bound} - {0}) == 3
 
 
 def test_a_port_in_use_is_an_error_that_names_port_and_setting():
@@ -35,13 +44,66 @@ def test_a_port_in_use_is_an_error_that_names_port_and_setting():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(SettingError, match=f"Port {port} on 127.0.0.1 is in use.*management_address.*choose another port"):
-            bind(Address("127.0.0.1", port), ["management"])
+            Listener(Address("127.0.0.1", port), ["management"])
 
 
 def test_of_two_servers_that_start_side_by_side_the_second_is_told_that_the_port_is_taken():
-    with bind(Address("127.0.0.1", 0), ["inference"]) as first:
-        address = bound_address(first, Address("127.0.0.1", 0))
+    with closing(Listener(FREE, ["inference"])) as first:
+        address = first.address
         in_use = pytest.raises(SettingError, match=f"Port {address.port} on 127.0.0.1 is in use.*inference_address")
-        with in_use, bind(address, ["inference"]) as second:  # some systems allow it while neither listens
-            listen(first, address, ["inference"])
-            listen(second, address, ["inference"])
+        with in_use, closing(Listener(address, ["inference"])) as second:  # some systems allow it while neither listens
+            first.listen()
+            second.listen()
+
+
+def test_a_unix_socket_is_for_its_user_alone_and_its_file_goes_with_it(tmp_path):
+    path = tmp_path / "tsx.sock"
+    with listening(unix(path)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert not path.exists()
+
+
+def test_what_a_killed_server_left_is_replaced(tmp_path):
+    path = tmp_path / "tsx.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+        killed.listen()
+    assert path.exists()
+    with listening(unix(path)), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def test_where_somebody_listens_nothing_is_replaced(tmp_path):
+    path = tmp_path / "tsx.sock"
+    with listening(unix(path)):
+        with pytest.raises(SettingError, match=f"Another program listens at {path}.*metrics_address.*choose another path"):
+            Listener(unix(path), ["metrics"])
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_a_server_that_lost_its_path_while_it_loaded_is_told_and_leaves_the_file_of_the_other(tmp_path):
+    path = tmp_path / "tsx.sock"
+    with closing(Listener(unix(path), ["inference"])) as slow, listening(unix(path)):
+        with pytest.raises(SettingError, match="Another program listens"):
+            slow.listen()
+        slow.close()
+        assert path.exists()
+
+
+@pytest.mark.parametrize("what", ["a file", "a directory", "a path without a directory", "a path that is too long"])
+def test_a_path_that_no_socket_can_have_is_told_and_nothing_is_removed(tmp_path, what):
+    path = tmp_path / "here"
+    if what == "a file":
+        path.write_text("precious")
+    elif what == "a directory":
+        path.mkdir()
+    elif what == "a path without a directory":
+        path = path / "there"
+    else:
+        path = tmp_path / ("x" * 200)
+    with pytest.raises(SettingError, match=r"inference_address.*Choose another path"):
+        Listener(unix(path), ["inference"])
+    assert path.exists() == (what in ("a file", "a directory"))

@@ -128,6 +128,39 @@ def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes
         assert not alive
 
 
+def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_it_is_not_ready(tmp_path):
+    with server(make_model(tmp_path / "waiter", HANDLER), shutdown_delay=600) as process:
+        started = ready(process)
+        assert call(started["inference"], "GET", "/readyz")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + TIMEOUT
+        while (answer := call(started["inference"], "GET", "/readyz"))[0] == 200:
+            assert time.monotonic() < end
+        assert (answer[0], json.loads(answer[1])["status"]) == (503, "Stopping")
+        assert call(started["inference"], "GET", "/livez")[0] == 200
+        assert call(started["inference"], "POST", "/predictions/waiter") == (200, b"OK")
+        process.send_signal(signal.SIGINT)  # a person who does not want to wait for it
+        assert process.wait(TIMEOUT) == 0
+
+
+def test_whether_it_is_alive_can_be_asked_until_the_last_prediction_is_answered(tmp_path):
+    with server(make_model(tmp_path / "waiter", HANDLER)) as process:
+        started = ready(process)
+        answers: list[tuple[int, bytes]] = []
+        go = tmp_path / "go"
+        client = threading.Thread(target=lambda: answers.append(call(started["inference"], "POST", "/predictions/waiter", str(go))))
+        client.start()
+        wait_for(tmp_path / "go.begun", process)
+        process.send_signal(signal.SIGTERM)
+        wait_until_refused(started["inference"])
+        assert call(started["management"], "GET", "/livez")[0] == 200
+        assert call(started["metrics"], "GET", "/readyz")[0] == 503
+        go.touch()
+        client.join(TIMEOUT)
+        assert answers == [(200, b"OK")]
+        assert process.wait(TIMEOUT) == 0
+
+
 @pytest.mark.parametrize("how", ["its time is over", "a second Ctrl-C"])
 def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(tmp_path, how):
     drain = 1 if how == "its time is over" else 600

@@ -1,0 +1,51 @@
+"""What operators ask: is it alive (`/livez`), may requests be sent to it (`/readyz`), and TorchServe's `/ping`. No token is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.http.describe import is_healthy, not_ready
+from tsx_runtime.http.schemas import Health, Readiness
+
+QUIETLY = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
+    """`/livez` and `/readyz` are on every listener, `/ping` where predictions are."""
+    router = APIRouter(tags=["health"])
+
+    async def livez() -> Response:
+        return _answer(Health(status="Alive"), 200)
+
+    async def readyz() -> Response:
+        waiting = not_ready(registry.models.values())
+        ready = not waiting and not registry.stopping
+        status = "Stopping" if registry.stopping else "Ready" if ready else "Not ready"
+        return _answer(Readiness(status=status, not_ready=waiting), 200 if ready else 503)
+
+    async def ping() -> Response:
+        healthy = is_healthy(registry.models.values())
+        return _answer(Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500)
+
+    router.add_api_route("/livez", livez, methods=["GET"], summary="Is the server alive", response_model=Health)
+    router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
+    summary = "Can the default version of every model serve"
+    router.add_api_route(
+        "/readyz", readyz, methods=["GET"], summary=summary, response_model=Readiness, responses={503: {"model": Readiness}}
+    )
+    router.add_api_route("/readyz", readyz, methods=["HEAD"], include_in_schema=False)
+    if "inference" in roles:
+        responses: dict[int | str, dict[str, object]] = {500: {"model": Health}}
+        router.add_api_route(
+            "/ping", ping, methods=["GET"], summary="Is the server healthy", response_model=Health, responses=responses, tags=["inference"]
+        )
+        router.add_api_route("/ping", ping, methods=QUIETLY, include_in_schema=False)
+    return router
+
+
+def _answer(body: BaseModel, status: int) -> Response:
+    return Response(body.model_dump_json(by_alias=True, indent=2) + "\n", status, media_type="application/json")

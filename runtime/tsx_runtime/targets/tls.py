@@ -1,0 +1,89 @@
+"""The certificate of https addresses: read once at the start, or an error that says what to do."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import stat
+from pathlib import Path
+
+from tsx_runtime.addresses import parse_address
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings import ROLES, Settings
+
+MAKE_ONE = (
+    "A pair for trying: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "
+    "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+)
+
+logger = logging.getLogger("tsx.server")
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """TLS 1.2 and later for the https addresses; None where there is none. Raises SettingError."""
+    names = [name for name in (f"{role}_address" for role in ROLES) if parse_address(getattr(settings, name)).scheme == "https"]
+    certificate, key = settings.certificate_file, settings.private_key_file
+    if not names:
+        if certificate or key:
+            logger.warning("certificate_file and private_key_file are set, but no address begins with https://: nothing is encrypted")
+        return None
+    if certificate is None or key is None:
+        missing = " and ".join(name for name in ("certificate_file", "private_key_file") if getattr(settings, name) is None)
+        raise SettingError(f"{names[0]} is {getattr(settings, names[0])}, so {missing} must be set. {MAKE_ONE}")
+    _check_pem(certificate, "certificate_file", "CERTIFICATE")
+    _check_pem(key, "private_key_file", "PRIVATE KEY")
+    if key.stat().st_mode & stat.S_IROTH:
+        logger.warning("every user of this machine can read the private key; `chmod 600 %s` keeps it to this one", key)
+    return _load(certificate, key)
+
+
+def _check_pem(path: Path, name: str, kind: str) -> None:
+    try:
+        text = path.read_text("latin-1")
+    except OSError as error:
+        raise SettingError(f"{name}: cannot read {path}: {error.strerror}.") from error
+    if f"{kind}-----" in text:
+        return
+    if "-----BEGIN " in text:
+        found = text.partition("-----BEGIN ")[2].partition("-----")[0]
+        raise SettingError(f"{name}: {path} holds a {found}, not a {kind}. Are certificate_file and private_key_file swapped?")
+    how = "openssl x509 -inform DER -in FILE -out cert.pem" if kind == "CERTIFICATE" else "openssl pkey -inform DER -in FILE -out key.pem"
+    raise SettingError(f"{name}: {path} is not PEM (it has no -----BEGIN {kind}----- line). From DER: {how}")
+
+
+def _load(certificate: Path, key: Path) -> ssl.SSLContext:
+    def ask() -> str:
+        raise SettingError(f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in {key} -out key.pem")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key, ask)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise SettingError(
+                f"The key in {key} (private_key_file) does not belong to the first certificate in {certificate} (certificate_file). "
+                "Give the pair that was made together, with the server's own certificate before its chain."
+            ) from error
+        raise SettingError(f"certificate_file {certificate} and private_key_file {key} cannot be used: {error.reason or error}.") from error
+    return context
+
+
+def is_trusted_as(host: str, settings: Settings) -> bool:
+    """Whether a client that trusts the certificate itself (`curl --cacert`) may call the server by this name: tried, in memory."""
+    assert settings.certificate_file is not None
+    assert settings.private_key_file is not None
+    context = ssl.create_default_context(cafile=settings.certificate_file)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(back, there, server_hostname=host)
+    server = _load(settings.certificate_file, settings.private_key_file).wrap_bio(there, back, server_side=True)
+    for end in (client, server, client):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError:
+            return False
+    return True

@@ -1,0 +1,75 @@
+"""`/livez` and `/readyz` on every listener, and TorchServe's `/ping`."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tsx_runtime.core.worker import WorkerState
+
+SLOW = """
+import time
+from pathlib import Path
+
+while not Path({go!r}).exists():
+    time.sleep(0.01)
+
+def handle(data, context):
+    return None if data is None else ["OK"] * len(data)
+"""
+
+ENDS = """
+import os
+
+def handle(data, context):
+    os._exit(7)
+"""
+
+
+def ready_of(client):
+    answer = client.get("/readyz")
+    assert answer.status_code == (200 if answer.json()["status"] == "Ready" else 503)
+    assert answer.headers["cache-control"].startswith("no-cache")
+    return answer.json()
+
+
+def test_a_server_is_alive_and_ready_at_all_its_addresses_without_a_token(start_server):
+    with start_server(inference_token="in", management_token="man") as server:
+        for client in (server.inference, server.management, server.metrics):
+            assert client.get("/livez").json() == {"status": "Alive"}
+            assert client.head("/livez").status_code == client.head("/readyz").status_code == 200
+            assert ready_of(client) == {"status": "Ready", "notReady": []}
+        assert server.inference.get("/ping").json() == {"status": "Healthy"}
+        assert server.management.get("/ping").status_code == 404
+
+
+def test_it_is_ready_when_every_default_version_has_a_ready_worker(empty, tmp_path, until):
+    go = tmp_path / "go"
+    empty.write_mar("slow.mar", handler=SLOW.format(go=str(go)))
+    empty.register("talker.mar", initial_workers=0)  # serves nothing, as was asked for
+    assert ready_of(empty.inference)["status"] == "Ready"
+    answer = empty.management.post("/models", params={"url": "slow.mar", "initial_workers": 1, "synchronous": "false"})
+    assert answer.status_code == 202
+    reason = {"modelName": "slow", "modelVersion": "1.0", "reason": "no worker is ready; workers: 1 LOADING"}
+    assert ready_of(empty.inference) == {"status": "Not ready", "notReady": [reason]}
+    assert empty.inference.get("/livez").status_code == empty.inference.get("/ping").status_code == 200
+    go.touch()
+    until(lambda: ready_of(empty.inference)["status"] == "Ready")
+
+
+def test_it_is_not_ready_while_its_only_worker_is_started_again(empty, until):
+    empty.register("talker.mar", initial_workers=1)
+    (worker,) = empty.registry.find("talker").workers
+    os.kill(worker.pid, signal.SIGKILL)
+    until(lambda: ready_of(empty.inference)["status"] == "Not ready")
+    assert empty.inference.get("/ping").status_code == 200  # only after it was given up
+    until(lambda: ready_of(empty.inference)["status"] == "Ready")
+
+
+def test_a_model_whose_workers_are_given_up_is_neither_ready_nor_healthy(empty, until):
+    empty.write_mar("ends.mar", handler=ENDS)
+    empty.management.post("/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"})
+    until(lambda: empty.registry.find("ends").workers[0].state is WorkerState.FAILED)
+    assert ready_of(empty.inference)["notReady"][0]["reason"] == "no worker is ready; workers: 1 FAILED"
+    assert empty.inference.get("/ping").status_code == 500
+    assert empty.inference.get("/livez").status_code == 200

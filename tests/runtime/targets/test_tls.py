@@ -1,0 +1,83 @@
+"""The certificate of https addresses, and what is said of one that cannot be used."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Pair, make_certificate
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.tls import is_trusted_as, tls_context
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def settings(certificate: Path | None, key: Path | None, address: str = "https://127.0.0.1:8443") -> Settings:
+    return Settings(management_address=address, certificate_file=certificate, private_key_file=key)
+
+
+def refusal(certificate: Path | None, key: Path | None) -> str:
+    with pytest.raises(SettingError) as caught:
+        tls_context(settings(certificate, key))
+    return caught.value.message
+
+
+def test_a_pair_gives_tls_1_2_and_later(pair: Pair) -> None:
+    context = tls_context(settings(*pair))
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_without_an_https_address_there_is_none_and_a_pair_that_does_nothing_is_told(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    assert tls_context(Settings()) is None
+    assert not caplog.records
+    assert tls_context(settings(*pair, address="unix:/run/tsx.sock")) is None
+    assert "nothing is encrypted" in caplog.text
+
+
+def test_an_https_address_needs_both_files_and_the_error_makes_them(pair: Pair) -> None:
+    assert "management_address is https://127.0.0.1:8443, so certificate_file and private_key_file must be set" in refusal(None, None)
+    message = refusal(pair.certificate, None)
+    assert "so private_key_file must be set" in message
+    assert "openssl req -x509" in message
+
+
+def test_each_file_that_cannot_be_used_is_told_with_what_to_do(pair: Pair, tmp_path: Path) -> None:
+    other = make_certificate(tmp_path, "other")
+    locked = make_certificate(tmp_path, "locked", password="secret")
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"\x30\x82\x00\xff")
+    torn = tmp_path / "torn"
+    torn.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
+    assert refusal(tmp_path / "none", pair.key) == f"certificate_file: cannot read {tmp_path / 'none'}: No such file or directory."
+    assert refusal(pair.certificate, tmp_path).startswith(f"private_key_file: cannot read {tmp_path}: ")
+    assert "is not PEM" in refusal(junk, pair.key)
+    assert "openssl pkey -inform DER" in refusal(pair.certificate, junk)
+    assert "Are certificate_file and private_key_file swapped?" in refusal(pair.key, pair.certificate)
+    assert "does not belong to the first certificate" in refusal(other.certificate, pair.key)
+    assert "is encrypted. Write it without a password: openssl pkey" in refusal(locked.certificate, locked.key)
+    assert "cannot be used" in refusal(torn, pair.key)
+
+
+def test_a_key_that_every_user_can_read_is_told(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    tls_context(settings(*pair))
+    assert not caplog.records
+    key = tmp_path / "open.key"
+    key.write_bytes(pair.key.read_bytes())
+    key.chmod(0o644)
+    tls_context(settings(pair.certificate, key))
+    assert f"chmod 600 {key}" in caplog.text
+
+
+def test_the_names_of_a_certificate_are_those_that_a_client_may_call_it_by(pair: Pair) -> None:
+    assert is_trusted_as("localhost", settings(*pair))
+    assert is_trusted_as("127.0.0.1", settings(*pair))
+    assert not is_trusted_as("0.0.0.0", settings(*pair))
