@@ -115,16 +115,17 @@ def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT) -> None:
 def parse(raw: bytes) -> Found | None:
     """One whole head of HTTP/1.1 and nothing else, or None."""
     found = Found()
-    parser = httptools.HttpRequestParser(found)
+    found.parser = parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(raw)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         return None
+    finally:
+        found.parser = None
     if found.messages != 1 or not found.complete or found.has_body or parser.get_http_version() != "1.1":
         return None
     if parser.get_method() in _OTHER_LANE:
         return None
-    found.keep_alive = parser.should_keep_alive()
     return found
 
 
@@ -136,6 +137,7 @@ class Found:
     complete = False
     has_body = False
     keep_alive = True
+    parser: httptools.HttpRequestParser | None = None
 
     def __init__(self) -> None:
         self.headers: list[Pair] = []
@@ -151,6 +153,8 @@ class Found:
 
     def on_headers_complete(self) -> None:
         self.complete = True
+        if self.parser is not None:
+            self.keep_alive = self.parser.should_keep_alive()  # once a message without a body is over, it always says yes
 
     def on_body(self, body: bytes) -> None:
         self.has_body = True

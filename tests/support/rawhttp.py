@@ -1,0 +1,124 @@
+"""HTTP as bytes: a connection that sends what it is told, in the pieces it is told, and reads what really comes back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+TIMEOUT = 60.0
+VARIES = {b"date": b"-", b"x-request-id": b"-"}
+
+
+@dataclass
+class Answer:
+    line: bytes
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    body: bytes = b""
+    whole: bool = True  # the connection did not end within it
+
+    @property
+    def status(self) -> int:
+        return int(self.line.split(b" ")[1])
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for own, value in self.headers if own == name), None)
+
+
+class RawConnection:
+    """`turn` lets the server read what was sent before more is sent."""
+
+    def __init__(self, address: tuple[str, int], turn: Callable[[], object] = lambda: None) -> None:
+        self.sock = socket.create_connection(address, TIMEOUT)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._turn = turn
+        self._buffer = b""
+        self.ended = False
+
+    def __enter__(self) -> RawConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, *pieces: bytes) -> None:
+        """A server that has closed is found out by reading."""
+        for piece in pieces:
+            try:
+                self.sock.sendall(piece)
+            except (BrokenPipeError, ConnectionResetError):
+                return
+            self._turn()
+
+    def read_all(self) -> bytes:
+        """Everything until the server closes."""
+        while self._more():
+            pass
+        return self._buffer
+
+    def answer(self, method: bytes = b"POST") -> Answer | None:
+        """The next answer, to a request of this method; None where the connection has ended instead."""
+        while b"\r\n\r\n" not in self._buffer:
+            if not self._more():
+                return Answer(self._buffer, whole=False) if self._buffer else None
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        line, *rest = head.split(b"\r\n")
+        pairs = [entry.partition(b": ")[::2] for entry in rest]
+        answer = Answer(line, [(name, VARIES.get(name, value)) for name, value in pairs])
+        if method == b"HEAD" or answer.status < 200 or answer.status in (204, 304):
+            return answer
+        if answer.header(b"transfer-encoding") == b"chunked":
+            self._read_chunks(answer)
+        elif (length := answer.header(b"content-length")) is not None:
+            answer.body = self._take(int(length), answer)
+        else:
+            answer.body, self._buffer = self.read_all(), b""
+        return answer
+
+    def _read_chunks(self, answer: Answer) -> None:
+        while answer.whole:
+            while b"\r\n" not in self._buffer:
+                if not self._more():
+                    answer.whole = False
+                    return
+            size, _, self._buffer = self._buffer.partition(b"\r\n")
+            answer.body += self._take(int(size, 16), answer)
+            self._take(2, answer)
+            if size == b"0":
+                return
+
+    def _take(self, count: int, answer: Answer) -> bytes:
+        while len(self._buffer) < count:
+            if not self._more():
+                answer.whole = False
+                break
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def _more(self) -> bool:
+        try:
+            data = b"" if self.ended else self.sock.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        self._buffer += data
+        self.ended = not data
+        return bool(data)
+
+
+def request(
+    method: bytes = b"POST",
+    target: bytes = b"/",
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    body: bytes | None = None,
+    version: bytes = b"1.1",
+) -> bytes:
+    """`body` None: no body and no length."""
+    lines = [b"%b %b HTTP/%b" % (method, target, version), b"Host: 127.0.0.1", *(b"%b: %b" % pair for pair in headers)]
+    if body is not None:
+        lines.append(b"Content-Length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (body or b"")
+
+
+def chunked(chunks: Iterable[bytes], extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    """A chunked body."""
+    return b"".join(b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks if chunk) + b"0\r\n%b\r\n" % trailer
