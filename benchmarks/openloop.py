@@ -58,7 +58,7 @@ class Result(NamedTuple):
     errors: dict[str, int]
     unanswered: int
     unsent: int
-    goodput: float  # accepted answers that came within the seconds, per second
+    goodput: float  # accepted answers that came within the seconds, and within --limit-ms of their planned times, per second
     p50: float
     p90: float
     p99: float
@@ -115,8 +115,11 @@ def limit(cpu: float, late_p99: float, p99: float) -> str | None:
 class Load:
     """Connections, and what became of each request. What is indexed by file descriptor is a dict: one lookup per event."""
 
-    def __init__(self, address: tuple[str, int], request: bytes, due: array[float], connections: int) -> None:
+    def __init__(
+        self, address: tuple[str, int], request: bytes, due: array[float], connections: int, limit_ms: float | None = None
+    ) -> None:
         self.address, self.request, self.due = address, request, due
+        self.limit = float("inf") if limit_ms is None else limit_ms / 1000
         self.epoll = select.epoll()  # opened first: its number stays below what select() can take
         self.sockets: dict[int, socket.socket] = {}
         self.planned: dict[int, float] = {}  # by connection in use: when its request was due
@@ -212,7 +215,7 @@ class Load:
         self.free.append(descriptor)
         if status[0] == 0x32:  # "2"
             self.accepted.append(latency)
-            self.in_time += now < self.seconds
+            self.in_time += now < self.seconds and latency <= self.limit
         elif status.decode() in REFUSALS:
             self.refused.append(latency)
         else:
@@ -252,11 +255,12 @@ def run(
     poisson: bool = False,
     headers: Sequence[str] = (),
     grace: float = 5,
+    limit_ms: float | None = None,
 ) -> Result:
     """In this process, which must have nothing else to do: `in_own_process` is for those that have."""
     parts = urlsplit(url)
     assert parts.hostname is not None, url
-    load = Load((parts.hostname, parts.port or 80), request_bytes(url, body, headers), plan(rate, seconds, poisson), connections)
+    load = Load((parts.hostname, parts.port or 80), request_bytes(url, body, headers), plan(rate, seconds, poisson), connections, limit_ms)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: wake when it is time, not up to 50 us later
     gc.disable()
@@ -292,9 +296,11 @@ def in_own_process(
     poisson: bool = False,
     headers: Sequence[str] = (),
     grace: float = 5,
+    limit_ms: float | None = None,
 ) -> Result:
     command = [sys.executable, __file__, url, "--rate", str(rate), "--seconds", str(seconds), "--connections", str(connections)]
     command += ["--body", str(body), "--grace", str(grace), "--json", *(["--poisson"] if poisson else [])]
+    command += [] if limit_ms is None else ["--limit-ms", str(limit_ms)]
     command += [word for header in headers for word in ("--header", header)]
     return Result(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
@@ -321,12 +327,13 @@ def main() -> None:
     parser.add_argument("--header", action="append", default=[], help="for each request, as in 'Content-Type: application/json'")
     parser.add_argument("--poisson", action="store_true", help="random arrivals; without it they are evenly spaced")
     parser.add_argument("--grace", type=float, default=5, help="seconds to wait for answers after the last request")
+    parser.add_argument("--limit-ms", type=float, help="an answer that comes later counts for nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     body = options.body.read_bytes() if options.body else b""
     result = run(
         *(options.url, options.rate, options.seconds, options.connections, body),
-        **{"poisson": options.poisson, "headers": options.header, "grace": options.grace},
+        **{"poisson": options.poisson, "headers": options.header, "grace": options.grace, "limit_ms": options.limit_ms},
     )
     print(json.dumps(result._asdict()) if options.json else describe(result))
 

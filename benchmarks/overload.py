@@ -1,0 +1,107 @@
+"""What overload does: goodput and latency at 50 to 200 % of what a model can do, in open loop.
+
+    python benchmarks/overload.py [--seconds 4] [--batch 4] [--timeout-ms 50]
+
+The handler sleeps 4 ms for a batch of any size, so that its capacity is far below the front end's and the generator's: what
+falls is the model's goodput, and nothing else. Capacity is measured first, by asking for more than the sleep allows. Then each load
+is offered three times, with a client that waits for ever and with one that names the time it has (`x-tsx-timeout-ms`): there,
+only an answer within that time counts. What was promised: at 200 %, goodput within 10 % of its peak, and a bounded p99.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import machine
+import openloop
+import servers
+
+LOADS = (50, 80, 100, 150, 200)  # % of capacity
+HANDLER = Path(__file__).parent / "models" / "slow.py"
+SLEEP = 0.004
+
+
+class Case(NamedTuple):
+    name: str
+    headers: tuple[str, ...]
+    limit_ms: float | None  # beyond it an answer is of no use
+
+
+class Row(NamedTuple):
+    load: int
+    offered: float
+    goodput: float
+    refused: float
+    p50: float
+    p99: float
+    refused_p99: float
+    limited: str | None
+
+
+def offer(server: servers.Server, body: Path, rate: float, seconds: float, case: Case) -> openloop.Result:
+    """Connections beyond the queue's places, so that it fills; more for each second that refusals may take."""
+    url = f"{server.inference}/predictions/slow"
+    return openloop.in_own_process(url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True)
+
+
+def measure(server: servers.Server, body: Path, capacity: float, case: Case, rounds: int, seconds: float) -> list[Row]:
+    rows = []
+    for load in LOADS:
+        results = [offer(server, body, capacity * load / 100, seconds, case) for _ in range(rounds)]
+        for result in results:
+            assert not result.errors, result.errors
+            assert not result.unanswered, f"{result.unanswered} requests were never answered"
+        columns = [
+            (result.planned / seconds, result.goodput, result.refused / seconds, result.p50, result.p99, result.refused_p99)
+            for result in results
+        ]
+        medians = [machine.median(column) for column in zip(*columns, strict=True)]
+        rows.append(Row(load, *medians, next((result.limited for result in results if result.limited), None)))
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    peak = max(row.goodput for row in rows)
+    lines = ["| load | offered/s | goodput/s | of its peak | refused/s | p50 ms | p99 ms | refusals p99 ms |", "|---" * 8 + "|"]
+    for row in rows:
+        cells = f"{row.load} % | {row.offered:,.0f} | {row.goodput:,.0f} | {row.goodput / peak:.1%} | {row.refused:,.0f}"
+        lines.append(f"| {cells} | {row.p50:.1f} | {row.p99:.1f} | {row.refused_p99:.1f} |")
+        if row.limited:
+            lines.append(f"(at {row.load} % the numbers say nothing about the server: {row.limited})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4, help="of load in each round")
+    parser.add_argument("--rounds", type=int, default=3, help="at each load; the medians are printed")
+    parser.add_argument("--batch", type=int, default=8, help="requests of one batch")
+    parser.add_argument("--queue", type=int, default=100, help="requests that may wait")
+    parser.add_argument("--timeout-ms", type=int, default=40, help="that the client with a deadline waits")
+    options = parser.parse_args()
+    cases = [
+        Case("clients wait for ever", (), None),
+        Case(f"clients wait {options.timeout_ms} ms", (f"x-tsx-timeout-ms: {options.timeout_ms}",), options.timeout_ms),
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        body = directory / "body"
+        body.write_bytes(b'{"x":1}')
+        config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": options.batch}
+        packed = servers.archive(*(directory, "slow", "--handler", HANDLER), config=config)
+        with servers.tsx(directory, packed, job_queue_size=options.queue) as server:
+            servers.first_answer(server, "/predictions/slow", body.read_bytes())
+            capacity = offer(server, body, 1.5 * options.batch / SLEEP, options.seconds, cases[0]).goodput
+            print(f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s, Poisson arrivals")
+            what = f"one worker, batches of {options.batch} in {SLEEP * 1000:g} ms, a queue of {options.queue}"
+            print(f"{what}: {capacity:,.0f} requests/s\n")
+            for case in cases:
+                rows = measure(server, body, capacity, case, options.rounds, options.seconds)
+                print(f"{case.name}\n\n{table(rows)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
