@@ -12,6 +12,7 @@ from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import print_json, print_table
+from tsx_runtime.settings import TUNABLE, suggestion
 
 PAGE = 100
 
@@ -105,6 +106,20 @@ def scale(
     _say(_server(url, config).call("PUT", query).json(), as_json)
 
 
+@app.command("set")
+def change(
+    name: Name,
+    values: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help=f"Of: {', '.join(TUNABLE)}.")],
+    version: Version = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Change a model's limits while it is served; workers go on, and what is not named stays as it is."""
+    target = ["models", name, *([] if version is None else [version])]
+    _say(_server(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
+
+
 @app.command()
 def set_default(
     name: Name,
@@ -128,6 +143,19 @@ def _server(url: str | None, config: Path | None) -> Server:
     settings, _ = read_settings(config)
     address = url or settings.management_address
     return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
+
+
+def _changes(values: list[str]) -> dict[str, str]:
+    changes = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not value:
+            raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
+        if name not in TUNABLE:
+            hint = suggestion(name, TUNABLE) or f"; it can be {', '.join(TUNABLE)}"
+            raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")
+        changes[name] = value
+    return changes
 
 
 def _all_models(server: Server) -> list[dict[str, Any]]:

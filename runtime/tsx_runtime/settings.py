@@ -75,6 +75,19 @@ class ModelSettings(BaseModel):
     max_worker_age: int | None = Field(None, ge=0, description="seconds after which a worker is replaced; 0 = never")
 
 
+TUNABLE = (  # of these, what a registration may set too, and what may be changed while the model is served
+    "batch_size",
+    "max_batch_bytes",
+    "max_batch_delay",
+    "job_queue_size",
+    "max_queue_bytes",
+    "response_timeout",
+    "startup_timeout",
+    "client_timeout",
+    "overload_status",
+)
+
+
 class Settings(BaseModel):
     """Names and defaults are TorchServe's where it has the setting."""
 

@@ -154,6 +154,21 @@ def test_workers_are_scaled(models: Run) -> None:
     assert "max_worker cannot be less than min_worker" in models("scale", "echo", "--min", 2, "--max", 1).err
 
 
+def test_limits_change_while_the_model_is_served(models: Run) -> None:
+    done = models("set", "echo", "batch_size=8", "overload_status=429")
+    assert (done.code, done.out) == (0, 'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n')
+    told = json.loads(models("describe", "echo", "--json").out)[0]
+    assert (told["batchSize"], told["overloadStatus"], len(told["workers"])) == (8, 429, 1)
+    assert "Parameter batch_size is '0'" in models("set", "echo", "batch_size=0").err
+    unknown = models("set", "echo", "batchsize=8")
+    assert (unknown.code, unknown.err.splitlines()[0].rpartition("'batchsize' ")[2]) == (
+        2,
+        "cannot be changed while a model is served; did you mean 'batch_size'?",
+    )
+    assert models("set", "echo", "batch_size").code == 2
+    assert models("set", "echo", "batch_size=3", "overload_status=503").code == 0
+
+
 def test_a_model_that_does_not_load_is_told_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:
     ended = models("register", "broken1.0.mar", "--workers", 1)
     assert ended.code == 1

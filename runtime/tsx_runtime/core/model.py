@@ -20,7 +20,7 @@ from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.settings import ModelSettings, Settings
+from tsx_runtime.settings import TUNABLE, ModelSettings, Settings
 from tsx_runtime.version import __version__
 
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
@@ -50,19 +50,6 @@ class RegisterOrder:
     max_worker_memory: int | None = None  # MB
     max_worker_age: int | None = None  # s
     loaded_at_startup: bool = False
-
-
-TUNABLE = (  # what is set at registration and may be changed while the model is served
-    "batch_size",
-    "max_batch_bytes",
-    "max_batch_delay",
-    "job_queue_size",
-    "max_queue_bytes",
-    "response_timeout",
-    "startup_timeout",
-    "client_timeout",
-    "overload_status",
-)
 
 
 def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
-from tsx_runtime.core.model import TUNABLE, ModelVersion, RegisterOrder
+from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, LoadFailed, NoWorker, PredictionFailed
@@ -22,7 +22,7 @@ from tsx_runtime.http.asgi import new_request_id, read_body
 from tsx_runtime.http.describe import PAGE, describe_version, list_models
 from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
-from tsx_runtime.settings import suggestion
+from tsx_runtime.settings import TUNABLE, suggestion
 
 RUNTIMES = ("python", "python3", "python2")  # what archives name; all run in this server's own Python
 PROCESSING = "Processing worker updates..."

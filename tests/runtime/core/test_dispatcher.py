@@ -14,7 +14,7 @@ from tsx_runtime.core.channel import Channel, LoadError
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.queue import Limits
-from tsx_runtime.errors import NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
+from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 10.0
 
@@ -67,8 +67,17 @@ async def started(limits: Limits = Limits(4), bounds: Bounds = Bounds()) -> tupl
     return dispatcher, channel, peer
 
 
-def job(body: bytes = b"x", deadline: float | None = None) -> WaitingJob:
-    return WaitingJob(wire.request_meta("id", b"", []), body, time.monotonic(), deadline)
+def job(body: bytes = b"x", deadline: float | None = None, priority: int = 0) -> WaitingJob:
+    return WaitingJob(wire.request_meta("id", b"", []), body, time.monotonic(), deadline, priority)
+
+
+async def busy(limits: Limits = Limits(2), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # immutable tuples
+    """Its only worker holds all that it takes."""
+    dispatcher, channel, peer = await started(limits, bounds)
+    for _ in range(2):
+        submit(dispatcher, *[b"before"] * limits.max_items)
+        await peer.read()
+    return dispatcher, channel, peer
 
 
 def submit(dispatcher: Dispatcher, *bodies: bytes) -> list[WaitingJob]:
@@ -382,5 +391,191 @@ def test_a_worker_reports_that_it_has_loaded_or_why_not():
         peer.close()
         with pytest.raises(EOFError):
             await asyncio.wait_for(channel.loaded, TIMEOUT)
+
+    asyncio.run(main())
+
+
+# Deadlines, priorities, clients that leave
+
+
+def test_a_deadline_is_acted_on_while_every_worker_is_busy():
+    async def main():
+        dispatcher, _, _ = await busy()
+        late, patient = job(deadline=time.monotonic() + 0.03), job()
+        for each in (late, patient):
+            dispatcher.submit(each)
+        with pytest.raises(DeadlinePassed, match="before its deadline") as refused:
+            await answer(late)
+        assert refused.value.retry_after == 1
+        assert not patient.done.done()
+        assert list(dispatcher.queue.jobs) == [patient]
+
+    asyncio.run(main())
+
+
+def test_all_deadlines_of_a_version_share_one_timer():
+    async def main():
+        dispatcher, _, _ = await busy()
+        set_for = []
+        original, dispatcher._set_timer = dispatcher._set_timer, lambda at, now: (set_for.append(at), original(at, now))
+        now = time.monotonic()
+        jobs = [job(deadline=now + 0.02 + number / 10_000) for number in range(50)]
+        for each in jobs:
+            dispatcher.submit(each)
+            await asyncio.sleep(0)
+        assert set_for == [jobs[0].deadline]
+        for each in jobs:
+            with pytest.raises(DeadlinePassed):
+                await answer(each)
+
+    asyncio.run(main())
+
+
+def test_the_more_urgent_is_served_first():
+    async def main():
+        dispatcher, _, peer = await started(Limits(1))
+        now = time.monotonic()
+        frames = []
+        for _ in range(2):  # what the worker takes at once
+            submit(dispatcher, b"before")
+            frames.append(await peer.read())
+        for each in (job(b"3"), job(b"2", now + 90), job(b"1", now + 60), job(b"0", priority=1), job(b"4", now + 1, -1)):
+            dispatcher.submit(each)
+        order = []
+        for _ in range(5):
+            await peer.reply(frames.pop(0))
+            frames.append(await peer.read())
+            order.append(bytes(frames[-1].items[0][2]))
+        assert order == [b"0", b"1", b"2", b"3", b"4"]
+
+    asyncio.run(main())
+
+
+def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
+    async def main():
+        dispatcher, _, _ = await busy()
+        dispatcher.pace.add(2, 10.0, 10.0)
+        [soon, far] = job(deadline=time.monotonic() + 0.04), job(deadline=time.monotonic() + 60)
+        arrived, given = soon.arrived, soon.deadline
+        for each in (soon, far):
+            dispatcher.submit(each)
+        with pytest.raises(DeadlinePassed):
+            await answer(soon)
+        assert time.monotonic() >= (arrived + given) / 2  # an answer takes 10 s, but half of its time it may hope
+        assert far.deadline == pytest.approx(far.arrived + 50, abs=0.1)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_gives_up_its_place_at_once():
+    async def main():
+        dispatcher, _, _ = await busy(Limits(1), Bounds(2))
+        one, two = submit(dispatcher, b"1", b"2")
+        dispatcher.leave(one)
+        [three] = submit(dispatcher, b"3")
+        with pytest.raises(ClientLeft):
+            await answer(one)
+        assert list(dispatcher.queue.jobs) == [two, three]
+        assert dispatcher.stats.refusals == {"ClientLeft": 1}
+
+    asyncio.run(main())
+
+
+def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspects():
+    async def main():
+        dispatcher, channel, peer = await started(Limits(4))
+        suspects = submit(dispatcher, b"1", b"2", b"3", b"4")
+        await peer.read()
+        peer.close()
+        await channel.closed
+        dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+        waiting = submit(dispatcher, b"5")
+        for each in (*suspects[2:], *waiting):  # the second half, and all that had not begun
+            dispatcher.leave(each)
+        for each in (*suspects[2:], *waiting):
+            with pytest.raises(ClientLeft):
+                await answer(each)
+        second, new_peer = await connect(dispatcher)
+        dispatcher.add(second)
+        frame = await new_peer.read()
+        assert [bytes(body) for _, _, body in frame.items] == [b"1", b"2"]
+        await new_peer.reply(frame)
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        assert not second.sent
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_its_request_runs_is_counted_once():
+    async def main():
+        dispatcher, _, peer = await started(Limits(4))
+        [leaving, staying] = submit(dispatcher, b"1", b"2")
+        frame = await peer.read()
+        dispatcher.leave(leaving)
+        dispatcher.leave(leaving)
+        await peer.reply(frame)
+        assert await answer(staying) == b"2"
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({200: 2}, {})
+
+    asyncio.run(main())
+
+
+# Overload
+
+
+def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound():
+    async def main():
+        dispatcher, _, _ = await busy(Limits(1), Bounds(10, 100))
+        [large] = submit(dispatcher, bytes(200))
+        [refused] = submit(dispatcher, b"x")
+        with pytest.raises(QueueFull, match=r"requests with 200 bytes wait \(maxQueueBytes\)"):
+            await answer(refused)
+        dispatcher.leave(large)
+        submit(dispatcher, bytes(60), bytes(40))
+        [refused] = submit(dispatcher, b"x")
+        with pytest.raises(QueueFull):
+            await answer(refused)
+        assert dispatcher.queue.size == 100
+
+    asyncio.run(main())
+
+
+def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
+    async def main():
+        dispatcher, _, _ = await busy(Limits(2), Bounds(6, overload_status=429))
+        dispatcher.pace.add(2, 1.0, 1.0)  # 2 requests a second of one worker: 6 take 3 seconds
+        [*_, refused] = submit(dispatcher, *[b"x"] * 7)
+        with pytest.raises(QueueFull, match=r"6 requests wait \(jobQueueSize\); try again in 3 s") as caught:
+            await answer(refused)
+        assert (caught.value.status, caught.value.type, caught.value.retry_after) == (429, "TooManyRequestsException", 3)
+
+    asyncio.run(main())
+
+
+def test_limits_and_bounds_change_while_requests_wait():
+    async def main():
+        dispatcher, _, peer = await started(Limits(8, wait=60.0), Bounds(2))
+        submit(dispatcher, b"1", b"2")
+        [refused] = submit(dispatcher, b"3")
+        with pytest.raises(QueueFull):
+            await answer(refused)
+        dispatcher.change(Limits(1), Bounds(5))
+        assert len((await peer.read()).items) == 1
+        submit(dispatcher, *[b"x"] * 4)
+        assert len(dispatcher.queue) == 5
+
+    asyncio.run(main())
+
+
+def test_the_pace_is_measured_from_reply_to_reply():
+    async def main():
+        dispatcher, channel, peer = await busy(Limits(2))
+        for sent in list(channel.sent):
+            items = [(200, b"", b"")] * len(sent.jobs)
+            await peer.write(*wire.encode(wire.Kind.REPLY, sent.batch, items))
+            await answer(sent.jobs[-1])
+        assert dispatcher.pace.rate > 0
+        assert 0 < dispatcher.pace.answer_time < TIMEOUT
 
     asyncio.run(main())

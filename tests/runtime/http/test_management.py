@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from urllib.parse import urlsplit
 
 import pytest
+from pydantic.alias_generators import to_camel
 
 
 def status_of(response):
@@ -381,3 +383,86 @@ def test_a_client_that_leaves_in_the_middle_of_its_order_does_no_harm(server):
 def test_a_description_tells_the_device_that_was_chosen_over_the_archives(empty):
     empty.register("other.mar", initial_workers=0, device_type="cpu")
     assert empty.management.get("/models/other").json()[0]["deviceType"] == "cpu"
+
+
+# Changing limits
+
+LIMITS = {
+    "batch_size": 7,
+    "max_batch_bytes": 1000,
+    "max_batch_delay": 3,
+    "job_queue_size": 5,
+    "max_queue_bytes": 9_000_000_000,
+    "response_timeout": 11,
+    "startup_timeout": 12,
+    "client_timeout": 0,
+    "overload_status": 429,
+}
+
+
+def described_limits(server, model):
+    (told,) = server.management.get(f"/models/{model}").json()
+    names = {name: to_camel(name) for name in LIMITS} | {"client_timeout": "clientTimeoutInMills"}
+    return {name: told[camel] for name, camel in names.items()} | {"workers": len(told["workers"])}
+
+
+@pytest.mark.parametrize("path", ["/models/talker", "/models/talker/1.0"])
+@pytest.mark.parametrize("name", LIMITS)
+def test_one_limit_is_changed_and_nothing_else(empty, path, name):
+    empty.register("talker.mar", initial_workers=0, client_timeout=1)
+    before = described_limits(empty, "talker")
+    answer = empty.management.put(path, params={name: LIMITS[name]})
+    assert (answer.status_code, status_of(answer)) == (200, f'Changed for model "talker" Version: 1.0: {name} = {LIMITS[name]}')
+    assert described_limits(empty, "talker") == before | {name: LIMITS[name]}
+
+
+def test_a_registration_sets_the_same_limits(empty):
+    empty.management.post("/models", params={"url": "talker.mar", **LIMITS})
+    assert described_limits(empty, "talker") == LIMITS | {"workers": 0}
+
+
+def test_limits_and_workers_change_together(empty):
+    empty.register("talker.mar", initial_workers=0)
+    answer = empty.management.put("/models/talker", params={"min_worker": 1, "batch_size": 4, "synchronous": "true"})
+    assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 1 for model: talker")
+    assert described_limits(empty, "talker")["batch_size"] == 4
+    assert empty.inference.post("/predictions/talker", content=b"a", headers={"x-do": "bytes"}).text == "a"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"batch_size": 0}, "Parameter batch_size is '0'"),
+        ({"job_queue_size": "many"}, "Parameter job_queue_size is 'many'"),
+        ({"overload_status": 500}, "Parameter overload_status is '500'"),
+        ({"batchsize": 4}, "Parameter batchsize is not known; did you mean 'batch_size'?"),
+        ({"min_worker": 2, "max_worker": 1, "batch_size": 4}, "max_worker cannot be less than min_worker."),
+        ({"min_worker": 100_000, "batch_size": 4}, "100000 workers are too many"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_named_and_nothing_is_changed(empty, given, words, error_of):
+    empty.register("talker.mar", initial_workers=0)
+    before = described_limits(empty, "talker")
+    answer = empty.management.put("/models/talker", params=given)
+    assert answer.status_code == 400
+    assert words in error_of(answer)[1]
+    assert described_limits(empty, "talker") == before
+
+
+def test_a_parameter_that_is_like_none_of_ours_is_passed_over_as_torchserve_does(empty):
+    empty.register("talker.mar", initial_workers=0)
+    assert empty.management.put("/models/talker", params={"min_worker": 0, "zone": "b"}).status_code == 202
+
+
+def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, until):
+    empty.register("talker.mar", initial_workers=1)
+    version = empty.registry.find("talker")
+    answers = []
+    headers = {"x-do": "wait", "x-file": str(tmp_path / "never")}
+    asking = threading.Thread(target=lambda: answers.append(empty.inference.post("/predictions/talker", headers=headers)))
+    asking.start()
+    until(lambda: version.stats.requests == 1)
+    empty.management.put("/models/talker", params={"response_timeout": 1})
+    asking.join(60)
+    assert answers[0].status_code == 500
+    assert "did not answer within 1 s (responseTimeout)" in answers[0].json()["message"]

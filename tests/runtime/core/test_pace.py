@@ -1,0 +1,70 @@
+"""How fast workers are, as measured, and what is reckoned with it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.pace import LONGEST, MEMORY, Pace, latest_start, retry_after
+
+seconds = st.floats(0.0001, 100)
+batches = st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=30)
+
+
+def test_before_the_first_batch_nothing_is_known():
+    assert (Pace().rate, Pace().answer_time) == (0.0, 0.0)
+
+
+@given(batches)
+def test_the_rate_lies_between_those_of_the_slowest_and_the_fastest_batch(measured):
+    pace = Pace()
+    for items, busy in measured:
+        pace.add(items, busy, busy)
+    rates = [items / busy for items, busy in measured]
+    assert min(rates) * 0.999 <= pace.rate <= max(rates) * 1.001
+    assert pace.answer_time >= min(busy for _, busy in measured) * 0.999
+
+
+@given(batches, st.integers(1, 64), st.floats(0.001, 1))
+def test_what_was_long_ago_is_forgotten(before, items, busy):
+    pace = Pace()
+    for each in before:
+        pace.add(each[0], each[1], each[1])
+    for _ in range(math.ceil(12 * MEMORY / busy)):
+        pace.add(items, busy, 2 * busy)
+    assert pace.rate == pytest.approx(items / busy, rel=0.05)
+    assert 2 * busy * 0.9 < pace.answer_time < 3 * busy
+
+
+def test_answers_that_take_now_short_now_long_are_allowed_the_long_time():
+    pace = Pace()
+    for number in range(1000):
+        pace.add(1, 0.01, 0.03 if number % 10 == 0 else 0.01)
+    assert pace.answer_time > 0.022
+
+
+@given(st.integers(0, 10**6), st.floats(0, 10**6))
+def test_retry_after_is_whole_seconds_in_which_the_queue_empties(waiting, rate):
+    after = retry_after(waiting, rate)
+    assert isinstance(after, int)
+    assert 1 <= after <= LONGEST
+    if rate and after < LONGEST:
+        assert after * rate >= waiting * 0.999
+        assert after == 1 or (after - 1) * rate < waiting * 1.001
+
+
+@given(st.integers(0, 10**4), st.integers(0, 10**4), st.floats(0.01, 10**4), st.floats(0.01, 10**4))
+def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(one, other, slow, fast):
+    assert retry_after(min(one, other), fast) <= retry_after(max(one, other), fast)
+    assert retry_after(one, max(slow, fast)) <= retry_after(one, min(slow, fast))
+
+
+@given(st.floats(0, 1000), st.floats(0.001, 1000), st.floats(0, 1000))
+def test_a_request_may_wait_for_half_of_its_time_and_leaves_the_time_for_an_answer_if_it_can(arrived, given_time, answer_time):
+    deadline = arrived + given_time
+    start = latest_start(arrived, deadline, answer_time)
+    assert (arrived + deadline) / 2 <= start <= deadline
+    assert start == deadline - answer_time or answer_time >= given_time / 2 - 1e-9
