@@ -110,6 +110,16 @@ def channels():
             pass  # the one that listed the directory
 
 
+def parts(idx, context, times):
+    """The number as an answer in parts: blanks are none of it."""
+    for _ in range(int(times)):
+        send_intermediate_predict_response([""], {idx: context.get_request_id(idx)}, "a part", 200, context)
+
+
+def pad(idx, context, text):
+    """A long request."""
+
+
 def close_channel(idx, context):
     for fd in list(channels()):
         os.close(fd)
@@ -165,7 +175,7 @@ ORDERS = {
     obey.__name__: obey
     for obey in (
         *(die, freeze, leave, segfault, loop, fail, wait),
-        *(exhaust_memory, leak_memory, leak_files, flood, large, stream),
+        *(exhaust_memory, leak_memory, leak_files, flood, large, stream, parts, pad),
         *(close_channel, shut_channel, half_frame, half_frame_and_on, endless_frame, stray_frame, random_bytes, random_frame),
     )
 }

@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,12 +78,16 @@ def _is_error(answer: Answer) -> bool:
 
 
 class Client:
-    """One keep-alive connection with one request under way at a time; connects when it first has to."""
+    """One keep-alive connection with one request under way at a time; connects when it first has to.
 
-    def __init__(self, port: int, model: str, tally: Tally) -> None:
+    `habit` is what it has the handler do where nothing else is ordered.
+    """
+
+    def __init__(self, port: int, model: str, tally: Tally, habit: str = "") -> None:
         self.port = port
         self.path = f"/predictions/{model}"
         self.tally = tally
+        self.habit = habit
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -95,6 +99,7 @@ class Client:
 
     async def ask(self, order: str = "") -> Answer | None:
         """Send one request and count its answer; None where there was none. The handler obeys the order, if there is one."""
+        order = order or self.habit
         reader, writer = await self.connect()
         number = b"%d" % next(_numbers)
         body = number + (b" " + order.encode() if order else b"")
@@ -135,11 +140,20 @@ class Client:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
-    """An answer of known length, and whether the connection stays open. Raises EOFError when it ends before."""
+    """A whole answer, and whether the connection stays open. Raises EOFError when it ends before."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
-    body = await reader.readexactly(int(length or 0))
+    if b"\r\ntransfer-encoding: chunked\r\n" in head:
+        body = b"".join([chunk async for chunk in _chunks(reader)])
+    else:
+        length = head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
+        body = await reader.readexactly(int(length or 0))
     return Answer(int(head[9:12]), body), b"\r\nconnection: close\r\n" not in head
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:size]
+    await reader.readexactly(2)
 
 
 class Load:

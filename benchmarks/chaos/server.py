@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import psutil
 
 from tsx_runtime import errors
 
+from .flatness import Usage
 from .load import Answer, read_answer
 
 START_SECONDS = 90.0
@@ -35,12 +37,6 @@ class Counted(NamedTuple):
 
     accepted: int
     statuses: Counter[int]  # of what workers answered and of what was refused
-
-
-class Usage(NamedTuple):
-    memory: int  # resident bytes
-    files: int
-    threads: int
 
 
 @dataclass
@@ -103,12 +99,16 @@ class Server:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]
 
-    def usage(self) -> dict[str, Usage]:
-        """By a name that says what the process is for, as far as it can be seen from outside."""
+    async def usage(self, models: Sequence[str]) -> dict[str, Usage]:
+        """Of each process, by what it is for and its number."""
+        names = {self.process.pid: "front end"}
+        for model in models:
+            names |= {worker["pid"]: f"worker {worker['id']} of {model}" for worker in await self.workers(model)}
         used = {}
         for process in self.processes():
-            with suppress(psutil.Error), process.oneshot():
-                used[f"{process.pid}"] = Usage(process.memory_info().rss, process.num_fds(), process.num_threads())
+            with suppress(psutil.NoSuchProcess), process.oneshot():
+                name = f"{names.get(process.pid) or _role(process.cmdline())} ({process.pid})"
+                used[name] = Usage(time.monotonic(), process.memory_info().rss, process.num_fds(), process.num_threads())
         return used
 
     def limit_files(self, count: int) -> None:
@@ -167,6 +167,11 @@ async def _healthy(server: Server) -> None:
             if server.process.returncode is not None:
                 raise RuntimeError(f"the server ended with {server.process.returncode}: {server.log.read_text()[-3000:]}") from None
         await asyncio.sleep(0.02)  # its output may go nowhere, so there is no line to wait for
+
+
+def _role(command: Sequence[str]) -> str:
+    """What Python starts beside its own program tells itself by its command line."""
+    return next((name for name in ("forkserver", "resource_tracker") if any(name in word for word in command)), "other")
 
 
 def _environment(pid: int) -> str:
