@@ -119,9 +119,7 @@ def _row(name: str, used: Sequence[Usage], looks: int) -> bool:
     first, last, more = used[0], used[-1], rising(used)
     verdict = f"NOT FLAT: {', '.join(more)}" if more else "flat"
     memory = f"{first.memory / MIB:.1f}", f"{last.memory / MIB:.1f}", f"{mib_per_hour(used):+.1f}"
-    print(
-        ROW.format(name, *memory, first.files, last.files, first.threads, last.threads, f"NOT FLAT: {', '.join(more)}" if more else "flat")
-    )
+    print(ROW.format(name, *memory, first.files, last.files, first.threads, last.threads, verdict))
     return not more
 
 

@@ -9,6 +9,7 @@ import psutil
 
 from .trial import Scenario, Trial
 
+MOST = 24 << 20  # bytes by which the front end may grow for clients that do not read
 HEAD = b"POST /predictions/victim HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
@@ -50,6 +51,34 @@ async def leave_in_the_answer(trial: Trial) -> None:
         sock.close()
 
 
+async def never_read_streams(trial: Trial) -> None:
+    """Each stream is far more than the buffers of a socket hold."""
+    await _not_read(trial, await _connect(trial, 2), f"stream {trial.scale.megabytes * 8} 128", 1)
+
+
+async def never_read_answers(trial: Trial) -> None:
+    """One connection, many requests, a megabyte for each."""
+    await _not_read(trial, await _connect(trial, 1), "large 1", 64)
+
+
+async def _not_read(trial: Trial, sockets: list[socket.socket], order: str, each: int) -> None:
+    """Ask on each of the connections and read nothing: what is not read must not pile up in the server."""
+    trial.unanswered += len(sockets) * each
+    trial.tallies["victim"].sent += len(sockets) * each
+    front_end = psutil.Process(trial.server.process.pid)
+    before = most = front_end.memory_info().rss
+    body = f"0 {order}".encode()
+    for sock in sockets:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.send((HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)) * each)
+    for _ in range(10):
+        await trial.tallies["bystander"].good(3 * trial.scale.clients)
+        most = max(most, front_end.memory_info().rss)
+    trial.check(most - before < MOST, f"the front end grew by {(most - before) >> 20} MiB for what is not read")
+    for sock in sockets:
+        sock.close()
+
+
 async def _connect(trial: Trial, count: int) -> list[socket.socket]:
     sockets = []
     for _ in range(count):
@@ -60,28 +89,11 @@ async def _connect(trial: Trial, count: int) -> list[socket.socket]:
     return sockets
 
 
-async def never_read_answers(trial: Trial) -> None:
-    """A megabyte is answered to each, and one client asks for many on one connection."""
-    trial.unanswered += 64
-    trial.tallies["victim"].sent += 64
-    front_end = psutil.Process(trial.server.process.pid)
-    before = front_end.memory_info().rss
-    (sock,) = await _connect(trial, 1)
-    body = b"0 large 1"
-    sock.send((HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)) * 64)
-    most = 0
-    for _ in range(10):
-        await trial.tallies["bystander"].good(2 * trial.scale.clients)
-        most = max(most, front_end.memory_info().rss)
-    grown = (most - before) >> 20
-    trial.check(grown < 24, f"the front end grew by {grown} MiB for a client that asks for 64 MiB and does not read")
-    sock.close()
-
-
 SCENARIOS = (
     Scenario("many slow clients", slow_clients),
     Scenario("clients leave in the middle of their requests", half_a_body),
     Scenario("clients leave before they are answered", leave_before_the_answer),
     Scenario("clients leave in the middle of their answers", leave_in_the_answer),
+    Scenario("clients never read their streams", never_read_streams),
     Scenario("a client asks for much and never reads", never_read_answers),
 )

@@ -55,6 +55,22 @@ async def no_descriptors(trial: Trial) -> None:
     await trial.order("")
 
 
+async def no_descriptor_for_a_worker(trial: Trial) -> None:
+    """The only worker dies while none can be started; when one can, it is, and who waited is answered."""
+    server = trial.server
+    (victim,) = await server.pids("victim")
+    server.limit_files(3)
+    os.kill(victim, signal.SIGKILL)
+
+    async def tried_often() -> bool:
+        return server.log.read_text(errors="replace").count("could not be started") >= 4
+
+    try:
+        await trial.eventually("four starts fail", tried_often)
+    finally:
+        server.limit_files(4096)
+
+
 async def full_disk(trial: Trial) -> None:
     """Nothing that is logged can be written, and much is logged: a failure, a death, a start."""
     await trial.order("fail", 503)
@@ -90,6 +106,8 @@ async def crash_loop(trial: Trial) -> None:
         return all(worker["status"] == "FAILED" for worker in await trial.server.workers("crashing"))
 
     await trial.eventually("the crashing model is given up", given_up)
+    described = (await trial.server.manage("GET", "/models/crashing"))[0]
+    trial.check(bool(described.get("lastError")), "nothing says why the crashing model was given up")
     for name in ("crashing", "broken"):
         await trial.server.call("DELETE", f"/models/{name}", role="management")
 
@@ -101,6 +119,7 @@ def dev_full() -> IO[bytes]:
 SCENARIOS = (
     Scenario("the fork server is killed, then a worker", kill_fork_server, DEATH),
     Scenario("the server has no file descriptors left", no_descriptors, DEATH),
+    Scenario("no worker can be started for a while", no_descriptor_for_a_worker, DEATH, {"minWorkers": 1, "maxWorkers": 1}),
     Scenario("the disk for the logs is full", full_disk, DEATH | {503}, output=dev_full),
     Scenario("models are registered, scaled and removed", manage),
     Scenario("a third model crashes in a loop", crash_loop),

@@ -29,11 +29,11 @@ class Scale:
     interval: float  # seconds between two requests of one client
     rounds: int  # how many times the fault is done
     slow_clients: int
-    megabytes: int  # of what floods, leaks or is never read
+    megabytes: int  # of what floods, or is never read
     preload: bool  # workers from a process that has torch imported, as it is by default; without it a server starts sooner
 
 
-SHORT = Scale(clients=6, interval=0.02, rounds=1, slow_clients=500, megabytes=8, preload=False)
+SHORT = Scale(clients=6, interval=0.02, rounds=1, slow_clients=500, megabytes=64, preload=False)
 LONG = Scale(clients=16, interval=0.02, rounds=5, slow_clients=10_000, megabytes=256, preload=True)
 
 

@@ -13,6 +13,7 @@ from .trial import Scenario, Trial
 
 DEATH = frozenset({500, 507})  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
 SOON = {"responseTimeout": 1}
+WATCHFUL = {"heartbeat_interval": 1}
 
 
 async def kill_one(trial: Trial) -> None:
@@ -47,7 +48,33 @@ async def memory_error(trial: Trial) -> None:
 
 async def leak_memory(trial: Trial) -> None:
     for _ in range(8):
-        await trial.order(f"leak_memory {max(1, trial.scale.megabytes // 8)}")
+        await trial.order("leak_memory 8")
+
+
+async def leak_until_replaced(trial: Trial) -> None:
+    """Workers that hold too much are replaced, and no client notices."""
+    before = await recycled(trial)
+
+    async def replaced() -> bool:
+        await trial.order("leak_memory 50")
+        return await recycled(trial) > before
+
+    await trial.eventually("a worker that leaks is replaced", replaced)
+
+
+async def replace_often(trial: Trial) -> None:
+    """Workers that are replaced after a few requests, while they are asked all the time."""
+    before = await recycled(trial)
+
+    async def replaced() -> bool:
+        return await recycled(trial) >= before + 2
+
+    await trial.eventually("workers are replaced after so many requests", replaced)
+
+
+async def recycled(trial: Trial) -> float:
+    samples = await trial.server.samples()
+    return sum(value for name, labels, value in samples if name == "tsx_worker_recycles_total" and labels["model_name"] == "victim")
 
 
 async def leak_files(trial: Trial) -> None:
@@ -115,7 +142,7 @@ def _poison(name: str, poison: str, allowed: frozenset[int]) -> Scenario:
 SCENARIOS = (
     Scenario("one worker of two is killed", kill_one, DEATH),
     Scenario("all workers are killed at once", kill_all, DEATH),
-    Scenario("a worker is stopped by SIGSTOP", stop_one, DEATH, SOON),
+    Scenario("a worker is stopped by SIGSTOP", stop_one, settings=WATCHFUL),
     _order("the handler is killed as the kernel does when memory is out", "die", 507),
     Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
     _order("the handler ends its process", "leave", 500),
@@ -124,6 +151,8 @@ SCENARIOS = (
     _order("the handler stops its own process", "freeze", 500, SOON),
     _order("the handler floods stdout and stderr", "flood {megabytes}", 200),
     Scenario("the handler leaks memory", leak_memory),
+    Scenario("workers that leak memory are replaced", leak_until_replaced, victim={"maxWorkerMemory": 400}, settings=WATCHFUL),
+    Scenario("workers are replaced again and again", replace_often, victim={"maxWorkerRequests": 60}, settings=WATCHFUL),
     Scenario("the handler leaks file descriptors until it has none", leak_files, frozenset({503})),
     _order("the handler closes the connection to the server", "close_channel", 500),
     _order("the connection to a worker ends, and the worker does not", "shut_channel", 500),
@@ -133,5 +162,6 @@ SCENARIOS = (
     _order("a worker answers what nobody asked", "stray_frame", 500),
     Scenario("workers send random bytes", random_bytes, DEATH, SOON),
     Scenario("workers send frames of random content", random_frames, DEATH, SOON),
+    _poison("one request of a batch of 32 raises", "fail", frozenset({503})),
     _poison("one request of a batch of 32 kills the worker", "leave", DEATH),
 )

@@ -145,7 +145,7 @@ class Supervisor:
         try:
             worker.running = running = await self._begin(worker)
         except (OSError, EOFError) as error:
-            self._note_failure(worker, _cannot_start(error), None, errors)
+            self._note_failure(worker, _cannot_start(error), None, [])  # which is no fault of the model, and may pass
             return False
         if worker.stopping.is_set():
             running.kill(_NOT_NEEDED)
@@ -203,7 +203,8 @@ class Supervisor:
         lost = channel.sent.popleft() if channel.sent else None
         if lost or not (worker.stopping.is_set() or running is not worker.running):
             why = running.killed_because or describe_exit(code)
-            logger.error("%s: worker %s (pid %s) ended: %s", self.label, worker.id, running.pid, why)
+            self.last_error = f"worker {worker.id} (pid {running.pid}) ended: {why}"
+            logger.error("%s: %s", self.label, self.last_error)
         if lost is None:
             return
         error = death(running, code, lost, stopping=worker.stopping.is_set())

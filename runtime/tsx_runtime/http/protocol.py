@@ -12,7 +12,8 @@ A connection is in one of five phases:
     BETWEEN   nothing under way; the next bytes begin a request
     HEAD      part of a head is there
     BODY      the head of a plain request is there, part of its body is missing
-    ANSWER    a plain request is with the model; what the client sends meanwhile waits, so that answers keep their order
+    ANSWER    a plain request is with the model, or its answer not taken yet; what the client sends meanwhile waits, so that
+              answers keep their order and do not pile up
     UVICORN   uvicorn's own protocol has the connection until it has read and answered what it was given
 """
 
@@ -125,6 +126,9 @@ class FastLane(HttpToolsProtocol):
         super().resume_writing()
         if self._exchange is not None:
             self._exchange.go_on()
+        elif self._phase is ANSWER:
+            self._ticks = 0
+            self._turn()
 
     def shutdown(self) -> None:
         """uvicorn's word that the server stops: answer what has begun, then close."""
@@ -214,6 +218,11 @@ class FastLane(HttpToolsProtocol):
             transport.close()
             return
         self._ticks = 0
+        if not self.flow.write_paused:  # a client that does not read its answers gets no more of them
+            self._turn()
+
+    def _turn(self) -> None:
+        """To the next request."""
         if self._ahead:
             self._phase = HEAD
             self.loop.call_soon(self._go_on)  # not at once: answers that are at hand would be nested without bound

@@ -192,7 +192,7 @@ class DescribedModel(Camel):
     max_worker_memory: int | None = Field(None, description="resident megabytes at which a worker is replaced")
     max_worker_age: int | None = Field(None, description="seconds after which a worker is replaced")
     worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they had reached")
-    last_error: str | None = Field(None, description="traceback of the last worker that could not load the model")
+    last_error: str | None = Field(None, description="why a worker could not load the model, or how it ended: the last time that one did")
     job_queue_size: int = Field(description="requests that may wait")
     max_batch_bytes: int
     max_queue_bytes: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ import pytest
 
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.local import open_model
-from tsx_runtime.core.running import describe_exit
+from tsx_runtime.core.running import Running, describe_exit
+from tsx_runtime.core.supervisor import SAME_LOAD_ERROR
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import (
     BadRequest,
@@ -142,6 +144,40 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
         for job in (waiting, submit(version, "y")):
             with pytest.raises(NoWorker, match=r"given up.*has the last error"):
                 await asyncio.wait_for(job.done, TIMEOUT)
+
+    with_registry(test)
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 0, 0, 0, 0, 0))
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        start, failures = Running.start, []
+
+        async def fail_often(*what):
+            if len(failures) < 2 * SAME_LOAD_ERROR:
+                failures.append(what)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await start(*what)
+
+        monkeypatch.setattr(Running, "start", fail_often)
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until(lambda: failures)
+        assert await ask(version, "again") == "again"
+        assert len(failures) == 2 * SAME_LOAD_ERROR
+
+    with_registry(test)
+
+
+def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 1000))
+    crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", crashing), order(), wait=False)
+        await until(lambda: version.workers[0].state is WorkerState.FAILED)
+        assert "exit code 9" in version.last_error
 
     with_registry(test)
 
