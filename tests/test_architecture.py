@@ -21,7 +21,15 @@ ROOMS = {
 }
 
 # What each part may import besides itself: the floors below it. `tsx_runtime` itself is the package's empty top.
-GROUND = {"tsx_archiver", "tsx_runtime.addresses", "tsx_runtime.errors", "tsx_runtime.wire", "tsx_runtime.version", "tsx_templates"}
+GROUND = {
+    "tsx_archiver",
+    "tsx_runtime.addresses",
+    "tsx_runtime.errors",
+    "tsx_runtime.output",
+    "tsx_runtime.wire",
+    "tsx_runtime.version",
+    "tsx_templates",
+}
 SETTINGS = GROUND | {"tsx_runtime.settings"}
 PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.core", "tsx_runtime.worker.entry"}
@@ -34,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.version": set(),
     "tsx_runtime.addresses": set(),
     "tsx_runtime.errors": set(),
+    "tsx_runtime.output": set(),
     "tsx_runtime.wire": set(),
     "tsx_runtime.settings": GROUND,
     # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
@@ -45,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *PRELOADS,
         "tsx_archiver",
         "tsx_runtime.errors",
+        "tsx_runtime.output",
         "tsx_runtime.wire",
         "tsx_runtime.version",
     },

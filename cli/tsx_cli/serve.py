@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
@@ -23,11 +21,11 @@ from tsx_cli.startup_page import show
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.errors import Conflict
+from tsx_runtime.output import keep_going, log_to_stderr
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
 
 app = typer.Typer(add_completion=False)
-logger = logging.getLogger("tsx.serve")
 
 
 class Device(str, Enum):
@@ -121,26 +119,23 @@ def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str 
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
+    keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
     set_up_logging()
     console = Console()
     if console.is_terminal and starts:
         console.print(f"loading {', '.join(start.order.url for start in starts)} ...", style="dim", markup=False, highlight=False)
 
     def on_ready(started: Started) -> None:
-        try:
-            show(started, settings, console)
-            if ready_line is not None:
-                print(ready_line, flush=True)
-        except OSError as error:  # a full disk, or a reader that is gone: no reason not to serve
-            logger.warning("what is served cannot be printed: %s", error)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        show(started, settings, console)
+        if ready_line is not None:
+            print(ready_line, flush=True)
 
     serve(settings, starts, on_ready)
 
 
 def set_up_logging() -> None:
     """One line an event, on stderr."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    log_to_stderr("%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells its own start, once for each address
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 

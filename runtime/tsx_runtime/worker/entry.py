@@ -8,5 +8,5 @@ import socket
 def run(sock: socket.socket) -> None:
     from tsx_runtime.worker import main  # here, because the front end must not import what a worker needs
 
-    main.end_with_front_end(sock)  # here, because `main.run` may also serve in a thread of somebody else's process
+    main.begin_process(sock)  # here, because `main.run` may also serve in a thread of somebody else's process
     main.run(sock)

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import yaml
 
+from tsx_runtime.output import keep_going
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import loader, shim
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
@@ -67,6 +68,12 @@ def run(sock: socket.socket) -> None:
 
 def _stay(number: int, frame: object) -> None:
     """What a stop means to a worker: nothing. What it waits for goes on."""
+
+
+def begin_process(sock: socket.socket) -> None:
+    """What holds for a process that serves a model and does nothing else."""
+    keep_going()
+    end_with_front_end(sock)
 
 
 def end_with_front_end(sock: socket.socket) -> None:

@@ -1,0 +1,152 @@
+"""Standard output and error that stop nobody: what cannot be written, or not soon, is dropped, counted, and told once it can.
+
+A full disk is an error of `write`, and a pipe that nobody reads makes it wait for ever. Neither may fail a request that a
+handler prints from, hold up a worker, or hold up the front end. Only what Python writes comes through here: native code and
+programs that a handler starts write to the descriptors themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import logging
+import logging.handlers
+import os
+import queue
+import select
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import BinaryIO, cast
+
+PATIENCE = 0.5  # seconds that a reader who has fallen behind is waited for, before what he does not take is dropped
+LOG_LINES = 10_000  # that wait for the thread which writes them
+CHUNK = 4096  # bytes that go into a pipe whole, or not at all
+
+_DROPPED = b"\n[%d bytes of output were dropped: nobody took them, or the disk was full]\n"
+
+Write = Callable[[memoryview], int]
+
+
+class Lossy(io.RawIOBase):
+    """Takes everything. Waits for a slow reader once, and then not again before he has taken something."""
+
+    def __init__(self, fd: int, patience: float = PATIENCE) -> None:
+        self._fd = fd
+        self._patience = patience
+        self._write = _writer(fd)
+        self._late = False
+        self.lost = 0  # bytes that were dropped and not told of yet
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def isatty(self) -> bool:
+        return os.isatty(self._fd)
+
+    def write(self, data: object) -> int:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # the base class promises less than a buffer
+        told = _DROPPED % self.lost if self.lost else b""
+        done = self._put(memoryview(told + view)) if told else self._put(view)
+        if done >= len(told):  # the news of it as well
+            self.lost = len(told) + len(view) - done
+        else:
+            self.lost += len(view)
+        return len(view)
+
+    def _put(self, view: memoryview) -> int:
+        """How much of it was written."""
+        done = 0
+        while done < len(view):
+            try:
+                done += self._write(view[done:])
+                self._late = False
+            except BlockingIOError:
+                if self._late:
+                    return done
+                self._late = True
+                _wait_writable(self._fd, self._patience)
+            except OSError:
+                return done
+        return done
+
+
+def keep_going() -> None:
+    """Have `sys.stdout` and `sys.stderr` drop what cannot be written. For a whole process: it stays so."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        if old is None:
+            fd = _stand_in(fd)
+        else:
+            with suppress(OSError):
+                old.flush()
+        encoding = getattr(old, "encoding", None) or "utf-8"
+        # not the usual buffer: a line is there when it was printed, also when the process is killed next
+        raw = cast("BinaryIO", Lossy(fd))
+        setattr(sys, name, io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True))
+
+
+def log_to_stderr(form: str) -> None:
+    """Log from a thread of its own, so that whoever logs does not wait for who reads it."""
+    handler = _Queued(queue.Queue(LOG_LINES))
+    listener = logging.handlers.QueueListener(handler.queue, logging.StreamHandler(sys.stderr))
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[handler])
+    listener.start()
+    atexit.register(listener.stop)
+
+
+class _Queued(logging.handlers.QueueHandler):
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+
+def _writer(fd: int) -> Write:
+    """A write that raises BlockingIOError where the plain one would wait.
+
+    The descriptor itself stays as it is: it is shared with the shell and with other processes, who want it to wait. So a pipe
+    or a terminal is opened once more; what cannot be is asked before each piece whether there is room.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        sock = socket.socket(fileno=os.dup(fd))
+        return lambda view: sock.send(view, socket.MSG_DONTWAIT)
+    if stat.S_ISFIFO(mode) or os.isatty(fd):
+        try:
+            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:  # no Linux, or somebody else's pipe
+            return lambda view: _write_if_room(fd, view)
+        return lambda view: os.write(own, view)
+    return lambda view: os.write(fd, view)
+
+
+def _write_if_room(fd: int, view: memoryview) -> int:
+    if not _wait_writable(fd, 0):
+        raise BlockingIOError(errno.EAGAIN, "no room")
+    return os.write(fd, view[:CHUNK])
+
+
+def _wait_writable(fd: int, timeout: float) -> bool:
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(1000 * timeout))
+
+
+def _stand_in(fd: int) -> int:
+    """For a descriptor that was closed when Python started: taken, so that no socket gets its number and then what is printed."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.fstat(fd)
+    except OSError:
+        os.dup2(null, fd)
+        os.close(null)
+        return fd
+    return null

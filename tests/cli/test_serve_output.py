@@ -1,0 +1,87 @@
+"""A server and its workers go on whatever becomes of what they print."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tests.support.models import make_model
+
+TIMEOUT = 60.0
+
+NOISY = """
+import logging, sys
+
+print("y" * 200_000)  # while it loads
+
+def handle(data, context):
+    if data is None:
+        return None
+    for _ in range(200):
+        print("x" * 999)
+        print("x" * 999, file=sys.stderr)
+        logging.getLogger("noisy").error("x" * 999)
+    return ["OK"] * len(data)
+"""
+
+
+@contextmanager
+def serving(tmp_path, environment, where=None, **streams):
+    make_model(tmp_path / "noisy", NOISY)
+    words = [sys.executable, "-m", "tsx_cli", "serve", "noisy"]
+    command = words if where is None else ["sh", "-c", f"exec {' '.join(words)} {where}"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, **streams)
+    address = environment["TSX_INFERENCE_ADDRESS"].removeprefix("http://")
+    try:
+        end = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                if call(address, "GET", "/readyz") == 200:
+                    break
+            except OSError:
+                pass
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        yield process, address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def call(address, method, path):
+    with closing(http.client.HTTPConnection(address, timeout=TIMEOUT)) as connection:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+
+def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(tmp_path, user_environment):
+    reader, writer = os.pipe()
+    with serving(tmp_path, user_environment, stdout=writer, stderr=writer) as (process, address):
+        for _ in range(10):
+            assert call(address, "POST", "/predictions/noisy") == 200
+            assert call(address, "GET", "/livez") == 200
+        worker = user_environment["TSX_MANAGEMENT_ADDRESS"].removeprefix("http://")
+        assert call(worker, "PUT", "/models/noisy?min_worker=2&synchronous=true") == 200  # is logged
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", ">&- 2>&-"])
+def test_a_full_disk_or_closed_output_fails_no_request(tmp_path, user_environment, where):
+    with serving(tmp_path, user_environment, where) as (process, address):
+        for _ in range(3):
+            assert call(address, "POST", "/predictions/noisy") == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
