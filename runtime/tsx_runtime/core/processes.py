@@ -95,13 +95,14 @@ class WorkerProcess:
 class ProcessStarter:
     """Starts workers. Holds the one thread in which that may block: the first start waits for the fork server to import torch."""
 
-    def __init__(self, *, preload: bool = True) -> None:
+    def __init__(self, *, preload: bool = True, worker_files: int | None = None) -> None:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
         self._context: BaseContext = multiprocessing.get_context(method)
         self._forks = method == "forkserver"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
         self._alive: set[WorkerProcess] = set()
         self._preload = preload
+        self._worker_files = worker_files
         self._began: float | None = None  # when the start that is under way began
         if self._forks:
             self._set_preload(exported=False)
@@ -161,7 +162,8 @@ class ProcessStarter:
         return started, front
 
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
-        process = self._context.Process(target=run, args=(back,), name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
+        args = (back, self._worker_files)
+        process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
         with _no_main():
             process.start()
         # multiprocessing would look at it from this thread at the next start, and take its exit code from under the event loop
@@ -205,7 +207,7 @@ def _fork_server_is_stopped() -> bool:
     pid = _fork_server_pid()
     try:
         return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return False
 
 

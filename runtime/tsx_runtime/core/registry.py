@@ -35,13 +35,14 @@ logger = logging.getLogger("tsx.registry")
 class Registry:
     """All models of this server. Not thread safe: it lives on the event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, worker_files: int | None = None) -> None:
+        """`worker_files`: how many files a worker may have open; as many as this process if not set."""
         self.settings = settings
         self.models: dict[str, Model] = {}
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.gpus = gpu_count() if settings.number_of_gpu is None else settings.number_of_gpu
-        self._starter = ProcessStarter(preload=settings.worker_preload)
+        self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files)
         self._ids = itertools.count(FIRST_WORKER_ID)
         self._turn = itertools.count()
         self._taken: set[tuple[str, str]] = set()

@@ -75,14 +75,14 @@ class Running:
         """Resident bytes; 0 where there is no process."""
         try:
             return int(psutil.Process(self.pid).memory_info().rss) if self.process.alive else 0
-        except psutil.Error:
+        except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return 0
 
     def is_stopped(self) -> bool:
         """Whether a SIGSTOP holds the process. A debugger that does is somebody's purpose."""
         try:
             return self.process.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
-        except psutil.Error:
+        except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return False
 
     async def _watch_process(self) -> int | None:

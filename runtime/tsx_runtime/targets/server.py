@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 
 from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_runtime.core.descriptors import raise_limit
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError
@@ -62,11 +63,12 @@ def serve(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[
 
 async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None]) -> None:
     required_tokens(settings)
+    worker_files = raise_limit()
     stop, hurry = asyncio.Event(), asyncio.Event()
     tls = tls_context(settings)
     _stop_on_signals(stop, hurry)
     with listeners(settings) as bound:
-        registry = Registry(settings)
+        registry = Registry(settings, worker_files)
         registry.warm_up(model.path for model in models)
         try:
             versions = await _unless(stop, _load(registry, models))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 
 
-def run(sock: socket.socket) -> None:
+def run(sock: socket.socket, files: int | None = None) -> None:
+    """`files`: how many it may have open, where the front end has raised the limit for itself."""
     from tsx_runtime.worker import main  # here, because the front end must not import what a worker needs
 
-    main.begin_process(sock)  # here, because `main.run` may also serve in a thread of somebody else's process
+    main.begin_process(sock, files)  # here, because `main.run` may also serve in a thread of somebody else's process
     main.run(sock)

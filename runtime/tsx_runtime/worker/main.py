@@ -70,9 +70,13 @@ def _stay(number: int, frame: object) -> None:
     """What a stop means to a worker: nothing. What it waits for goes on."""
 
 
-def begin_process(sock: socket.socket) -> None:
+def begin_process(sock: socket.socket, files: int | None) -> None:
     """What holds for a process that serves a model and does nothing else."""
     keep_going()
+    if files is not None:
+        import resource  # here, because Windows has none
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     end_with_front_end(sock)
 
 

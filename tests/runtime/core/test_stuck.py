@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 from multiprocessing import forkserver
@@ -137,6 +138,24 @@ def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypa
         assert [each.state for each in version.workers] == [WorkerState.READY] * 2
 
     with_registry(test)
+
+
+def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            os.kill(version.workers[0].pid, signal.SIGKILL)
+            await until(lambda: version.stats.restarts > 5)
+            assert "could not be started" in version.last_error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert await ask(version, "again") == "again"
+
+    with_registry(test, **FAST)
 
 
 def test_restarts_leave_no_descriptor_behind(tmp_path):
