@@ -24,7 +24,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
-from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.contract import http_protocol
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
 from tsx_runtime.targets.tls import tls_context
@@ -110,7 +110,8 @@ async def _answer(
     for listener in bound:
         listener.listen()
     apps = build_apps(registry, settings, [listener.roles for listener in bound])
-    servers = [_Server(app, settings, listener, tls) for app, listener in zip(apps, bound, strict=True)]
+    http = http_protocol()
+    servers = [_Server(app, http, settings, listener, tls) for app, listener in zip(apps, bound, strict=True)]
     running = [asyncio.create_task(server.serve()) for server in servers]
     for server in servers:
         await server.up.wait()
@@ -148,10 +149,10 @@ async def _drain(answering: asyncio.Future[Any], registry: Registry, hurry: asyn
     await answering
 
 
-def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=FastLane if sys.platform != "win32" else "auto",
+        http=http,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -166,8 +167,8 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers and its way to listen: signals and sockets are this module's."""
 
-    def __init__(self, app: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
-        super().__init__(_uvicorn_config(app, settings))
+    def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
+        super().__init__(_uvicorn_config(app, http, settings))
         self.sock = listener.sock
         self.up = asyncio.Event()
         self.options: dict[str, Any] = {}

@@ -1,0 +1,88 @@
+"""What the fast lane relies on in uvicorn: its names, whether the uvicorn at hand has them, and what is done where it has not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+MODULE = "uvicorn.protocols.http.httptools_impl"
+ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # of a protocol
+RELIED_ON = {
+    "HttpToolsProtocol": (
+        # attributes
+        "config",
+        "connections",
+        "cycle",
+        "flow",
+        "loop",
+        "pipeline",
+        "server_state",
+        "timeout_keep_alive_task",
+        "transport",
+        # what the event loop, the parser and uvicorn's server call
+        "connection_made",
+        "data_received",
+        "connection_lost",
+        "pause_writing",
+        "resume_writing",
+        "on_message_begin",
+        "on_url",
+        "on_header",
+        "on_headers_complete",
+        "on_body",
+        "on_message_complete",
+        "on_response_complete",
+        "shutdown",
+        "_unset_keepalive_if_required",
+    ),
+    "RequestResponseCycle": ("response_complete", "response_started"),
+    "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
+}
+
+logger = logging.getLogger("tsx.http")
+
+
+def http_protocol() -> Any:
+    """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which gives the same answers by way of FastAPI."""
+    if sys.platform == "win32":
+        return "auto"
+    try:
+        missing = missing_parts(importlib.import_module(MODULE))
+    except ImportError as error:
+        missing = [f"{MODULE} ({error})"]
+    if missing:
+        logger.warning(
+            "this uvicorn is not one that the fast lane knows (it lacks %s): predictions are answered alike, but several times slower, "
+            "and slow or large headers are not refused; `pip install --upgrade tsx-serve`, or an older uvicorn, brings it back",
+            ", ".join(missing),
+        )
+        return "auto"
+    from tsx_runtime.http.protocol import FastLane  # here, because with another uvicorn it may not even be imported
+
+    return FastLane
+
+
+def missing_parts(module: ModuleType) -> list[str]:
+    """What uvicorn's module does not have of that which the fast lane relies on."""
+    missing = []
+    for name, parts in RELIED_ON.items():
+        kind = getattr(module, name, None)
+        if kind is None:
+            missing.append(name)
+        else:
+            there = parts_of(kind)
+            missing += [f"{name}.{part}" for part in parts if part not in there]
+    protocol = getattr(module, "HttpToolsProtocol", None)
+    if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
+        missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
+    return missing
+
+
+def parts_of(kind: type) -> set[str]:
+    """The names of a class, and those that its constructor gives an instance."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    return {*dir(kind), *(name for made in constructors if hasattr(made, "__code__") for name in made.__code__.co_names)}

@@ -1,0 +1,190 @@
+"""What the fast lane relies on in uvicorn, pinned; and what happens with a uvicorn that is not like that."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.server import ServerState
+
+from tsx_runtime.http import contract, exchange, protocol
+from tsx_runtime.http.contract import RELIED_ON, http_protocol, missing_parts, parts_of
+from tsx_runtime.http.protocol import FastLane
+
+
+def names_used(source: Path, *owners: str) -> set[str]:
+    """Names of attributes that the source takes from these: `self`, `connection.flow`."""
+    nodes = ast.walk(ast.parse(source.read_text()))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners}
+
+
+def own_parts() -> set[str]:
+    """What the fast lane defines itself."""
+    return {*vars(FastLane), *vars(exchange.Exchange), *vars(protocol.Lane), *(code_names(FastLane)), *(code_names(protocol.Lane))}
+
+
+def code_names(kind: type) -> set[str]:
+    tree = ast.parse(Path(protocol.__file__).read_text())
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    targets = [target for node in ast.walk(body) if isinstance(node, (ast.Assign, ast.AnnAssign)) for target in ast.walk(node)]
+    own = {node.attr for node in targets if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and _stored(node)}
+    return own - parts_of(httptools_impl.HttpToolsProtocol)
+
+
+def _stored(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
+    assert missing_parts(httptools_impl) == []
+    assert http_protocol() is FastLane
+
+
+@pytest.mark.parametrize(
+    ("kind", "owners", "modules"),
+    [
+        ("HttpToolsProtocol", ("self", "super()"), [protocol]),
+        ("HttpToolsProtocol", ("connection", "self.connection"), [exchange]),
+        ("RequestResponseCycle", ("self.cycle",), [protocol]),
+        ("FlowControl", ("self.flow", "connection.flow"), [protocol, exchange]),
+    ],
+)
+def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(
+    kind: str, owners: tuple[str, ...], modules: list[types.ModuleType]
+) -> None:
+    used = {name for module in modules for name in names_used(Path(str(module.__file__)), *owners)}
+    theirs = used & parts_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
+    assert theirs - own_parts() - set(RELIED_ON[kind]) <= {"__init__"}
+
+
+def test_parts_that_are_gone_are_named() -> None:
+    class Protocol:
+        def __init__(self, config: object, server_state: object) -> None:
+            self.flow = config
+
+        def shutdown(self) -> None: ...
+
+    module = types.ModuleType("other")
+    module.HttpToolsProtocol = Protocol  # type: ignore[attr-defined]
+    missing = missing_parts(module)
+    assert {"FlowControl", "RequestResponseCycle", "HttpToolsProtocol.cycle", "HttpToolsProtocol.on_body"} <= set(missing)
+    assert not {"HttpToolsProtocol.flow", "HttpToolsProtocol.shutdown"} & set(missing)
+    assert missing[-1] == "HttpToolsProtocol(config, server_state, app_state, _loop)"
+
+
+@pytest.mark.parametrize("what", ["a part", "the module"])
+def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if what == "a part":
+        monkeypatch.setitem(RELIED_ON, "FlowControl", ("levitate",))
+    else:
+        monkeypatch.setattr(contract, "MODULE", "uvicorn.protocols.http.telepathy")
+    with caplog.at_level(logging.WARNING):
+        assert http_protocol() == "auto"
+    (record,) = caplog.records
+    assert ("FlowControl.levitate" if what == "a part" else "telepathy") in record.getMessage()
+
+
+# How these parts behave
+
+
+class Recorded(httptools_impl.HttpToolsProtocol):
+    """uvicorn's protocol, telling what is called in which order."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.calls: list[str] = []
+        self.answered = asyncio.Event()
+
+    def on_message_begin(self) -> None:
+        self.calls.append("begin")
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self.calls.append("complete")
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.calls.append("answered")
+        super().on_response_complete()
+        self.answered.set()
+
+
+class Sink(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+async def ok(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_told() -> None:
+    async def main() -> None:
+        config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        state = ServerState()
+        connection = Recorded(config, state, {}, asyncio.get_running_loop())
+        sink = Sink()
+        connection.connection_made(sink)
+        assert state.connections == {connection}
+        assert connection.cycle is None
+        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n")
+        assert connection.calls == ["begin"]
+        assert not connection.cycle.response_complete
+        connection.data_received(b"hi")
+        assert connection.calls == ["begin", "complete"]
+        await asyncio.wait_for(connection.answered.wait(), 30)
+        assert connection.calls == ["begin", "complete", "answered"]
+        assert connection.cycle.response_complete
+        assert connection.cycle.response_started
+        assert not connection.pipeline
+        assert connection.timeout_keep_alive_task is not None
+        connection._unset_keepalive_if_required()
+        assert connection.timeout_keep_alive_task is None
+        assert sink.written.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert not sink.closed
+        connection.shutdown()
+        assert sink.closed
+        connection.connection_lost(None)
+        assert state.connections == set()
+
+    asyncio.run(main())
+
+
+def test_what_is_wrong_is_answered_at_once_and_the_connection_closed() -> None:
+    async def main() -> None:
+        config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        connection = Recorded(config, ServerState(), {}, asyncio.get_running_loop())
+        sink = Sink()
+        connection.connection_made(sink)
+        connection.data_received(b"GARBAGE\r\n\r\n")
+        assert sink.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert sink.closed
+
+    asyncio.run(main())
