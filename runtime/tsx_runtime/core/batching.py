@@ -57,7 +57,7 @@ def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits
     """
     batches: list[tuple[SlotT, list[Job]]] = []
     retries: list[tuple[SlotT, Suspects]] = []
-    skipped = queue.drop_over(now)
+    skipped = queue.drop_over(now) if queue.some_left or queue.earliest <= now else []
     wake = NEVER
     for worker in workers:
         held = worker.batches
@@ -77,7 +77,7 @@ def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits
         for worker in workers:
             if worker.batches == 1 and worker.prefetch and not worker.suspected and queue.fills(limits):
                 batches.append((worker, queue.take(limits)))
-    return Assignment(batches, retries, skipped, min(wake, queue.earliest))
+    return Assignment(batches, retries, skipped, wake if wake < queue.earliest else queue.earliest)
 
 
 def apart(jobs: list[Job]) -> list[Suspects]:

@@ -71,8 +71,9 @@ class Dispatcher:
             self._turn_away(job, self._queue_full())
         else:
             self.stats.requests += 1
+            if not self._open:
+                self._quiet.clear()
             self._open += 1
-            self._quiet.clear()
             if job.deadline is not None:
                 job.deadline = latest_start(job.arrived, job.deadline, self.pace.answer_time)
             queue.put(job)
@@ -179,7 +180,9 @@ class Dispatcher:
         queue = self.queue
         if not queue.jobs and not queue.suspects:
             return
-        now = max(time.monotonic(), at_least)
+        now = time.monotonic()
+        if now < at_least:
+            now = at_least
         todo = assign(queue, self.channels, now, self.limits)
         for channel, jobs in todo.batches:
             channel.send(jobs, now)

@@ -72,9 +72,7 @@ class JobQueue:
         self.some_left = True
 
     def drop_over(self, now: float) -> list[Job]:
-        """Take out what nobody waits for any more, or has waited for too long."""
-        if not self.some_left and self.earliest > now:
-            return []
+        """Take out what nobody waits for any more or waited too long: there is some only where `some_left` or `earliest` say so."""
         everyone = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
         dropped = [job for job in everyone if _is_over(job, now)]
         if dropped:
@@ -99,7 +97,10 @@ class JobQueue:
         if len(jobs) <= limits.max_items and self.size <= limits.max_bytes:
             batch = list(jobs)
             jobs.clear()
-            self._emptied()
+            if self.ordered:
+                self._emptied()
+            else:
+                self.size = 0
             return batch
         batch = []
         room = limits.max_bytes
