@@ -52,6 +52,7 @@ class Dispatcher:
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
         self._timer_at = NEVER
+        self._full: tuple[bool, str, int] | None = None  # what is said when the queue is full, by requests or by bytes
         self._open = 0  # accepted and neither answered nor refused yet
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -90,7 +91,7 @@ class Dispatcher:
 
     def change(self, limits: Limits, bounds: Bounds) -> None:
         """From now on. What waits beyond a lower bound stays."""
-        self.limits, self.bounds = limits, bounds
+        self.limits, self.bounds, self._full = limits, bounds, None
         self._flush()
 
     # What the supervisor calls
@@ -155,6 +156,7 @@ class Dispatcher:
         self._count(sent, frame, now)
         self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
         channel.replied = now
+        self._full = None
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=True):
             job.answer(status, headers, body)
         if frame.extra:
@@ -227,14 +229,17 @@ class Dispatcher:
         return NoWorker(f"{self.label} {_NO_WORKER}{self.why_not}")
 
     def _queue_full(self) -> QueueFull:
-        bounds = self.bounds
-        if len(self.queue.jobs) >= bounds.items:
-            why = f"{len(self.queue.jobs)} requests wait (jobQueueSize)"
-        else:
-            why = f"requests with {self.queue.size} bytes wait (maxQueueBytes)"
-        seconds = self._seconds_to_empty()
-        text = f"{self.label} {_NO_WORKER}. The queue is full: {why}; try again in {seconds} s."
-        return QueueFull(text, retry_after=seconds, status=bounds.overload_status)
+        """Overload is no time to word the same text again and again: it is kept until the next reply."""
+        by_items = len(self.queue.jobs) >= self.bounds.items
+        if self._full is None or self._full[0] != by_items:
+            self._full = self._word_full(by_items)
+        _, text, seconds = self._full
+        return QueueFull(text, retry_after=seconds, status=self.bounds.overload_status)
+
+    def _word_full(self, by_items: bool) -> tuple[bool, str, int]:
+        queue, seconds = self.queue, self._seconds_to_empty()
+        why = f"{len(queue.jobs)} requests wait (jobQueueSize)" if by_items else f"requests with {queue.size} bytes wait (maxQueueBytes)"
+        return by_items, f"{self.label} {_NO_WORKER}. The queue is full: {why}; try again in {seconds} s.", seconds
 
     def _gone_or_late(self, job: Job) -> TsxError:
         if job.gone:

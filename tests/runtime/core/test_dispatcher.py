@@ -537,6 +537,10 @@ def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound(
         with pytest.raises(QueueFull):
             await answer(refused)
         assert dispatcher.queue.size == 100
+        submit(dispatcher, *[b""] * 8)
+        [refused] = submit(dispatcher, b"")
+        with pytest.raises(QueueFull, match="10 requests wait"):  # the words are those of this refusal, not of the last one
+            await answer(refused)
 
     asyncio.run(main())
 
