@@ -53,17 +53,18 @@ Known: TypeAlias = tuple[Head, ModelVersion] | None  # None: for the other lane,
 class Heads:
     """Reads heads for one listener, and finds the version that each is for."""
 
-    def __init__(self, registry: Registry, guard: Guard | None, limit: int) -> None:
+    def __init__(self, registry: Registry, guard: Guard | None, limit: int, max_head: int) -> None:
         self.known: dict[bytes, Known] = {}
         self._urls: dict[bytes, _Url | None] = {}
         self._registry = registry
         self._guard = guard
         self._limit = limit  # bytes of a body
+        self._max_head = max_head  # bytes
         registry.on_change.append(self._forget)
 
     def read(self, raw: bytes) -> Known:
         """`raw` ends with the empty line, and is not among the known."""
-        known = self._read(raw)
+        known = self._read(raw) if len(raw) <= self._max_head else None
         if len(raw) <= LONGEST:
             _remember(self.known, raw, known)
         return known

@@ -62,7 +62,7 @@ class Lane:
 
     def __init__(self, app: ServerApp, connections: Any) -> None:
         predictions = app.predictions
-        self.heads = None if predictions is None else Heads(predictions.registry, predictions.guard, predictions.limit)
+        self.heads = None if predictions is None else Heads(predictions.registry, predictions.guard, predictions.limit, app.max_header_size)
         self.counts = app.counts
         self.lines = Lines()
         self.timeouts = app.timeouts
@@ -88,6 +88,8 @@ class FastLane(HttpToolsProtocol):
         self._exchange: Exchange | None = None
         self._version: ModelVersion | None = None  # that was asked last
         self._reading = False  # uvicorn's parser is within a message
+        self._in_head = False  # and within its head, of which so many bytes have come at least:
+        self._head_size = 0
         self._closing = False  # the server stops: no further request
         self._unsent = 0  # bytes of answers at the last tick that the client had not taken
 
@@ -250,7 +252,11 @@ class FastLane(HttpToolsProtocol):
     def _to_uvicorn(self, data: bytes) -> None:
         if self._phase is not UVICORN:
             self._set_phase(UVICORN)
+        in_head = self._in_head
         super().data_received(data)
+        if in_head and self._in_head:
+            self._head_size += len(data)
+            self._check_head_size(self._head_size)
         self._take_back()
 
     def _take_back(self) -> None:
@@ -259,9 +265,17 @@ class FastLane(HttpToolsProtocol):
             self._set_phase(BETWEEN)
 
     def on_message_begin(self) -> None:
-        self._reading = True
-        self._ticks = 0
+        self._reading = self._in_head = True
+        self._ticks = self._filled = self._head_size = 0
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._filled += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._reading = False
@@ -284,14 +298,12 @@ class FastLane(HttpToolsProtocol):
         elif phase is BETWEEN:
             if self._ticks > timeouts.keep_alive:
                 self.transport.close()
-        elif phase is HEAD:
+        elif phase is HEAD or (phase is UVICORN and self._in_head):
             if self._ticks > timeouts.head:
                 self._give_up(SlowRequest(f"The request's headers did not arrive within {timeouts.head} s (header_timeout)."))
-        elif phase is BODY:
+        elif phase is BODY or (phase is UVICORN and self._reading and not self.flow.read_paused):  # noqa: SIM102  # as the others
             if self._ticks > timeouts.body + self._filled / SLOWEST:
                 self._give_up(SlowRequest(f"The request's body came too slowly: {self._filled} bytes in {self._ticks} s (body_timeout)."))
-        elif phase is UVICORN and self._reading and not self.flow.read_paused and self._ticks > timeouts.body:
-            self._give_up(SlowRequest(f"The request did not arrive within {timeouts.body} s (body_timeout)."))
 
     def _check_writing(self) -> None:
         size = self.transport.get_write_buffer_size()
@@ -311,7 +323,8 @@ class FastLane(HttpToolsProtocol):
         """Answer a request that is not complete, and close."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        within = self._phase is UVICORN and not self._in_head  # else uvicorn's cycle is that of the request before
+        if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
             status, pairs, body = faults.fault(error)
             self.lane.counts.add(status)
             before, behind = around_id(self.server_state.default_headers, status, pairs)
