@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tsx_runtime.http import limits
 from tsx_runtime.http.schemas import ErrorBody, RegisterParameters
 from tsx_runtime.version import __version__
 
@@ -17,10 +18,30 @@ _WHY = {
     408: "requests of the model were not finished in time",
     409: "it is registered already",
     413: "the body is larger than max_request_size",
+    429: "there is no room in the queue, where overload_status is 429",
     500: "the worker died, or could not load the model; the text has its traceback",
-    503: "no worker, a full queue, or the handler failed",
+    503: "no worker, a full queue, a deadline that cannot be kept, or the handler failed",
     507: "the worker ran out of memory",
 }
+
+_URGENCY = [
+    {
+        "name": name.decode(),
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": {"type": "integer", "minimum": least, "maximum": most},
+    }
+    for name, description, least, most in (
+        (
+            limits.PRIORITY,
+            "of the requests that wait, a greater one is served first; 0 if not given",
+            -limits.MOST_URGENT,
+            limits.MOST_URGENT,
+        ),
+        (limits.TIMEOUT, "milliseconds that the client will wait for the answer", 1, limits.LONGEST),
+    )
+]
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -113,7 +134,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
         "description": "The body stays as it is; the handler gets a form's fields by their names, and any other body as `body`. "
         "Query parameters are inputs as well. The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
         "operationId": f"post_{words}",
-        "parameters": parameters,
+        "parameters": [*parameters, *_URGENCY],
         "requestBody": {
             "content": {
                 "application/octet-stream": {"schema": binary},
@@ -123,6 +144,6 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             }
         },
         "responses": {"200": {"description": "what the handler returned", "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}}}}
-        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (401, 404, 413, 500, 503, 507)},
+        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 413, 429, 500, 503, 507)},
     }
     return {"post": operation}

@@ -141,3 +141,9 @@ def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
         assert ask(app, "/prod/models", root_path="/prod").status_code == 401
         assert ask(app, "/models", root_path="/prod").status_code == 401
         assert ask(app, "/prod/nothing", root_path="/prod").status_code == 404
+
+
+def test_the_headers_of_urgency_are_described(server):
+    post = server.inference.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
+    assert {one["name"] for one in post["parameters"] if one["in"] == "header"} == {"x-tsx-priority", "x-tsx-timeout-ms"}
+    assert {"400", "429", "503"} <= set(post["responses"])
