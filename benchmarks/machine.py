@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+import psutil
+
+BUSY_PERCENT = 10
+STEADY = 1.2  # times the least
+
 
 def describe() -> str:
     return f"{date.today().isoformat()}, {os.cpu_count()} cores, {processor()}, {platform.system()}, Python {platform.python_version()}"
@@ -21,6 +26,12 @@ def processor() -> str:
         [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     )
     return names[0] if names else platform.machine()
+
+
+def busy_before() -> str | None:
+    """What else the machine does before anything was started; None where it idles."""
+    share = psutil.cpu_percent(1.0)
+    return f"{share:.0f} % of the cores were at work before anything was started" if share > BUSY_PERCENT else None
 
 
 class Noise:
@@ -35,6 +46,11 @@ class Noise:
         sum(number * number for number in range(1_000_000))
         self.samples.append(time.perf_counter() - started)
         self.loads.append(os.getloadavg()[0])
+
+    def disturbed(self) -> list[str]:
+        """What says that something else was at work meanwhile; empty on a quiet machine."""
+        least, typical = min(self.samples), sorted(self.samples)[len(self.samples) * 9 // 10]
+        return [f"a fixed computation took {typical / least - 1:.0%} longer in a tenth of its runs"] if typical > STEADY * least else []
 
     def __str__(self) -> str:
         least, most = min(self.samples), max(self.samples)

@@ -38,9 +38,10 @@ from urllib.parse import urlsplit
 REFUSALS = ("429", "503")
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
-BUSY = 0.9  # of a core: beyond it the generator is the limit
+BUSY = 0.9  # of the time: beyond it the generator is the limit
 LATE_MS = 1.0
 LEAD = 0.05  # seconds before the first request
+PATIENCE = 10  # seconds to wait for each of the first connections: a listener's queue may be short
 COARSE = 0.004  # seconds; epoll waits for whole milliseconds: less is waited for by select()
 CATCH_UP = 0.1  # seconds after the end in which what is due may still leave
 
@@ -68,6 +69,7 @@ class Result(NamedTuple):
     waited: int  # found no free connection when they were due
     late_p99: float  # of those that did: how late they left all the same
     generator_cpu: float  # of one core
+    generator_starved: float  # share of the time in which it had work and got no core
     limited: str | None
 
 
@@ -103,13 +105,19 @@ def answer_length(data: bytes | bytearray) -> int | None:
     return end + 4
 
 
-def limit(cpu: float, late_p99: float, p99: float) -> str | None:
+def limit(cpu: float, starved: float, late_p99: float, p99: float) -> str | None:
     """Why the numbers tell of the generator and not of the server."""
-    if cpu > BUSY:
-        return f"the generator used {cpu:.0%} of a core"
+    if cpu + starved > BUSY:
+        return f"the generator used {cpu:.0%} of a core and waited for one {starved:.0%} of the time"
     if late_p99 > LATE_MS and late_p99 > 0.2 * p99:
         return f"the generator itself was {late_p99:.1f} ms late (p99)"
     return None
+
+
+def starvation() -> float:
+    """Seconds that this process has been ready to run and waited for a core; 0 where the kernel does not count them."""
+    counts = Path("/proc/self/schedstat")
+    return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
 
 
 class Load:
@@ -130,10 +138,10 @@ class Load:
         self.errors: Counter[str] = Counter()
         self.sent = self.waited = self.in_time = 0
         for _ in range(connections):
-            self.connect()
+            self.connect(PATIENCE)
 
-    def connect(self) -> None:
-        connection = socket.create_connection(self.address, timeout=1)
+    def connect(self, patience: float = 1) -> None:
+        connection = socket.create_connection(self.address, timeout=patience)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
         self.sockets[connection.fileno()] = connection
@@ -264,17 +272,18 @@ def run(
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: wake when it is time, not up to 50 us later
     gc.disable()
-    before, began = time.process_time(), time.perf_counter()
+    used, starved, began = time.process_time(), starvation(), time.perf_counter()
     try:
         load.run(seconds, grace)
-        cpu = (time.process_time() - before) / (time.perf_counter() - began)
+        took = time.perf_counter() - began
+        cpu, starved = (time.process_time() - used) / took, (starvation() - starved) / took
     finally:
         gc.enable()
         load.close()
-    return account(load, rate, seconds, connections, "Poisson" if poisson else "constant", cpu)
+    return account(load, rate, seconds, connections, "Poisson" if poisson else "constant", cpu, starved)
 
 
-def account(load: Load, rate: float, seconds: float, connections: int, arrivals: str, cpu: float) -> Result:
+def account(load: Load, rate: float, seconds: float, connections: int, arrivals: str, cpu: float, starved: float) -> Result:
     accepted, refused, late = (sorted(value * 1000 for value in values) for values in (load.accepted, load.refused, load.late))
     p50, p90, p99, p999 = (percentile(accepted, which) for which in (50, 90, 99, 99.9))
     late_p99 = percentile(late, 99)
@@ -282,7 +291,7 @@ def account(load: Load, rate: float, seconds: float, connections: int, arrivals:
         *(rate, seconds, arrivals, connections, len(load.due)),
         *(len(accepted), len(refused), dict(load.errors), len(load.planned), len(load.due) - load.sent),
         *(load.in_time / seconds, p50, p90, p99, p999, accepted[-1] if accepted else 0.0, percentile(refused, 99)),
-        *(load.waited, late_p99, cpu, limit(cpu, late_p99, p99)),
+        *(load.waited, late_p99, cpu, starved, limit(cpu, starved, late_p99, p99)),
     )
 
 
@@ -312,7 +321,8 @@ def describe(it: Result) -> str:
         f"unanswered {it.unanswered}, unsent {it.unsent}",
         f"latency ms: p50 {it.p50:.2f}, p90 {it.p90:.2f}, p99 {it.p99:.2f}, p99.9 {it.p999:.2f}, most {it.most:.2f}; "
         f"refusals p99 {it.refused_p99:.2f}",
-        f"generator: {it.generator_cpu:.0%} of a core, {it.late_p99:.2f} ms late (p99); {it.waited} requests found no free connection",
+        f"generator: {it.generator_cpu:.0%} of a core ({it.generator_starved:.0%} without one), {it.late_p99:.2f} ms late (p99); "
+        f"{it.waited} requests found no free connection",
     ]
     return "\n".join([*lines, *([f"these numbers say nothing about the server: {it.limited}"] if it.limited else [])])
 

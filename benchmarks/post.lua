@@ -1,3 +1,5 @@
+local file = assert(io.open(os.getenv("BODY"), "rb"))
 wrk.method = "POST"
-wrk.body = '{"x":1}'
+wrk.body = file:read("*a")
 wrk.headers["Content-Type"] = "application/octet-stream"
+file:close()

@@ -79,9 +79,9 @@ def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Ite
         "disable_token_authorization=true\ndisable_system_metrics=true\n"
     )
     scripts = environment_of_peer / "bin"
-    command = [scripts / "torchserve", "--start", "--foreground", "--ncs", "--ts-config", place / "config.properties"]
+    command: list[str | Path] = [scripts / "torchserve", "--start", "--foreground", "--ncs", "--ts-config", place / "config.properties"]
     command += ["--log-config", place / "log4j2.properties"]
-    environment = clean_environment() | {
+    environment = foreign_environment() | {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "TEMP": str(place),
         "LOG_LOCATION": str(place),
@@ -91,8 +91,10 @@ def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Ite
 
 
 @contextmanager
-def running(command: Sequence[str | Path], directory: Path, environment: dict[str, str], name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and all that it starts; whatever is left of them at the end is killed."""
+def running(
+    command: Sequence[str | Path], directory: Path, environment: dict[str, str], name: str, patience: float = 20
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and all that it starts; whatever is left of them `patience` seconds after the end is killed."""
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=directory, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -106,7 +108,7 @@ def running(command: Sequence[str | Path], directory: Path, environment: dict[st
         finally:
             members = [family, *family.children(recursive=True)] if family.is_running() else []
             process.send_signal(signal.SIGTERM)
-            _, left = psutil.wait_procs(members, timeout=20)
+            _, left = psutil.wait_procs(members, timeout=patience)
             for member in left:
                 member.kill()
             process.wait()
@@ -125,18 +127,24 @@ def first_answer(server: Server, path: str, body: bytes) -> bytes:
             time.sleep(0.002)
 
 
+def foreign_environment() -> dict[str, str]:
+    """For programs of another Python environment: where this one finds its modules is nothing to them."""
+    return {name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")}
+
+
 def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
 
 
-def archive(directory: Path, name: str, *arguments: str | Path, config: dict[str, object] | None = None) -> Path:
-    """Pack an archive by `torch-model-archiver`, whose output every server here reads."""
+def archive(
+    directory: Path, name: str, *arguments: str | Path, config: dict[str, object] | None = None, packer: Path | None = None
+) -> Path:
+    """Pack an archive by tsx's `torch-model-archiver`, or by the program that is named: every server here reads either."""
     if config is not None:
         (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is YAML
         arguments += ("--config-file", directory / "model-config.yaml")
-    packer = TSX.with_name("torch-model-archiver")
     command = [
-        packer,
+        packer or TSX.with_name("torch-model-archiver"),
         "--model-name",
         name,
         "--version",
@@ -148,5 +156,5 @@ def archive(directory: Path, name: str, *arguments: str | Path, config: dict[str
         "zip-store",
         "--force",
     ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=foreign_environment() if packer else None)
     return directory / f"{name}.mar"

@@ -1,7 +1,8 @@
-"""One round of load: wrk with one thread, which posts seven bytes over and over."""
+"""One round of load: wrk with one thread, which posts the same body over and over."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -9,23 +10,38 @@ from typing import NamedTuple
 
 SCRIPT = Path(__file__).with_name("post.lua")
 UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
+PATIENCE = 10  # seconds until wrk gives an answer up
 
 
 class Round(NamedTuple):
     rate: float  # requests/s
     p50: float  # ms
     p99: float  # ms
+    requests: int
 
 
-def load(url: str, connections: int, seconds: float) -> Round:
-    """Raises RuntimeError where an answer was not 2xx, or a connection failed: such a round says nothing about speed."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(SCRIPT), url]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in output or "Socket errors" in output:
-        raise RuntimeError(f"not all requests were answered:\n{output}")
+class NotAnswered(RuntimeError):
+    """An answer was not 2xx, or a connection failed: such a round says nothing about speed."""
+
+
+def load(url: str, connections: int, seconds: float, body: Path) -> Round:
+    """Raises NotAnswered."""
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", f"--timeout={PATIENCE}s", "--latency", "-s", str(SCRIPT), url]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"BODY": str(body)})
+    if finished.returncode:
+        raise NotAnswered(finished.stderr.strip() or finished.stdout.strip())
+    return parse(finished.stdout)
+
+
+def parse(output: str) -> Round:
+    for line in output.splitlines():
+        if "Non-2xx" in line or "Socket errors" in line:
+            raise NotAnswered(line.strip())
+    total = re.search(r"(\d+) requests in", output)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", output)
-    assert rate is not None, output
-    return Round(float(rate[1]), percentile(output, 50), percentile(output, 99))
+    if total is None or rate is None or int(total[1]) == 0:
+        raise NotAnswered("not one request was answered")
+    return Round(float(rate[1]), percentile(output, 50), percentile(output, 99), int(total[1]))
 
 
 def percentile(output: str, which: int) -> float:

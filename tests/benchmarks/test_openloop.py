@@ -162,8 +162,15 @@ def test_a_server_that_goes_away_leaves_the_rest_unsent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "late", "p99", "limited"),
-    [(0.5, 0.2, 1, False), (0.95, 0.2, 1, True), (0.5, 3, 5, True), (0.5, 3, 500, False), (0.5, 0.5, 0.6, False)],
+    ("cpu", "starved", "late", "p99", "limited"),
+    [
+        (0.5, 0.1, 0.2, 1, False),
+        (0.95, 0, 0.2, 1, True),
+        (0.5, 0.45, 0.2, 1, True),
+        (0.5, 0, 3, 5, True),
+        (0.5, 0, 3, 500, False),
+        (0.5, 0, 0.5, 0.6, False),
+    ],
 )
-def test_the_generator_says_when_it_is_the_limit(cpu: float, late: float, p99: float, limited: bool) -> None:
-    assert (openloop.limit(cpu, late, p99) is not None) == limited
+def test_the_generator_says_when_it_is_the_limit(cpu: float, starved: float, late: float, p99: float, limited: bool) -> None:
+    assert (openloop.limit(cpu, starved, late, p99) is not None) == limited

@@ -172,7 +172,6 @@ def load_model(order: LoadOrder) -> Model:
     )
     coroutines = loader.Coroutines()
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines)
-    _limit_threads(order["threads"])
     return Model(
         entry,
         context,

@@ -117,6 +117,18 @@ def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(start_wo
         assert json.loads(start_worker(source, threads=threads).ask(b"")[0].body) == [threads, False]
 
 
+def test_a_handler_that_chooses_its_own_number_of_threads_keeps_it(start_worker: StartWorker) -> None:
+    source = """
+        import torch
+        def handle(data, context):
+            if data is None:
+                torch.set_num_threads(3)
+            else:
+                return [[torch.get_num_threads()]]
+    """
+    assert json.loads(start_worker(source, threads=2).ask(b"")[0].body) == [3]
+
+
 def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) -> None:
     worker = start_worker(
         """

@@ -1,0 +1,35 @@
+"""What a model's handler reaches with no server around it: batches of 64 in a plain loop.
+
+    python bare.py MODEL BODY SECONDS
+
+Prints one JSON object, with the handler's answer to BODY and its requests/s. A BODY that does not exist is made: the model's own sample.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+BATCH = 64
+
+
+def main(file: Path, body: Path, seconds: float) -> None:
+    sys.path.insert(0, str(file.parent))
+    model = importlib.import_module(file.stem)
+    if not body.exists():
+        body.write_bytes(model.sample())
+    model.handle(None, None)
+    batch = [{"body": bytearray(body.read_bytes())} for _ in range(BATCH)]
+    answer = model.handle(batch, None)[0]
+    done, started = 0, time.perf_counter()
+    while (took := time.perf_counter() - started) < seconds:
+        model.handle(batch, None)
+        done += BATCH
+    print(json.dumps({"answer": answer, "rate": done / took}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))

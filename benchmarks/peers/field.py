@@ -1,0 +1,139 @@
+"""Who takes part: how each server is started on a model, where it answers, and which of its processes is the front end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks import servers
+from benchmarks.peers import environments
+
+HERE = Path(__file__).parent
+BATCH = 64
+PEERS = ("tsx", "TorchServe", "Mosec", "LitServe")
+CHOSEN = {
+    "tsx": "its defaults, a queue of 1000",
+    "TorchServe": "maxBatchDelay 1 ms, no access log, no token check, no metrics of the machine, a queue of 1000",
+    "Mosec": "max_wait_time 1 ms (the least it takes), its queue of 1024",
+    "LitServe": "batch_timeout 1 ms (with 0 its worker spins), one API server, bodies as bytes, no log",
+}
+
+
+class Contender(NamedTuple):
+    """A server that answers, on one model."""
+
+    name: str
+    server: servers.Server
+    path: str
+    front_end: list[psutil.Process]
+
+    @property
+    def url(self) -> str:
+        return self.server.inference + self.path
+
+    def cpu_seconds(self) -> float:
+        """What its front end has used so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.front_end)
+
+    def signal(self, number: int) -> None:
+        root = psutil.Process(self.server.process.pid)
+        for process in [root, *root.children(recursive=True)]:
+            process.send_signal(number)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The others stand still meanwhile: LitServe's worker looks for work a thousand times a second. tsx idles by itself."""
+        if self.name != "tsx":
+            self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            if self.name != "tsx":
+                self.signal(signal.SIGSTOP)
+
+
+@contextmanager
+def contender(name: str, place: Path, directory: Path, model: Path, archive: Path, body: bytes, expected: object) -> Iterator[Contender]:
+    """Starts a server and holds it to the expected answer; between turns it stands still. Raises Missing, or RuntimeError."""
+    path = {"Mosec": "/inference", "LitServe": "/predict"}.get(name, f"/predictions/{model.stem}")
+    with started(name, place, directory, model, archive) as server:
+        answer = read(servers.first_answer(server, path, body))
+        if not alike(answer, expected):
+            raise RuntimeError(f"{name} answered {answer!r}, and the handler alone {expected!r}")
+        each = Contender(name, server, path, front_end(server, path, body))
+        try:
+            with each.turn():
+                pass
+            yield each
+        finally:
+            each.signal(signal.SIGCONT)  # who stands still does not hear that it is to end
+
+
+def started(name: str, place: Path, directory: Path, model: Path, archive: Path) -> AbstractContextManager[servers.Server]:
+    if name == "tsx":
+        return servers.tsx(directory, archive, job_queue_size=1000)
+    if name == "TorchServe":
+        environments.program("java", "openjdk-17-jre-headless")
+        return servers.torchserve(directory, archive, environments.made(name, place))
+    return foreign(name, environments.made(name, place), directory, model)
+
+
+@contextmanager
+def foreign(name: str, environment: Path, directory: Path, model: Path) -> Iterator[servers.Server]:
+    """A peer whose server is a program of Python, with one worker and batches of up to 64."""
+    port = servers.free_ports(1)[0]
+    arguments = {
+        "Mosec": ["mosec_server.py", "--address", "127.0.0.1", "--port", str(port), "--log-level", "error"],
+        "LitServe": ["litserve_server.py", str(port)],
+    }[name]
+    command: list[str | Path] = [environment / "bin" / "python", HERE / arguments[0], *arguments[1:]]
+    variables = servers.foreign_environment() | {
+        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "BENCHMARK_MODEL": str(model),
+        "TMPDIR": str(directory),
+    }
+    with servers.running(command, directory, variables, name.lower(), patience=5) as process:
+        yield servers.Server(name, process, f"http://127.0.0.1:{port}", "")
+
+
+def front_end(server: servers.Server, path: str, body: bytes) -> list[psutil.Process]:
+    """The processes that hold the clients' connections."""
+    address = urlsplit(server.inference)
+    with ExitStack() as held:
+        for _ in range(8):
+            connection = http.client.HTTPConnection(address.netloc, timeout=60)
+            held.callback(connection.close)
+            connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
+            connection.getresponse().read()
+        root = psutil.Process(server.process.pid)
+        return [process for process in [root, *root.children(recursive=True)] if holds_connections(process, address.port)]
+
+
+def holds_connections(process: psutil.Process, port: int | None) -> bool:
+    return any(each.laddr and each.laddr.port == port and each.status == "ESTABLISHED" for each in process.net_connections("tcp"))
+
+
+def read(answer: bytes) -> object:
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return answer.decode()
+
+
+def alike(one: object, other: object) -> bool:
+    """The same answer, but for what a batch of another size changes in the last places."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(alike(*pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5)
+    return one == other

@@ -1,0 +1,152 @@
+"""The rounds: load on one server at a time, in turns, and what came of each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from benchmarks import machine, openloop, wrk
+from benchmarks.peers.field import Contender
+
+CONNECTIONS = (1, 16, 64, 256)
+LEVELS = (50, 80, 100, 150)  # per cent of what a server reached in the closed loop
+OPEN_CONNECTIONS = 256
+BARE = Path(__file__).with_name("bare.py")
+
+
+class Point(NamedTuple):
+    """One round, or the medians of several."""
+
+    rate: float  # requests/s
+    p50: float  # ms
+    p99: float  # ms
+    cpu: float  # microseconds of the front end per request
+
+
+class Key(NamedTuple):
+    workload: str
+    peer: str
+    connections: int
+
+
+class OpenKey(NamedTuple):
+    workload: str
+    peer: str
+    level: int
+    arrivals: str
+
+
+class Workload(NamedTuple):
+    name: str
+    model: str
+    size: int | None  # bytes of the body; None: the model's own sample
+    text: str
+
+
+WORKLOADS = (
+    Workload("ok", "ok", None, "a handler that answers OK, bodies of 7 bytes"),
+    Workload("ok-128k", "ok", 128 * 1024, "a handler that answers OK, bodies of 128 KiB"),
+    Workload("mlp", "mlp", None, "three layers on 784 floats, raw float32"),
+    Workload("image", "image", None, "a small convolutional network on a JPEG"),
+    Workload("transformer", "transformer", None, "a small transformer encoder on 32 tokens, raw int64"),
+)
+
+
+@dataclass
+class Results:
+    closed: dict[Key, list[Point]] = field(default_factory=dict)
+    opened: dict[OpenKey, list[openloop.Result]] = field(default_factory=dict)
+    bare: dict[str, list[float]] = field(default_factory=dict)  # requests/s of the handler in a plain loop
+    failed: dict[Key, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def medians(self) -> dict[Key, Point]:
+        """Of the points at which every round was answered."""
+        return {
+            key: Point(*(machine.median(column) for column in zip(*rounds, strict=True)))
+            for key, rounds in self.closed.items()
+            if key not in self.failed
+        }
+
+    def bare_medians(self) -> dict[str, float]:
+        return {workload: machine.median(rounds) for workload, rounds in self.bare.items()}
+
+    def capacity(self, workload: str, peer: str) -> float | None:
+        """The most that a server reached in the closed loop, whatever the number of connections."""
+        return max((point.rate for key, point in self.medians().items() if key[:2] == (workload, peer)), default=None)
+
+
+def closed_round(each: Contender, workload: Workload, body: Path, connections: int, seconds: float, results: Results) -> str:
+    """One round, put with the results; returns what to say of it."""
+    key = Key(workload.name, each.name, connections)
+    try:
+        with each.turn():
+            before = each.cpu_seconds()
+            load = wrk.load(each.url, connections, seconds, body)
+            cpu = (each.cpu_seconds() - before) * 1e6 / load.requests
+    except (wrk.NotAnswered, psutil.Error) as error:
+        results.failed[key] = str(error)
+        return f"{each.name}: {error}"
+    results.closed.setdefault(key, []).append(Point(load.rate, load.p50, load.p99, cpu))
+    return f"{each.name} {load.rate:,.0f}/s"
+
+
+def open_round(each: Contender, workload: Workload, body: Path, level: int, arrivals: str, seconds: float, results: Results) -> str:
+    capacity = results.capacity(workload.name, each.name)
+    if capacity is None:
+        return f"{each.name}: no capacity is known"
+    try:
+        with each.turn():
+            came = openloop.in_own_process(
+                *(each.url, capacity * level / 100, seconds, OPEN_CONNECTIONS, body),
+                poisson=arrivals == "Poisson",
+                headers=["Content-Type: application/octet-stream"],
+            )
+    except (subprocess.CalledProcessError, psutil.Error) as error:
+        results.left_out[f"{each.name} (open loop, {workload.name})"] = f"it did not take connections any more: {error}"
+        return f"{each.name}: no open loop"
+    results.opened.setdefault(OpenKey(workload.name, each.name, level, arrivals), []).append(came)
+    return f"{each.name} {came.goodput:,.0f}/s" + (" (generator)" if came.limited else "")
+
+
+def bare_round(model: Path, body: Path, seconds: float) -> tuple[object, float]:
+    """The handler's answer to the body, and its requests/s in a plain loop."""
+    output = subprocess.run([sys.executable, BARE, model, body, str(seconds)], check=True, stdout=subprocess.PIPE).stdout
+    came = json.loads(output)
+    return came["answer"], came["rate"]
+
+
+def rounds(
+    workloads: Sequence[tuple[Workload, Path]], contenders: Sequence[Contender], model: Path, count: int, seconds: float, results: Results
+) -> Iterator[str]:
+    """The closed loop on servers that run the same model; yields a line after each turn of all of them."""
+    for number in range(1, count + 1):
+        for workload, body in workloads:
+            if workload.model != "ok":  # without a server around it, a handler that does nothing has no rate
+                results.bare.setdefault(workload.name, []).append(bare_round(model, body, seconds)[1])
+            for connections in CONNECTIONS:
+                said = [closed_round(each, workload, body, connections, seconds, results) for each in contenders]
+                yield f"{workload.name}, {connections} connections, round {number}: " + ", ".join(said)
+
+
+def open_rounds(
+    workloads: Sequence[tuple[Workload, Path]],
+    contenders: Sequence[Contender],
+    arrivals: Sequence[str],
+    count: int,
+    seconds: float,
+    results: Results,
+) -> Iterator[str]:
+    for number in range(1, count + 1):
+        for workload, body in workloads:
+            for level in LEVELS:
+                for kind in arrivals:
+                    said = [open_round(each, workload, body, level, kind, seconds, results) for each in contenders]
+                    yield f"{workload.name}, {kind} arrivals at {level} %, round {number}: " + ", ".join(said)

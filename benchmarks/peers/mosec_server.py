@@ -1,0 +1,29 @@
+"""The model of BENCHMARK_MODEL behind Mosec; runs in Mosec's own environment, with Mosec's options as arguments."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from mosec import Server, Worker
+
+MODEL = Path(os.environ["BENCHMARK_MODEL"])
+sys.path.insert(0, str(MODEL.parent))
+
+
+class Model(Worker):
+    def __init__(self):
+        self.model = importlib.import_module(MODEL.stem)
+        self.model.start()
+
+    def deserialize(self, data):
+        return data
+
+    def forward(self, data):
+        return self.model.answers(data)
+
+
+if __name__ == "__main__":
+    server = Server()
+    server.append_worker(Model, num=1, max_batch_size=64, max_wait_time=1)  # milliseconds, the least that it takes
+    server.run()

@@ -1,0 +1,98 @@
+"""What is promised of tsx beside each peer, and whether the medians hold it: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from benchmarks.peers.measure import CONNECTIONS, WORKLOADS, Key, Point
+
+ALL = tuple(workload.name for workload in WORKLOADS)
+BARE = "bare loop"
+BARE_SHARE = 0.95
+
+
+class Promise(NamedTuple):
+    """At each of these points, tsx is `least` times as good as the peer: more requests/s, or a lower latency.
+
+    1 means better, by however little."""
+
+    peer: str
+    measure: str
+    workloads: tuple[str, ...]
+    connections: tuple[int, ...]
+    least: float
+
+    def __str__(self) -> str:
+        wanted = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
+        where = "every workload" if self.workloads == ALL else " and ".join(self.workloads)
+        at = "" if self.connections == CONNECTIONS else f" at {' and '.join(map(str, self.connections))} connections"
+        better = "more" if self.measure == "rate" else "lower"
+        return f"{self.peer}: {where}{at}: " + (f"{better} {wanted}" if self.least == 1 else f"at least {self.least:g} times the {wanted}")
+
+
+PROMISES = (
+    Promise("TorchServe", "rate", ALL, CONNECTIONS, 1),
+    Promise("TorchServe", "p99", ALL, CONNECTIONS, 1),
+    Promise("TorchServe", "rate", ("ok",), (16, 64, 256), 8),
+    Promise("Mosec", "rate", ("ok",), (1, 16), 10),
+    Promise("Mosec", "rate", ("ok",), (64, 256), 1.3),
+    Promise("Mosec", "rate", ("mlp",), (1, 16), 3),
+    Promise("Mosec", "rate", ("mlp",), (64, 256), 1),
+    Promise("Mosec", "rate", ("ok-128k",), CONNECTIONS, 2),
+    Promise("Mosec", "p50", ALL, CONNECTIONS, 1),
+    Promise("Mosec", "p99", ALL, CONNECTIONS, 1),
+    Promise("LitServe", "rate", ("ok",), CONNECTIONS, 20),
+)
+
+
+class Verdict(NamedTuple):
+    promise: str
+    state: str  # holds, falls short, not measured
+    ratio: float | None  # the worst
+    where: str
+    points: int  # at which both were measured
+    short: tuple[str, ...] = ()  # the points that fall short, with their ratios
+
+
+def ratio(ours: Point, theirs: Point, measure: str) -> float:
+    """How many times as good tsx is."""
+    good, bad = (ours.rate, theirs.rate) if measure == "rate" else (getattr(theirs, measure), getattr(ours, measure))
+    return good / bad if bad else float("inf")
+
+
+def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, str]) -> Verdict:
+    """A point at which tsx failed counts as nothing reached; one at which only the peer failed is passed over."""
+    ratios: dict[str, float] = {}
+    for workload in promise.workloads:
+        for connections in promise.connections:
+            ours, theirs = (Key(workload, name, connections) for name in ("tsx", promise.peer))
+            if ours in failed and (theirs in medians or theirs in failed):
+                ratios[f"{workload} at {connections}"] = 0.0
+            elif ours in medians and theirs in medians:
+                ratios[f"{workload} at {connections}"] = ratio(medians[ours], medians[theirs], promise.measure)
+    return verdict(str(promise), ratios, promise.least, strict=promise.least == 1)
+
+
+def judge_bare(workload: str, medians: Mapping[Key, Point], bare: Mapping[str, float]) -> Verdict:
+    """What tsx serves at its best, beside the handler in a plain loop."""
+    text = f"{BARE}: {workload}: at least {BARE_SHARE:.0%} of its requests/s"
+    served = {key.connections: point.rate for key, point in medians.items() if (key.workload, key.peer) == (workload, "tsx")}
+    if not served or workload not in bare:
+        return verdict(text, {}, BARE_SHARE, strict=False)
+    best = max(served, key=lambda connections: served[connections])
+    return verdict(text, {f"{workload} at {best}": served[best] / bare[workload]}, BARE_SHARE, strict=False)
+
+
+def verdict(text: str, ratios: Mapping[str, float], least: float, *, strict: bool) -> Verdict:
+    if not ratios:
+        return Verdict(text, "not measured", None, "", 0)
+    short = tuple(f"{where}: {value:.2f}" for where, value in ratios.items() if value < least or (strict and value == least))
+    worst = min(ratios, key=lambda where: ratios[where])
+    return Verdict(text, "falls short" if short else "holds", ratios[worst], worst, len(ratios), short)
+
+
+def judge_all(medians: Mapping[Key, Point], failed: Mapping[Key, str], bare: Mapping[str, float]) -> list[Verdict]:
+    return [judge(promise, medians, failed) for promise in PROMISES] + [
+        judge_bare(workload, medians, bare) for workload in ("image", "transformer")
+    ]

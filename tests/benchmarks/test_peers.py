@@ -1,0 +1,169 @@
+"""What the comparison makes of its rounds: medians, verdicts, tables. The servers themselves are measured by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import machine, openloop
+from benchmarks.peers import environments, field, report, verdict
+from benchmarks.peers.measure import CONNECTIONS, WORKLOADS, Key, OpenKey, Point, Results, Workload
+
+ROOT = Path(__file__).parents[2]
+
+
+def point(rate: float, p50: float = 1, p99: float = 2) -> Point:
+    return Point(rate, p50, p99, 10)
+
+
+def everywhere(ours: Point, theirs: Point) -> dict[Key, Point]:
+    return {
+        Key(workload.name, peer, connections): ours if peer == "tsx" else theirs
+        for workload in WORKLOADS
+        for peer in field.PEERS
+        for connections in CONNECTIONS
+    }
+
+
+def states(medians: dict[Key, Point], failed: dict[Key, str] | None = None, bare: dict[str, float] | None = None) -> dict[str, str]:
+    return {each.promise: each.state for each in verdict.judge_all(medians, failed or {}, bare or {})}
+
+
+def test_every_promise_holds_where_tsx_is_far_ahead() -> None:
+    bare = {"image": 2000.0, "transformer": 2000.0}
+    assert set(states(everywhere(point(2000, 0.1, 0.2), point(100)), bare=bare).values()) == {"holds"}
+
+
+def test_as_good_is_not_better() -> None:
+    bare = {"image": 100.0, "transformer": 100.0}
+    came = states(everywhere(point(100), point(100)), bare=bare)
+    assert {promise for promise, state in came.items() if state == "holds"} == {
+        promise for promise in came if promise.startswith("bare loop")
+    }
+
+
+def test_one_point_decides_and_is_named() -> None:
+    medians = everywhere(point(2000, 0.1, 0.2), point(100)) | {Key("ok", "tsx", 64): point(799, 0.1, 0.2)}
+    (short,) = [each for each in verdict.judge_all(medians, {}, {}) if "TorchServe: ok at" in each.promise]
+    assert (short.state, short.ratio, short.where, short.short) == ("falls short", 7.99, "ok at 64", ("ok at 64: 7.99",))
+
+
+def test_a_point_at_which_tsx_failed_is_nothing_reached() -> None:
+    medians, key = everywhere(point(2000, 0.1, 0.2), point(100)), Key("image", "tsx", 256)
+    del medians[key]
+    assert states(medians, {key: "Socket errors"})["TorchServe: every workload: more requests/s"] == "falls short"
+    assert states(medians)["TorchServe: every workload: more requests/s"] == "holds", "a point that was not asked for"
+
+
+def test_a_peer_that_was_left_out_leaves_its_promises_open() -> None:
+    medians = {key: value for key, value in everywhere(point(2000, 0.1, 0.2), point(100)).items() if key.peer != "Mosec"}
+    came = states(medians)
+    assert {state for promise, state in came.items() if promise.startswith("Mosec")} == {"not measured"}
+    assert came["LitServe: ok: at least 20 times the requests/s"] == "holds"
+
+
+def test_medians_are_taken_column_by_column_and_not_of_what_failed() -> None:
+    good, bad = Key("ok", "tsx", 1), Key("ok", "tsx", 16)
+    results = Results(closed={good: [Point(1, 30, 5, 9), Point(2, 10, 7, 8), Point(3, 20, 6, 7)], bad: [point(1)]}, failed={bad: "no"})
+    assert results.medians() == {good: Point(2, 20, 6, 8)}
+    assert results.capacity("ok", "tsx") == 2
+    assert results.capacity("mlp", "tsx") is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("OK", "OK", True),
+        ("OK", "KO", False),
+        ([0.1, 0.2], [0.1, 0.200001], True),
+        ([0.1, 0.2], [0.1, 0.21], False),
+        ([0.1], [0.1, 0.2], False),
+        ({"code": 500}, "OK", False),
+    ],
+)
+def test_answers_are_compared_as_values(one: object, other: object, same: bool) -> None:
+    assert field.alike(one, other) == same
+    assert field.read(json.dumps(one, indent=2).encode()) == one
+
+
+def test_the_report_names_what_was_left_out_what_failed_and_what_the_generator_spoilt() -> None:
+    came = openloop.Result(
+        *(
+            100,
+            1,
+            "constant",
+            256,
+            100,
+            90,
+            5,
+            {"500": 3},
+            1,
+            1,
+            90,
+            1,
+            2,
+            3,
+            4,
+            5,
+            0.1,
+            0,
+            0.1,
+            0.95,
+            0,
+            "the generator used 95% of a core",
+        )
+    )
+    results = Results(
+        closed={Key("ok", "tsx", 16): [point(2000)], Key("ok", "Mosec", 16): [point(100)]},
+        opened={OpenKey("ok", "tsx", 50, "constant"): [came]},
+        failed={Key("ok", "LitServe", 256): "Socket errors: timeout 3"},
+        left_out={"TorchServe (ok)": "there is no java on the PATH"},
+    )
+    noise = machine.Noise()
+    noise.samples, noise.loads = [0.04, 0.04, 0.06], [0.5, 0.5, 0.5]
+    text = report.whole(results, "head", noise, noise.disturbed())
+    for part in (
+        "| ok | 16 | Mosec | 100 |",
+        "| 20.00 |",
+        "Socket errors: timeout 3",
+        "no java on the PATH",
+        "says nothing of the server",
+        "NOT QUIET",
+    ):
+        assert part in text
+    assert json.loads(json.dumps(report.as_json(results, "head", noise, [])))["failed"][0]["peer"] == "LitServe"
+
+
+def test_an_even_machine_is_quiet() -> None:
+    noise = machine.Noise()
+    noise.samples = [0.04, 0.041, 0.042] * 10 + [0.2]
+    assert noise.disturbed() == [], "one run in thirty that was interrupted says little of medians"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_has_a_model_whose_two_entrances_agree(workload: Workload) -> None:
+    file = ROOT / "benchmarks" / "models" / f"{workload.model}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model)
+    model.start()
+    body = model.sample()
+    one, two = model.answers([body, body]), model.handle([{"body": bytearray(body)}] * 2, None)
+    assert len(one) == 2
+    assert field.alike(one, two)
+
+
+def test_an_environment_that_is_named_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TSX_PEER_TORCHSERVE", str(tmp_path))
+    assert environments.made("TorchServe", tmp_path / "never") == tmp_path
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_program_that_is_not_there_is_named_with_its_package() -> None:
+    with pytest.raises(environments.Missing, match="apt install no-such-package"):
+        environments.program("no-such-program", "no-such-package")
