@@ -68,7 +68,7 @@ class Dispatcher:
             full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + len(job.body) > bounds.size)
         if not self.accepting:
             self._turn_away(job, self._no_worker())
-        elif full:
+        elif full and not self._displace_for(job):
             self._turn_away(job, self._queue_full())
         else:
             self.stats.requests += 1
@@ -227,6 +227,18 @@ class Dispatcher:
 
     def _no_worker(self) -> NoWorker:
         return NoWorker(f"{self.label} {_NO_WORKER}{self.why_not}")
+
+    def _displace_for(self, job: Job) -> bool:
+        """Where the queue is full, the least urgent request gives way to one of a greater priority."""
+        queue, bounds = self.queue, self.bounds
+        if not queue.jobs or queue.jobs[-1].priority >= job.priority:
+            return False
+        last = queue.jobs[-1]
+        if len(queue.jobs) > bounds.items or queue.size - len(last.body) + len(job.body) > bounds.size:
+            return False
+        error = self._queue_full()
+        self._refuse(queue.drop_last(), error)
+        return True
 
     def _queue_full(self) -> QueueFull:
         """Overload is no time to word the same text again and again: it is kept until the next reply."""

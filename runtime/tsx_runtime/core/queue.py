@@ -61,9 +61,11 @@ class JobQueue:
         for job in reversed(jobs):
             self.size += len(job.body)
             self._insert(job, before_equals=True)
+        self.some_left = True  # while they were away
 
     def suspect(self, groups: Iterable[Suspects]) -> None:
         self.suspects.extend(groups)
+        self.some_left = True  # while they were away
         self._reckon()
 
     def leave(self, job: Job) -> None:
@@ -83,6 +85,11 @@ class JobQueue:
         self.some_left = False
         self._reckon()
         return dropped
+
+    def drop_last(self) -> Job:
+        job = self.jobs.pop()
+        self.size -= len(job.body)
+        return job
 
     def drop_all(self) -> list[Job]:
         dropped = [*(job for group in self.suspects for job in group.jobs), *self.jobs]

@@ -583,3 +583,49 @@ def test_the_pace_is_measured_from_reply_to_reply():
         assert 0 < dispatcher.pace.answer_time < TIMEOUT
 
     asyncio.run(main())
+
+
+def test_in_a_full_queue_the_least_urgent_gives_way_to_a_greater_priority():
+    async def main():
+        dispatcher, _, _ = await busy(Limits(1), Bounds(3))
+        low, plain, later = job(priority=-1), job(), job()
+        for each in (low, plain, later):
+            dispatcher.submit(each)
+        [refused] = submit(dispatcher, b"x")
+        with pytest.raises(QueueFull):  # in place of `low`, whose priority is less
+            await answer(low)
+        assert not refused.done.done()
+        important = job(priority=5)
+        dispatcher.submit(important)
+        with pytest.raises(QueueFull):  # the last to come of those that are left
+            await answer(refused)
+        assert list(dispatcher.queue.jobs) == [important, plain, later]
+        [equal] = submit(dispatcher, b"x")
+        with pytest.raises(QueueFull):
+            await answer(equal)
+        assert dispatcher.queue.size == 3
+
+    asyncio.run(main())
+
+
+def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
+    async def main():
+        dispatcher, channel, peer = await started(Limits(1))
+        [begun] = submit(dispatcher, b"1")
+        await peer.read()
+        [early] = submit(dispatcher, b"2")
+        await peer.read()
+        dispatcher.leave(begun)
+        dispatcher.leave(early)
+        await asyncio.sleep(0)
+        submit(dispatcher, b"3")  # a flush that looks for who has left, and finds nobody in the queue
+        await asyncio.sleep(0)
+        peer.close()
+        await channel.closed
+        dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+        second, new_peer = await connect(dispatcher)
+        dispatcher.add(second)
+        assert [bytes(body) for _, _, body in (await new_peer.read()).items] == [b"3"]
+        assert dispatcher.stats.refusals["ClientLeft"] == 1
+
+    asyncio.run(main())
