@@ -120,7 +120,7 @@ def _writer(fd: int) -> Write:
     if stat.S_ISFIFO(mode) or os.isatty(fd):
         try:
             own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except OSError:  # no Linux, or somebody else's pipe
+        except (AttributeError, OSError):  # no Linux, or somebody else's pipe
             return lambda view: _write_if_room(fd, view)
         return lambda view: os.write(own, view)
     return lambda view: os.write(fd, view)

@@ -9,11 +9,11 @@ import pytest
 
 from tsx_archiver import ModelConfig, parse_model_config
 from tsx_runtime.core.devices import count_visible, cpu_count
-from tsx_runtime.core.model import NOT_CARRIED, RegisterOrder, not_carried, plan
+from tsx_runtime.core.model import NOT_CARRIED, RegisterOrder, not_carried, plan, with_own_settings
 from tsx_runtime.core.registry import GpuChooser
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings import ModelSettings, Settings
 
 
 def planned(order=None, yaml=None, settings=None, gpus=0):
@@ -31,6 +31,15 @@ def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
         4,
         2,
     )
+
+
+def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
+    settings = {"max_worker_requests": 10, "max_worker_memory": 20, "max_worker_age": 30}
+    assert planned().recycling == (0, 0, 0)
+    assert planned(settings=settings).recycling == (10, 20, 30)
+    assert planned(yaml={"maxWorkerRequests": 0, "maxWorkerAge": 31}, settings=settings).recycling == (0, 20, 31)
+    order = with_own_settings(RegisterOrder(url="m.mar", max_worker_age=5), ModelSettings(max_worker_age=6, max_worker_memory=7))
+    assert (order.max_worker_requests, order.max_worker_memory, order.max_worker_age) == (None, 7, 5)
 
 
 @pytest.mark.parametrize(("order", "yaml"), [({"initial_workers": 10**20}, {}), ({}, {"minWorkers": 10**7, "maxWorkers": 10**7})])

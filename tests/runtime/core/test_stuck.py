@@ -88,7 +88,7 @@ import ctypes, threading
 
 def handle(data, context):
     if data is None:  # a library that waits for something and keeps the interpreter's lock
-        threading.Timer(0.2, lambda: ctypes.PyDLL(None).sleep(600)).start()
+        threading.Timer(1.0, lambda: ctypes.PyDLL(None).sleep(600)).start()
         return None
     return ["OK"] * len(data)
 """
@@ -156,6 +156,36 @@ def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up
         assert await ask(version, "again") == "again"
 
     with_registry(test, **FAST)
+
+
+LEFT_BEHIND = """
+import os, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    if data[0]["body"] == b"fork":
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)  # with the worker's socket open
+        with open("child", "w") as file:
+            file.write(str(pid))
+        os._exit(3)
+    return ["OK"] * len(data)
+"""
+
+
+def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
+        with pytest.raises(WorkerDied, match="exit code 3"):
+            await asyncio.wait_for(submit(version, "fork").done, TIMEOUT)
+        assert await ask(version, "next") == "OK"
+
+    try:
+        with_registry(test)
+    finally:
+        os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
 
 
 def test_restarts_leave_no_descriptor_behind(tmp_path):
