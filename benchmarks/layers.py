@@ -85,7 +85,7 @@ class Layers:
         self.dispatcher.add(self.channel)
         context = Context("ok", ".", {}, batch, None, "0", True, Metrics("ok"), {})
         entry = Entry(lambda data, context: ["OK"] * len(data), "ok", None)
-        self.model = Model(entry, context, Coroutines(), True, 1 << 30, Ceiling())
+        self.model = Model(entry, context, Coroutines(), True, 1 << 30, Ceiling(), Metrics())
         self.body = body
         self.new_heads = new_heads
 

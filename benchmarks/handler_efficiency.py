@@ -1,0 +1,194 @@
+"""How much of what a handler reaches in a bare loop is left when it is served: `image_classifier` on a JPEG, and a transformer.
+
+    python benchmarks/handler_efficiency.py [image] [tokens] [--seconds 2] [--rounds 3] [--batch 32] [--connections 128]
+
+The bare loop runs the same archive's handler in a process of its own, on batches of the same size, with the same one thread of torch.
+Both run in turns. `wall` is requests/s served by requests/s bare. On a machine whose other cores are busy, or where there are only
+two, the front end and the load take time from the model; `cpu` does not see that: it is the processor's time per request of the bare
+loop by that of the worker process, so what it is short of 100 % is all that the worker does besides the handler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+import machine
+import psutil
+import servers
+
+MODELS = Path(__file__).with_name("models")
+THREADS = 1
+
+
+class Round(NamedTuple):
+    rate: float  # requests/s
+    cpu: float  # seconds of the processor for one request
+    batch: float  # requests in a call of the handler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", metavar="image|tokens")
+    parser.add_argument("--seconds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--connections", type=int, default=128)
+    parser.add_argument("--bare", nargs=2, type=Path, metavar=("DIRECTORY", "BODY"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        bare_loop(*options.bare, options.batch, options.seconds)
+        return
+    print(machine.describe())
+    print(f"{'model':8}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}")
+    noise = machine.Noise()
+    for name in options.models or ("image", "tokens"):
+        with tempfile.TemporaryDirectory() as place:
+            rounds = measure(name, Path(place), options, noise)
+        bare, served = ([kind[number] for kind in rounds] for number in (0, 1))
+        rate = [statistics.median(each.rate for each in kind) for kind in (bare, served)]
+        cpu = [statistics.median(each.cpu for each in kind) * 1e6 for kind in (bare, served)]
+        batch = statistics.median(each.batch for each in served)
+        print(
+            f"{name:8}{rate[0]:10.0f}{rate[1]:10.0f}{rate[1] / rate[0]:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}{cpu[0] / cpu[1]:8.1%}{batch:8.1f}",
+            flush=True,
+        )
+    print(noise)
+
+
+def measure(name: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> list[tuple[Round, Round]]:
+    body = place / "body"
+    archive = make_image(place, body, options.batch) if name == "image" else make_tokens(place, body, options.batch)
+    directory = place / "unpacked"
+    subprocess.run([servers.TSX, "archive", "unpack", archive, directory], check=True, stdout=subprocess.DEVNULL)
+    script = place / "post.lua"
+    script.write_text(
+        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body = io.open("{body}", "rb"):read("*a")\n'
+    )
+    command = [sys.executable, __file__, "--bare", directory, body, "--batch", str(options.batch), "--seconds", str(options.seconds)]
+    rounds = []
+    metrics = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
+    with servers.tsx(place, archive, job_queue_size=1000, metrics_address=metrics) as server:
+        servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
+        served(server, metrics, name, script, options)  # warms up
+        for _ in range(options.rounds):
+            noise.sample()
+            bare = Round(**json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout))
+            rounds.append((bare, served(server, metrics, name, script, options)))
+    return rounds
+
+
+def served(server: servers.Server, metrics: str, name: str, script: Path, options: argparse.Namespace) -> Round:
+    (worker,) = json.loads(server.call(f"/models/{name}", management=True))[0]["workers"]
+    process = psutil.Process(worker["pid"])
+    before, started = batches(metrics), process.cpu_times()
+    load = [
+        "wrk",
+        "-t1",
+        f"-c{options.connections}",
+        f"-d{options.seconds}s",
+        "-s",
+        str(script),
+        f"{server.inference}/predictions/{name}",
+    ]
+    output = subprocess.run(load, capture_output=True, text=True, check=True).stdout
+    ended, after = process.cpu_times(), batches(metrics)
+    if "Non-2xx" in output or "Socket errors" in output:
+        raise RuntimeError(f"not all requests were answered:\n{output}")
+    (rate,) = re.findall(r"Requests/sec:\s+([\d.]+)", output)
+    requests = after[1] - before[1]
+    seconds = ended.user + ended.system - started.user - started.system
+    return Round(float(rate), seconds / requests, requests / (after[0] - before[0]))
+
+
+def batches(metrics: str) -> tuple[float, float]:
+    """How many the worker has answered, and how many requests were in them."""
+    with urllib.request.urlopen(f"{metrics}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    found = [re.search(rf"^tsx_batch_size_{what}\{{.*\}} (\S+)$", text, re.MULTILINE) for what in ("count", "sum")]
+    return tuple(float(match[1]) if match else 0.0 for match in found)  # type: ignore[return-value]  # two of them
+
+
+def make_image(place: Path, body: Path, batch: int) -> Path:
+    import torch
+    from PIL import Image
+
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for before, after in ((3, 16), (16, 32), (32, 64)):
+        layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
+    net = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
+    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), place / "net.pt")  # type: ignore[no-untyped-call]  # torch's
+    file = io.BytesIO()
+    Image.effect_noise((32, 32), 80).convert("RGB").resize((320, 280)).save(file, "JPEG", quality=90)
+    body.write_bytes(file.getvalue())
+    return servers.archive(
+        place,
+        "image",
+        "--serialized-file",
+        place / "net.pt",
+        "--handler",
+        "image_classifier",
+        config={"batchSize": batch, "threads": THREADS},
+    )
+
+
+def make_tokens(place: Path, body: Path, batch: int) -> Path:
+    import numpy as np
+
+    body.write_bytes(np.random.default_rng(0).integers(0, 1000, 64, dtype=np.int64).tobytes())
+    files = ("--handler", MODELS / "tokens.py", "--extra-files", MODELS / "encoder.py")
+    return servers.archive(place, "tokens", *files, config={"batchSize": batch, "threads": THREADS})
+
+
+def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
+    """The handler as a worker loads it, called over and over; prints a `Round` as JSON."""
+    from tsx_runtime.wire import LoadOrder
+    from tsx_runtime.worker.main import load_model
+
+    manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
+    content = body.read_bytes()
+    model = load_model(
+        LoadOrder(
+            model_name="bare",
+            model_version="1.0",
+            model_dir=str(directory),
+            manifest=manifest,
+            model_config=(directory / "model-config.yaml").read_text(),
+            handler=manifest["model"]["handler"],
+            worker="bare",
+            gpu_id=None,
+            batch_size=batch,
+            response_timeout=120,
+            threads=THREADS,
+            limit_max_image_pixels=True,
+            decode_input_request=True,
+            max_response_size=1 << 30,
+            server_version="0",
+        )
+    )
+    model.context.begin([f"id-{number}\r\n\r\n" for number in range(batch)])
+    rows = [{"body": bytearray(content)} for _ in range(batch)]
+    for _ in range(3):
+        model.entry.call(list(rows), model.context)
+    done, started, cpu = 0, time.perf_counter(), time.process_time()
+    while (took := time.perf_counter() - started) < seconds:
+        model.entry.call(list(rows), model.context)
+        done += batch
+    print(json.dumps(Round(done / took, (time.process_time() - cpu) / done, batch)._asdict()), flush=True)
+    os._exit(0)  # no thread of a library is waited for
+
+
+if __name__ == "__main__":
+    main()
