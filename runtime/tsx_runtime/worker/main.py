@@ -28,7 +28,7 @@ from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.memory import keep_freed_memory
+from tsx_runtime.worker.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics
 from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
@@ -117,18 +117,22 @@ def _load(channel: Channel) -> Model | None:
 def _serve(channel: Channel, model: Model) -> None:
     gc.collect()
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
+    idle = Idle()
     if overlaps(model):
-        for waiting in read_ahead(channel, model, _answer_ping):
+        for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
+            idle.asked = 0
             if not _reply(channel, model, waiting.batch, waiting.items, waiting.ahead):
                 return
             del waiting  # an idle worker holds on to no body
         return
     while (frame := channel.read()) is not None:
         if frame.kind is not Kind.BATCH:
-            _answer_ping(channel, frame)
-        elif not _reply(channel, model, frame.batch, frame.items):
-            return
-        del frame
+            _answer_ping(idle, channel, frame)
+        else:
+            idle.asked = 0
+            if not _reply(channel, model, frame.batch, frame.items):
+                return
+        del frame  # an idle worker holds on to no body
 
 
 def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None) -> bool:
@@ -142,10 +146,11 @@ def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ah
     return not outcome.device_lost
 
 
-def _answer_ping(channel: Channel, frame: Frame) -> None:
+def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
     if frame.kind is not Kind.PING:
         raise FrameError(f"a worker does not expect {frame.kind.name} here")
     channel.send(Kind.PONG, frame.batch)
+    idle.on_ping()
 
 
 def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, body: Buffer) -> None:

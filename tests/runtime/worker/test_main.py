@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -500,3 +501,25 @@ def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWo
     (answer,) = worker.ask(b"")
     assert answer.body == b"PredictionFailed: Request id-1 is answered already, so a further part of its answer cannot be sent."
     assert worker.pieces == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told what to keep")
+def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        def handle(data, context):
+            return data and ["ok"] * len(data)
+    """)
+    process, size = psutil.Process(worker.process.pid), 16 << 20
+    worker.ask(b"warm")
+    before = process.memory_info().rss
+    for _ in range(2):
+        worker.ask(*[b"x" * size] * 6)
+    for _ in range(2):
+        worker.send(Kind.PING, 0)
+        frame = worker.receive()
+        assert frame is not None
+        assert frame.kind is Kind.PONG
+    end = time.monotonic() + 60
+    while process.memory_info().rss - before > 2 * size:  # it answers before it lets go
+        assert time.monotonic() < end, f"{process.memory_info().rss - before} bytes are held"
+        time.sleep(0.01)
