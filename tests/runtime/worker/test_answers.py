@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.worker.answers import encode_body, failure, is_device_lost, mismatch
+from tsx_runtime.worker.answers import encode_body, failure, is_device_lost, mismatch, to_json
 from tsx_runtime.worker.exceptions import PredictionException
 
 
@@ -78,3 +80,13 @@ def test_a_result_of_the_wrong_shape_is_explained() -> None:
     assert mismatch(["a"], 1, "h.py") is None
     assert "expect: 2, got: 1" in str(mismatch(["a"], 2, "h.py"))
     assert "h.py returned tuple" in str(mismatch(("a",), 1, "h.py"))
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+keys = st.text() | st.integers() | st.booleans() | st.none() | st.floats()
+nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner, inner))
+
+
+@given(st.lists(plain) | st.dictionaries(keys, plain) | nested)
+def test_the_short_way_to_json_gives_what_the_long_one_does(value: Any) -> None:
+    assert to_json(value) == json.dumps(value, indent=2)
