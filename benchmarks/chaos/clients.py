@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from contextlib import suppress
 
 import psutil
 
+from .load import LATE
 from .trial import Scenario, Trial
 
 MOST = 24 << 20  # bytes by which the front end may grow for clients that do not read
@@ -14,14 +17,37 @@ HEAD = b"POST /predictions/victim HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
 async def slow_clients(trial: Trial) -> None:
-    """Many connections that say nothing, or one byte of a request now and then, while the others are served."""
+    """Connections that say nothing, or send their headers or their body byte by byte: while the others are served, each is ended."""
     sockets = await _connect(trial, trial.scale.slow_clients)
-    for byte in HEAD[:5]:
-        for sock in sockets[::2]:
-            sock.send(bytes([byte]))
+    for sock in sockets[1::3]:
+        sock.send(HEAD[:1])
+    for sock in sockets[2::3]:
+        sock.send(HEAD + b"content-length: 1000\r\n\r\nh")
+    for byte in HEAD[1:9]:
+        for sock in sockets[1::3]:
+            _try_to_send(sock, bytes([byte]))
+        for sock in sockets[2::3]:
+            _try_to_send(sock, b"h")
         await asyncio.gather(*(tally.good(2 * trial.scale.clients) for tally in trial.tallies.values()))
-    for sock in sockets:
-        sock.close()
+    ends = Counter(await asyncio.wait_for(asyncio.gather(*map(_read_to_end, sockets)), LATE))
+    silent = len(sockets[::3])
+    expected = {b"": silent, b"HTTP/1.1 408": len(sockets) - silent}
+    trial.check(ends == expected, f"slow clients were ended with {dict(ends)}, not {expected}")
+
+
+def _try_to_send(sock: socket.socket, data: bytes) -> None:
+    with suppress(ConnectionError):  # it has been ended already
+        sock.send(data)
+
+
+async def _read_to_end(sock: socket.socket) -> bytes:
+    """The first words that came before the end, if any."""
+    loop = asyncio.get_running_loop()
+    first = b""
+    with sock, suppress(ConnectionError):
+        while data := await loop.sock_recv(sock, 4096):
+            first = first or data[:12]
+    return first
 
 
 async def half_a_body(trial: Trial) -> None:
@@ -90,7 +116,7 @@ async def _connect(trial: Trial, count: int) -> list[socket.socket]:
 
 
 SCENARIOS = (
-    Scenario("many slow clients", slow_clients),
+    Scenario("many slow clients", slow_clients, settings=dict.fromkeys(("header_timeout", "body_timeout", "keep_alive_timeout"), 2)),
     Scenario("clients leave in the middle of their requests", half_a_body),
     Scenario("clients leave before they are answered", leave_before_the_answer),
     Scenario("clients leave in the middle of their answers", leave_in_the_answer),

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -28,6 +28,7 @@ from .load import Answer, read_answer
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
+LEFT_SECONDS = 10.0
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -122,8 +123,12 @@ class Server:
 
     async def left_over(self) -> list[int]:
         """What is still there some seconds after the end: nothing should be."""
-        _, left = await asyncio.to_thread(psutil.wait_procs, self.processes(), timeout=10)
-        return [process.pid for process in left]
+        end = time.monotonic() + LEFT_SECONDS
+        while left := [process.pid for process in self.processes()]:  # others' children: nothing tells of their end
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(0.02)
+        return left
 
     async def kill(self) -> None:
         """Whatever happened, nothing outlives a trial."""
@@ -133,9 +138,7 @@ class Server:
         await self.process.wait()
 
 
-async def start(
-    directory: Path, models: Sequence[str | Path], settings: Mapping[str, object], *, output: int | IO[bytes] | None = None
-) -> Server:
+async def start(directory: Path, models: Sequence[str | Path], settings: Mapping[str, object], *, output: int | None = None) -> Server:
     """`tsx serve` with these models, once it is healthy. `output` takes its stdout and stderr in place of a file."""
     roles = ("inference", "management", "metrics")
     ports = dict(zip(roles, _free_ports(3), strict=True))

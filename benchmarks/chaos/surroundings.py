@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from .trial import Scenario, Trial, pack
-from .workers import DEATH
+from .workers import DEATH, SOON
 
 CRASHES = """
 import os, threading
@@ -72,9 +72,10 @@ async def no_descriptor_for_a_worker(trial: Trial) -> None:
 
 
 async def full_disk(trial: Trial) -> None:
-    """Nothing that is logged can be written, and much is logged: a failure, a death, a start."""
+    """Nothing that is logged can be written, and much is: a failure, a death, a start, what a handler prints."""
     await trial.order("fail", 503)
     await trial.order("leave", 500)
+    await trial.order("flood 1", 200)
 
 
 async def manage(trial: Trial) -> None:
@@ -112,8 +113,21 @@ async def crash_loop(trial: Trial) -> None:
         await trial.server.call("DELETE", f"/models/{name}", role="management")
 
 
-def dev_full() -> IO[bytes]:
-    return Path("/dev/full").open("wb")
+async def unread_output(trial: Trial) -> None:
+    """Who writes more than the pipe holds waits for ever: the worker, until its time is over, but not the server that logs its end."""
+    await trial.order("flood 1", 500)
+    await trial.order("leave", 500)
+
+
+def dev_full(held: ExitStack) -> int:
+    return held.enter_context(Path("/dev/full").open("wb")).fileno()
+
+
+def unread_pipe(held: ExitStack) -> int:
+    reader, writer = os.pipe()
+    held.callback(os.close, reader)
+    held.callback(os.close, writer)
+    return writer
 
 
 SCENARIOS = (
@@ -121,6 +135,7 @@ SCENARIOS = (
     Scenario("the server has no file descriptors left", no_descriptors, DEATH),
     Scenario("no worker can be started for a while", no_descriptor_for_a_worker, DEATH, {"minWorkers": 1, "maxWorkers": 1}),
     Scenario("the disk for the logs is full", full_disk, DEATH | {503}, output=dev_full),
+    Scenario("nobody reads what the server prints", unread_output, DEATH, SOON, output=unread_pipe),
     Scenario("models are registered, scaled and removed", manage),
     Scenario("a third model crashes in a loop", crash_loop),
 )

@@ -6,9 +6,9 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from tsx_archiver.torch_model_archiver import main as pack_archive
 
@@ -46,7 +46,7 @@ class Scenario:
     allowed: frozenset[int] = frozenset()
     victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
     settings: Mapping[str, object] = field(default_factory=dict)
-    output: Callable[[], IO[bytes]] | None = None  # where stdout and stderr of the server go
+    output: Callable[[ExitStack], int] | None = None  # a file descriptor for stdout and stderr of the server
 
 
 @dataclass
@@ -108,30 +108,27 @@ class Trial:
 
 async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
     """The whole trial; leaves no process behind."""
+    with ExitStack() as held:
+        output = None if scenario.output is None else scenario.output(held)
+        trial = Trial(await _start(scenario, scale, directory, output), scale, directory)
+        try:
+            await _under_load(trial, scenario)
+            await _compare(trial, scenario)
+            await _look_back(trial)
+        except (OSError, EOFError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:  # from a server that is ill
+            log = trial.server.log.read_text(errors="replace")
+            trial.problems.append(f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}")
+        finally:
+            await trial.server.kill()
+    sent = {name: tally.sent for name, tally in trial.tallies.items()}
+    return Report(scenario.name, sent, trial.tallies[VICTIM].errors, trial.recovery, trial.complete, trial.problems)
+
+
+async def _start(scenario: Scenario, scale: Scale, directory: Path, output: int | None) -> Server:
     settings = {"worker_preload": str(scale.preload).lower(), "default_startup_timeout": 60, **scenario.settings}
     victim = pack(directory, VICTIM, json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8, **scenario.victim}))
     bystander = pack(directory, BYSTANDER, json.dumps({"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}))
-    output = None if scenario.output is None else scenario.output()
-    server = await servers.start(directory, [victim, bystander], settings, output=output)
-    trial = Trial(server, scale, directory)
-    try:
-        await _under_load(trial, scenario)
-        await _compare(trial, scenario)
-        await _look_back(trial)
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        TimeoutError,
-        asyncio.TimeoutError,
-    ) as error:
-        trial.problems.append(f"{type(error).__name__}: {error}; the log ends with {server.log.read_text(errors='replace')[-1000:]}")
-    finally:
-        await server.kill()
-        if output is not None:
-            output.close()
-    sent = {name: tally.sent for name, tally in trial.tallies.items()}
-    return Report(scenario.name, sent, trial.tallies[VICTIM].errors, trial.recovery, trial.complete, trial.problems)
+    return await servers.start(directory, [victim, bystander], settings, output=output)
 
 
 async def _under_load(trial: Trial, scenario: Scenario) -> None:

@@ -127,7 +127,7 @@ async def poisoned_batch(trial: Trial, poison: str) -> None:
 
 def _order(name: str, order: str, status: int, victim: Mapping[str, object] = {}) -> Scenario:
     async def fault(trial: Trial) -> None:
-        await trial.order(order.format(megabytes=trial.scale.megabytes), status)
+        await trial.order(order.format(megabytes=trial.scale.megabytes // 8), status)
 
     return Scenario(name, fault, frozenset() if status == 200 else DEATH | {status}, victim)
 
