@@ -86,7 +86,7 @@ def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Ite
         "TEMP": str(place),
         "LOG_LOCATION": str(place),
     }
-    with running(command, place, environment, "torchserve") as process:
+    with running(command, place, environment, "torchserve", patience=5) as process:  # its Java does not hear of the end
         yield Server("TorchServe", process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}")
 
 

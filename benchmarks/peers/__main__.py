@@ -4,7 +4,7 @@
 
 From the root of the repository, on Linux, with `wrk`; TorchServe needs Java 17 too. Each peer gets an environment of its own, from
 PyPI, on first use; TSX_PEER_TORCHSERVE names one that exists already. What is not to be had is left out, and the table says so.
-The whole takes about 50 minutes, a quick run about six.
+The whole takes about 45 minutes, a quick run about eight.
 """
 
 from __future__ import annotations

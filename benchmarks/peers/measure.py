@@ -109,8 +109,8 @@ def open_round(each: Contender, workload: Workload, body: Path, level: int, arri
                 poisson=arrivals == "Poisson",
                 headers=["Content-Type: application/octet-stream"],
             )
-    except (subprocess.CalledProcessError, psutil.Error) as error:
-        results.left_out[f"{each.name} (open loop, {workload.name})"] = f"it did not take connections any more: {error}"
+    except (subprocess.CalledProcessError, psutil.Error):
+        results.left_out[f"{each.name} (open loop, {workload.name}, {level} %)"] = "it took no connections"
         return f"{each.name}: no open loop"
     results.opened.setdefault(OpenKey(workload.name, each.name, level, arrivals), []).append(came)
     return f"{each.name} {came.goodput:,.0f}/s" + (" (generator)" if came.limited else "")

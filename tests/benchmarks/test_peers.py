@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import machine, openloop
+from benchmarks import machine, openloop, servers
 from benchmarks.peers import environments, field, report, verdict
 from benchmarks.peers.measure import CONNECTIONS, WORKLOADS, Key, OpenKey, Point, Results, Workload
 
@@ -167,3 +168,24 @@ def test_an_environment_that_is_named_is_taken_as_it_is(monkeypatch: pytest.Monk
 def test_a_program_that_is_not_there_is_named_with_its_package() -> None:
     with pytest.raises(environments.Missing, match="apt install no-such-package"):
         environments.program("no-such-program", "no-such-package")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the comparison is for Linux")
+def test_the_front_end_is_the_process_that_holds_the_clients_connections(tmp_path: Path) -> None:
+    model = ROOT / "benchmarks" / "models" / "ok.py"
+    archive = servers.archive(tmp_path, "ok", "--handler", model)
+    with field.contender("tsx", tmp_path, tmp_path, model, archive, b"{}", "OK") as each:
+        assert [process.pid for process in each.front_end] == [each.server.process.pid]
+        assert each.cpu_seconds() > 0
+        assert each.url.endswith("/predictions/ok")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the comparison is for Linux")
+def test_who_answers_something_else_does_not_take_part(tmp_path: Path) -> None:
+    model = ROOT / "benchmarks" / "models" / "ok.py"
+    archive = servers.archive(tmp_path, "ok", "--handler", model)
+    with (
+        pytest.raises(RuntimeError, match="answered 'OK', and the handler alone 'KO'"),
+        field.contender("tsx", tmp_path, tmp_path, model, archive, b"{}", "KO"),
+    ):
+        pytest.fail("it took part")
