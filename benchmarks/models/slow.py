@@ -3,7 +3,7 @@
 import os
 import time
 
-SECONDS = float(os.environ.get("BENCHMARK_BATCH_SECONDS", "0.004"))
+SECONDS = float(os.environ.get("BENCHMARK_BATCH_SECONDS", "0.020"))
 
 
 def handle(data, context):
