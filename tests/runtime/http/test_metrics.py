@@ -155,3 +155,22 @@ def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
     samples = samples_of(build_families(reading).render().decode())
     assert samples["Read"] == [({"File": "caf?.jpg", "Hostname": "host", "ModelVersion": "1"}, 1)]
     assert "Requests2XX" in samples
+
+
+def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(start_server, until):
+    def recycles():
+        samples = samples_of(server.metrics.get("/metrics").text)
+        assert samples["tsx_worker_restarts_total"][0][1] == 0
+        assert {labels["reason"]: value for labels, value in samples["tsx_worker_stuck_total"]} == {"stopped": 0, "silent": 0}
+        counts = {labels["reason"]: value for labels, value in samples["tsx_worker_recycles_total"]}
+        assert counts["requests"] == counts["memory"] == 0
+        return counts["age"]
+
+    with start_server(max_worker_age=1, heartbeat_interval=1) as server:
+        server.register("talker.mar", initial_workers=1)
+        until(recycles)
+        (described,) = server.management.get("/models/talker").json()
+        assert described["maxWorkerAge"] == 1
+        assert described["workerRecycles"]["age"] >= 1
+        assert described["workerRestarts"] == 0
+        assert "maxWorkerMemory" not in described

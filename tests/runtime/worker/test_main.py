@@ -84,6 +84,17 @@ def test_interrupt_and_terminate_do_not_end_it(start_worker: StartWorker) -> Non
     assert worker.ask(b"still here")[0].body == b"still here"
 
 
+def test_it_gives_a_sign_of_life_between_batches(start_worker: StartWorker) -> None:
+    worker = start_worker(ECHO)
+    worker.begin(b"first")
+    worker.send(Kind.PING, 7)
+    frames = [worker.receive(), worker.receive()]
+    assert [(frame.kind, frame.batch) for frame in frames if frame] == [(Kind.REPLY, 1), (Kind.PONG, 7)]
+    assert worker.ask(b"next")[0].body == b"next"
+    worker.send(Kind.PONG, 8)  # which a worker does not expect
+    assert worker.receive() is None
+
+
 def test_bytes_that_are_no_frame_end_it(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
