@@ -113,13 +113,20 @@ def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT) -> None:
     table[key] = value
 
 
+def cannot_be_head(begun: bytes | bytearray) -> bool:
+    """Whether what came so far begins no head that ever ends: another protocol (TLS), or lines without a carriage return."""
+    return not (begun[:1].isupper() or begun[:1] in b"\r\n") or b"\n\n" in begun
+
+
 def parse(raw: bytes) -> Found | None:
     """One whole head of HTTP/1.1 and nothing else, or None."""
     found = Found()
     found.parser = parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(raw)
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+    except httptools.HttpParserUpgrade:  # an offer (Java's client makes it with every request), and no other protocol is spoken here
+        pass
+    except httptools.HttpParserError:
         return None
     finally:
         found.parser = None
@@ -169,6 +176,6 @@ def body_length(headers: list[Pair]) -> int | None:
             if not value.isdigit():
                 return None
             length = int(value)
-        elif name in (b"transfer-encoding", b"expect", b"upgrade", b"trailer"):
+        elif name in (b"transfer-encoding", b"expect", b"trailer"):
             return None
     return length

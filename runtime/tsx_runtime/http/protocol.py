@@ -30,7 +30,7 @@ from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.exchange import Exchange
-from tsx_runtime.http.heads import END, Head, Heads
+from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
 from tsx_runtime.http.limits import deadline
 from tsx_runtime.http.lines import CLOSE, Lines, around_id
 from tsx_runtime.http.timeouts import SLOWEST, Clock
@@ -146,6 +146,9 @@ class FastLane(HttpToolsProtocol):
         """`data` begins a request."""
         end = data.find(END) + 4
         if end < 4:
+            if cannot_be_head(data):
+                self._to_uvicorn(data)
+                return
             self._ahead += data
             self._set_phase(HEAD)
             self._check_head_size(len(data))
@@ -241,7 +244,7 @@ class FastLane(HttpToolsProtocol):
         if self.transport.is_closing() or self._phase is not HEAD:
             return
         self.flow.resume_reading()
-        if self._ahead.find(END) < 0:
+        if self._ahead.find(END) < 0 and not cannot_be_head(self._ahead):
             self._check_head_size(len(self._ahead))
             return
         data, self._ahead = bytes(self._ahead), bytearray()
