@@ -10,8 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.servers import Running, clean, started
+
+settings.register_profile("tsx", deadline=None)  # no test asserts speed
+settings.load_profile("tsx")
 
 
 @pytest.fixture(autouse=True)

@@ -116,10 +116,11 @@ def test_with_several_workers_a_busy_one_gets_nothing_early(queued, busy, caps):
 def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_idle(queued, some, caps):
     queue = waiting(queued)
     batches = assign(queue, some, NOW, caps).batches
-    early = [(worker, batch) for worker, batch in batches if worker.batches]
-    for worker, batch in early:
+    early = [(place, worker, batch) for place, (worker, batch) in enumerate(batches) if worker.batches]
+    for place, worker, batch in early:
         assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
-        following = len(queue.jobs[0].body) if queue.jobs else 1
+        rest = [*(job for _, later in batches[place + 1 :] for job in later), *queue.jobs]
+        following = len(rest[0].body) if rest else 1
         assert len(batch) == caps.max_items or sum(len(job.body) for job in batch) + following > caps.max_bytes
     if early:
         assert all(any(worker is user for user, _ in batches) for worker in some if not worker.batches)
