@@ -18,11 +18,11 @@ HEAD = b"POST /predictions/victim HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 async def slow_clients(trial: Trial) -> None:
     """Connections that say nothing, or send their headers or their body byte by byte: while the others are served, each is ended."""
-    sockets = await _connect(trial, trial.scale.slow_clients)
-    for sock in sockets[1::3]:
-        sock.send(HEAD[:1])
-    for sock in sockets[2::3]:
-        sock.send(HEAD + b"content-length: 1000\r\n\r\nh")
+    sockets: list[socket.socket] = []
+    for number in range(trial.scale.slow_clients):
+        sockets += await _connect(trial, 1)
+        if number % 3:
+            sockets[-1].send(HEAD[:1] if number % 3 == 1 else HEAD + b"content-length: 1000\r\n\r\nh")
     for byte in HEAD[1:9]:
         for sock in sockets[1::3]:
             _try_to_send(sock, bytes([byte]))
