@@ -73,8 +73,9 @@ def clients(server: Server, tallies: dict[str, Tally]) -> list[Client]:
     made: list[Client] = [Reader(server)]
     for model, tally in tallies.items():
         made += [Client(port, model, tally) for _ in range(8)]
-        made += [Client(port, model, tally, f"pad {'x' * (200 << 10)}"), Client(port, model, tally, "parts 5")]
-        made += [Client(port, model, tally, "fail"), Fresh(port, model, tally), Leaver(port, model, tally)]
+        made += [Client(port, model, tally, f"pad {'x' * (200 << 10)}"), Fresh(port, model, tally), Leaver(port, model, tally)]
+    streaming, failing = MODELS  # not the same: a failure in its batch breaks a stream off that has begun
+    made += [Client(port, streaming, tallies[streaming], "parts 5"), Client(port, failing, tallies[failing], "fail")]
     return made
 
 
