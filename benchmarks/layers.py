@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from tsx_runtime import wire
 from tsx_runtime.core.batching import Limits
 from tsx_runtime.core.channel import Channel
-from tsx_runtime.core.dispatcher import Dispatcher
+from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions
@@ -66,9 +66,9 @@ class Layers:
     def __init__(self, batch: int, body: bytes, new_heads: bool) -> None:
         self.spent = dict.fromkeys(("read and submit", "assign and send", "worker", "receive and answer"), 0.0)
         self.requests = 0
-        self.dispatcher = Dispatcher("ok", Limits(batch), 10 * batch)
+        self.dispatcher = Dispatcher("ok", Limits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
-        version = SimpleNamespace(submit=self.dispatcher.submit, config=SimpleNamespace(client_timeout=None), loaded_at_startup=True)
+        version = SimpleNamespace(submit=self.dispatcher.submit, client_timeout=0.0, loaded_at_startup=True)
         registry: Any = SimpleNamespace(find=lambda name, version_name=None: version, models={}, on_change=[])
         counts = Counts()
         app = ServerApp("layers", counts, Settings())
