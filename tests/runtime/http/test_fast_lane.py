@@ -1,0 +1,289 @@
+"""What the fast lane does beyond answering as the other lane does: heads, bodies in pieces, slow clients, clients that leave."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.http.conftest import RunningServer
+from tsx_runtime.errors import ModelNotFound
+from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.heads import REMEMBERED, Heads, parse
+
+PATH = "/predictions/talker"
+MEASURE = """
+def handle(data, context):
+    return None if data is None else [describe(row["body"]) for row in data]
+
+
+def describe(body):
+    return f"{type(body).__name__} {len(body)} {sum(body[::4099])} {len(set(body))}"
+"""
+FLOOD = """
+def handle(data, context):
+    from ts.handler_utils.utils import send_intermediate_predict_response
+
+    if data is None:
+        return None
+    for _ in range(COUNT):
+        send_intermediate_predict_response(["x" * 65536], {0: context.get_request_id(0)}, "more", 200, context)
+    return ["end"]
+"""
+ROUNDS = """
+def handle(data, context):
+    return None if data is None else [f"{len(data)} " + bytes(row["body"]).decode() for row in data]
+"""
+
+
+def connect(server: RunningServer) -> socket.socket:
+    parts = urlsplit(str(server.inference.base_url))
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60)
+
+
+def request(body: bytes, path: str = PATH, extra: bytes = b"", length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (path.encode(), extra, size, body)
+
+
+def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += sock.recv(65536) or pytest.fail(f"closed after {received!r}")
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    while len(body) < int(headers["content-length"]):
+        body += sock.recv(1 << 20) or pytest.fail("closed in the middle of a body")
+    return int(lines[0].split()[1]), headers, body
+
+
+# Heads
+
+
+def make_heads(guard: Guard | None = None, limit: int = 100) -> tuple[Heads, dict[str, object], Any]:
+    versions: dict[str, object] = {"digits": object()}
+
+    def find(name: str, version: str | None = None) -> object:
+        if name not in versions:
+            raise ModelNotFound(name)
+        return versions[name]
+
+    registry: Any = SimpleNamespace(find=find, on_change=[], models=versions)
+    return Heads(registry, guard, limit), versions, registry
+
+
+def test_a_head_is_read_once() -> None:
+    heads, versions, _ = make_heads()
+    raw = request(b"", "/predictions/digits?a=1", b"X-Own: 1\r\n", 7)
+    head, version = heads.read(raw) or pytest.fail("not for this lane")
+    assert heads.known[raw] == (head, version)
+    assert version is versions["digits"]
+    assert (head.length, head.keep_alive) == (7, True)
+    assert head.meta == b"\r\na=1\r\nhost: localhost\r\nx-own: 1\r\ncontent-length: 7\r\n"
+
+
+def test_what_is_known_is_forgotten_when_models_change() -> None:
+    heads, versions, registry = make_heads()
+    raw = request(b"", "/predictions/new")
+    assert heads.read(raw) is None
+    assert raw in heads.known
+    versions["new"] = object()
+    for listener in registry.on_change:
+        listener()
+    assert raw not in heads.known
+    assert heads.read(raw) is not None
+
+
+def test_few_heads_are_remembered_and_none_that_is_long() -> None:
+    heads, _, _ = make_heads()
+    for number in range(REMEMBERED + 10):
+        assert heads.read(request(b"", f"/predictions/digits?{number}")) is not None
+    assert len(heads.known) <= REMEMBERED
+    long = request(b"", "/predictions/digits", b"X-Long: %b\r\n" % (b"x" * 5000))
+    assert heads.read(long) is not None
+    assert long not in heads.known
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HEAD /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"OPTIONS /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.0\r\nContent-Length: 1\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 101\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /predictions/digits HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\nHost: a\n\nGET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
+        b"\r\n\r\n",
+        b"junk\r\n\r\n",
+        b"POST /predictions/%ff%fe HTTP/1.1\r\n\r\n",
+        b"POST /predictions/ HTTP/1.1\r\n\r\n",
+        b"POST /predictions/nobody HTTP/1.1\r\n\r\n",
+        b"POST /invocations HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_other_lane(raw: bytes) -> None:
+    heads, _, _ = make_heads()
+    assert heads.read(raw) is None
+
+
+def test_a_head_without_its_token_is_left_to_the_other_lane() -> None:
+    heads, _, _ = make_heads(Guard(b"secret"))
+    assert heads.read(request(b"", "/predictions/digits")) is None
+    assert heads.read(request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")) is not None
+
+
+@given(
+    st.binary(max_size=60),
+    st.lists(st.sampled_from([b"\r\n", b"\n", b": ", b"Content-Length: 1", b"GET / HTTP/1.1", b"\x00", b"a"]), max_size=12),
+)
+def test_one_head_or_none_is_read_from_any_bytes(first: bytes, parts: list[bytes]) -> None:
+    found = parse(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
+    assert found is None or (found.messages == 1 and not found.has_body)
+
+
+# Bodies
+
+
+@pytest.fixture(scope="module")
+def measuring(start_server: Any) -> Iterator[RunningServer]:
+    with start_server(max_request_size=12_000_000) as server:
+        server.write_mar("measure.mar", handler=MEASURE)
+        server.register("measure.mar", initial_workers=1, batch_size=4)
+        yield server
+
+
+def described(body: bytes) -> bytes:
+    return f"bytearray {len(body)} {sum(body[::4099])} {len(set(body))}".encode()
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 300_000, 11_000_000])
+def test_a_body_of_any_size_arrives_as_it_was_sent(measuring: RunningServer, size: int) -> None:
+    body = (bytes(range(256)) * (size // 256 + 1))[:size]
+    with connect(measuring) as sock:
+        sock.sendall(request(body, "/predictions/measure"))
+        assert read_answer(sock)[2] == described(body)
+        sock.sendall(request(body[:9], "/predictions/measure"))
+        assert read_answer(sock)[2] == described(body[:9])
+
+
+def test_large_bodies_of_one_batch_do_not_mix(measuring: RunningServer) -> None:
+    bodies = [bytes([number]) * (200_000 + number) for number in range(12)]
+    socks = [connect(measuring) for _ in bodies]
+    for sock, body in zip(socks, bodies, strict=True):
+        sock.sendall(request(body, "/predictions/measure"))
+    for sock, body in zip(socks, bodies, strict=True):
+        assert read_answer(sock)[2] == described(body)
+        sock.close()
+
+
+def test_a_body_may_come_byte_by_byte(server: RunningServer) -> None:
+    with connect(server) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in request(b"abc", extra=b"x-do: bytes\r\n"):
+            sock.sendall(bytes([byte]))
+        assert read_answer(sock)[2] == b"abc"
+
+
+# Order
+
+
+def test_requests_that_are_sent_ahead_are_answered_in_order_by_whichever_lane(server: RunningServer) -> None:
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    plain = request(b"p", extra=b"x-do: bytes\r\n")
+    chunked = b"POST %b HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nc\r\n0\r\n\r\n" % PATH.encode()
+    last = request(b"e", extra=b"x-do: bytes\r\nConnection: close\r\n")
+    with connect(server) as sock:
+        sock.sendall(plain + ping + plain + chunked + chunked + plain + ping + ping + last + plain)
+        received = b"".join(iter(lambda: sock.recv(65536), b""))
+    bodies = re.findall(rb"\r\n\r\n(p|c|e|\{)", received)
+    assert bodies == [b"p", b"{", b"p", b"c", b"c", b"p", b"{", b"{", b"e"]  # and nothing after the client's word to close
+
+
+def test_a_client_may_send_very_many_requests_ahead(server: RunningServer) -> None:
+    count = 3000
+    with connect(server) as sock:
+        sender = threading.Thread(target=sock.sendall, args=(request(b"1", extra=b"x-do: bytes\r\n") * count,))
+        sender.start()
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < count or not received.endswith(b"\r\n\r\n1"):
+            received += sock.recv(1 << 20) or pytest.fail("closed too early")
+        sender.join()
+    assert received.count(b"HTTP/1.1 200 OK") == count
+
+
+# Clients that leave, or are slow
+
+
+def test_a_client_that_leaves_takes_its_request_out_of_the_queue(start_server: Any, tmp_path: Any, until: Any) -> None:
+    gate = tmp_path / "open"
+    with start_server() as server:
+        server.register("talker.mar", initial_workers=1, batch_size=1)
+        version = server.registry.find("talker")
+        wait = b"x-do: wait\r\nx-file: %b\r\n" % str(gate).encode()
+        socks = []
+        for number in range(4):  # one with the worker, one that is sent early, two that wait
+            socks.append(connect(server))
+            socks[-1].sendall(request(b"", extra=wait))
+            until(lambda expected=number + 1: version.stats.requests == expected)
+        until(lambda: version.pending == 2)
+        for sock in socks[2:]:
+            sock.close()
+        until(lambda: version.pending == 0)
+        assert version.stats.refusals["ClientLeft"] == 2
+        gate.touch()
+        assert [read_answer(sock)[2] for sock in socks[:2]] == [b"waited"] * 2
+        assert version.stats.answers[200] == 2
+        for sock in socks[:2]:
+            sock.close()
+
+
+def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(start_server: Any, until: Any) -> None:
+    with start_server(max_response_size=1_000_000) as server:
+        server.write_mar("flood.mar", handler=FLOOD.replace("COUNT", "2000"))  # 131 MB
+        server.register("flood.mar", initial_workers=1)
+        version = server.registry.find("flood")
+        before = psutil.Process().memory_info().rss
+        with connect(server) as sock:
+            sock.sendall(request(b"", "/predictions/flood"))
+            assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
+            (worker,) = version.workers
+            until(lambda: worker.channel is not None and worker.channel.held)
+            assert psutil.Process().memory_info().rss - before < 40_000_000
+            received = 100
+            while part := sock.recv(1 << 20):
+                received += len(part)
+                if part.endswith(b"3\r\nend\r\n0\r\n\r\n"):
+                    break
+            assert received > 2000 * 65536
+        assert psutil.Process().memory_info().rss - before < 60_000_000
+
+
+def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(start_server: Any, until: Any) -> None:
+    with start_server() as server:
+        server.write_mar("flood.mar", handler=FLOOD.replace("COUNT", "500"))
+        server.register("flood.mar", initial_workers=1)
+        version = server.registry.find("flood")
+        with connect(server) as sock:
+            sock.sendall(request(b"", "/predictions/flood"))
+            (worker,) = version.workers
+            until(lambda: worker.channel is not None and worker.channel.held)
+        until(lambda: version.stats.answers[200] == 1)
+        assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=60).text.endswith("end")
