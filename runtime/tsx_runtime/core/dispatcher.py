@@ -217,8 +217,11 @@ class Dispatcher:
         stats.inference_seconds += now - sent.at
         stats.last_queue_seconds = sent.at - jobs[0].arrived
         stats.last_worker_seconds = now - sent.at
-        for item in frame.items:
-            stats.answers[item[0]] += 1
+        statuses = [item[0] for item in frame.items]
+        if statuses.count(200) == count:
+            stats.answers[200] += count
+        else:
+            stats.answers.update(statuses)
 
     def _turn_away(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""

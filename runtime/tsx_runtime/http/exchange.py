@@ -36,11 +36,31 @@ class Exchange:
         self.meta = request_id + head.meta
         self.body = body
         self.arrived = arrived
-        self.keep_alive = head.keep_alive
+        self.keep_alive = self.plain = head.keep_alive
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if self.gone:
-            return
+        connection = self.connection
+        lane = connection.lane
+        if status == 200 and self.plain and not headers and len(body) <= LARGE:  # nearly every answer
+            lines = lane.lines
+            if connection.server_state.default_headers is not lines.default:
+                lines.renew(connection.server_state.default_headers)
+            lane.counts.classes[2] += 1
+            connection.finish(b"".join((lines.before, self.request_id, lines.behind[len(body)], body)), True)
+        elif not self.gone:
+            self._answer_otherwise(status, headers, body)
+
+    def close_after(self) -> None:
+        """This is the last answer of its connection."""
+        self.keep_alive = self.plain = False
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        self.plain = False
+        self.go_on()
+
+    def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer) -> None:
         if self._flow is not None:
             self._end_stream(status, body)
             return
@@ -86,9 +106,10 @@ class Exchange:
                 before, behind = connection.lane.lines.around_id(connection.server_state.default_headers, 200, bytes(headers))
             except TsxError as error:
                 self.refuse(error)
-                self.gone = True  # of what follows, nothing is for this client any more
+                self.leave()  # of what follows, nothing is for this client any more
                 return
             self._flow = flow
+            self.plain = False
             connection.lane.counts.add(200)
             close = b"" if self.keep_alive else CLOSE
             connection.transport.write(b"%b%b%b%btransfer-encoding: chunked\r\n\r\n" % (before, self.request_id, behind, close))

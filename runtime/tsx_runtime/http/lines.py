@@ -14,14 +14,20 @@ class Lines:
     """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
 
     def __init__(self) -> None:
-        self._default: list[Pair] = []
         self._known: dict[tuple[int, bytes], tuple[bytes, bytes]] = {}
+        self.renew([])
+
+    def renew(self, default: list[Pair]) -> None:
+        """uvicorn has written its own headers anew."""
+        self.default = default
+        self._known.clear()
+        self.before, behind = around_id(default, 200, handler_headers(b""))  # of a plain answer: 200, no headers of its own
+        self.behind = Behind(behind)
 
     def around_id(self, default: list[Pair], status: int, block: bytes) -> tuple[bytes, bytes]:
         """What stands before the request id, and what stands behind it. Raises `PredictionFailed` as `handler_headers` does."""
-        if default is not self._default:  # a new second
-            self._default = default
-            self._known.clear()
+        if default is not self.default:  # a new second
+            self.renew(default)
         known = self._known.get((status, block))
         if known is None:
             check_status(status)
@@ -30,6 +36,20 @@ class Lines:
                 self._known.clear()
             self._known[status, block] = known
         return known
+
+
+class Behind(dict[int, bytes]):
+    """What stands behind the request id of a plain answer, by the length of its body."""
+
+    def __init__(self, behind: bytes) -> None:
+        super().__init__()
+        self._behind = behind
+
+    def __missing__(self, length: int) -> bytes:
+        line = b"%bcontent-length: %d\r\n\r\n" % (self._behind, length)
+        if len(self) < REMEMBERED:
+            self[length] = line
+        return line
 
 
 def around_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:

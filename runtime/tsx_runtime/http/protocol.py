@@ -121,7 +121,7 @@ class FastLane(HttpToolsProtocol):
         if exchange is not None:
             assert self._version is not None
             self._version.leave(exchange)
-            exchange.go_on()
+            exchange.leave()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -136,7 +136,7 @@ class FastLane(HttpToolsProtocol):
         """uvicorn's word that the server stops: answer what has begun, then close."""
         self._closing = True
         if self._exchange is not None:
-            self._exchange.keep_alive = False
+            self._exchange.close_after()
         elif self._phase is not BODY:
             super().shutdown()
 
@@ -205,7 +205,7 @@ class FastLane(HttpToolsProtocol):
         if head.priority:
             exchange.priority = head.priority
         if self._closing:
-            exchange.keep_alive = False
+            exchange.close_after()
         self._exchange = exchange
         self._version = version
         self._phase = ANSWER

@@ -80,7 +80,7 @@ def make_heads(guard: Guard | None = None, limit: int = 100) -> tuple[Heads, dic
         return versions[name]
 
     registry: Any = SimpleNamespace(find=find, on_change=[], models=versions)
-    return Heads(registry, guard, limit), versions, registry
+    return Heads(registry, guard, limit, 64 << 10), versions, registry
 
 
 def test_a_head_is_read_once() -> None:
