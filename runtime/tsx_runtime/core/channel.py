@@ -34,6 +34,9 @@ class Owner(Protocol):
 
     def on_closed(self, channel: Channel) -> None: ...
 
+    def remove(self, channel: Channel) -> None:
+        """Nothing more is to be sent on it."""
+
 
 class Channel(asyncio.BufferedProtocol):
     """Holds at most a few batches, in order; the first is being worked on, the others have not begun.
@@ -152,6 +155,7 @@ class Channel(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self) -> None:
+        self.owner.remove(self)
         if self._transport is not None:
             self._transport.abort()
 

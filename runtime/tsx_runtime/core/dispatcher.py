@@ -97,6 +97,8 @@ class Dispatcher:
     # What the supervisor calls
 
     def add(self, channel: Channel) -> None:
+        if channel.closed.done():  # its worker has died since it was ready
+            return
         self.channels.append(channel)
         self._flush()
 
@@ -159,9 +161,9 @@ class Dispatcher:
         self._full = None
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=True):
             job.answer(status, headers, body)
+        self._close(len(sent.jobs))
         if frame.extra:
             self.stats.add_handler_metrics(json.loads(bytes(frame.extra)))
-        self._close(len(sent.jobs))
 
     def on_closed(self, channel: Channel) -> None:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""

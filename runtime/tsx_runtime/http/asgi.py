@@ -23,6 +23,7 @@ NO_CACHE: tuple[Pair, ...] = (
     (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
 )
 JSON: Pair = (b"content-type", b"application/json")
+LONGEST_NUMBER = 19  # digits of a length
 DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
 
 _drawn = str(uuid.uuid4())
@@ -103,7 +104,7 @@ def _announced(headers: list[Pair]) -> tuple[int, bool]:
     length, waits = 0, False
     for name, value in headers:
         if name == b"content-length":
-            length = int(value) if value.isdigit() else 0
+            length = int(value) if value.isdigit() and len(value) <= LONGEST_NUMBER else 0
         elif name == b"expect":
             waits = value.lower() == b"100-continue"
     return length, waits

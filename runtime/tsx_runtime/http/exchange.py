@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tsx_runtime.core.channel import SMALL
 from tsx_runtime.core.jobs import Flow
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
@@ -16,7 +17,7 @@ from tsx_runtime.wire import Body, Buffer
 if TYPE_CHECKING:
     from tsx_runtime.http.protocol import FastLane
 
-LARGE = 256 << 10  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
+LARGE = SMALL  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
 
 logger = logging.getLogger("tsx.http")
 
@@ -87,6 +88,7 @@ class Exchange:
             return
         connection = self.connection
         if self._flow is not None:
+            self.go_on()
             logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), error.message)
             connection.break_off()
             return
@@ -126,6 +128,7 @@ class Exchange:
             self._flow.release(self)
 
     def _end_stream(self, status: int, body: Buffer) -> None:
+        self.go_on()
         connection = self.connection
         if status >= 400:  # the handler failed in the middle: its error is no part of the answer
             logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), str(body, "utf-8", "replace"))

@@ -17,7 +17,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.limits import urgency
 from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
@@ -97,7 +97,7 @@ class Heads:
             url: _Url | None = None
             with suppress(TsxError, httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 parsed = httptools.parse_url(text)
-                target = find_target(unquote(parsed.path.decode("ascii")), parsed.query or b"")
+                target = find_target(unquote((parsed.path or b"").decode("ascii")), parsed.query or b"")
                 url = target and _Url(target, parsed.query or b"", resolve(self._registry, target))
             _remember(self._urls, text, url)
             return url
@@ -173,7 +173,7 @@ def body_length(headers: list[Pair]) -> int | None:
     length = 0
     for name, value in headers:
         if name == b"content-length":
-            if not value.isdigit():
+            if not value.isdigit() or len(value) > LONGEST_NUMBER:
                 return None
             length = int(value)
         elif name in (b"transfer-encoding", b"expect", b"trailer"):

@@ -89,10 +89,12 @@ class Predictions:
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
         form = target.name is None and is_form(headers)
-        version = None if form else self.find(target)  # before the body, which would come for nothing
+        if not form:
+            self.find(target)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
-        if version is None:
-            version = self.find(target._replace(name=model_in_form(headers, body)))
+        if form:
+            target = target._replace(name=model_in_form(headers, body))
+        version = self.find(target)  # not before: it may be unregistered while the body comes
         headers = with_headers(headers, target.headers)
         now = time.monotonic()
         meta = wire.request_meta(request_id.decode(), scope["query_string"], headers)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tsx_runtime.core.model import ModelVersion
     from tsx_runtime.http.app import ServerApp
 
+MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 AHEAD = 64 << 10  # bytes that a client may send ahead of the answer it waits for before it is no longer read from
 
 
@@ -126,6 +127,7 @@ class FastLane(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unsent = 0
         if self._exchange is not None:
             self._exchange.go_on()
         elif self._phase is ANSWER:
@@ -187,6 +189,8 @@ class FastLane(HttpToolsProtocol):
             data = data[:missing]
         self._pieces.append(data)
         self._filled += len(data)
+        if len(self._pieces) > MOST_PIECES:
+            self._pieces = [b"".join(self._pieces)]
         if self._filled == head.length:
             pieces, self._head, self._pieces = self._pieces, None, []
             body = b"".join(pieces) if head.length <= COPIED else Parts(pieces, head.length)
@@ -296,7 +300,7 @@ class FastLane(HttpToolsProtocol):
         """A second has passed (see `timeouts.py`)."""
         self._ticks += 1
         phase, timeouts = self._phase, self.lane.timeouts
-        if self.flow.write_paused:
+        if self.flow.write_paused or self.transport.is_closing():
             self._check_writing()
         elif phase is BETWEEN:
             if self._ticks > timeouts.keep_alive:

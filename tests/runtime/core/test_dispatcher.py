@@ -629,3 +629,33 @@ def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
         assert dispatcher.stats.refusals["ClientLeft"] == 1
 
     asyncio.run(main())
+
+
+def test_a_channel_that_closed_before_it_was_added_gets_nothing():
+    async def main():
+        dispatcher = Dispatcher('Model "m" [Version 1.0]', Limits(4), Bounds())
+        dispatcher.accept(True)
+        channel, peer = await connect(dispatcher)
+        peer.close()
+        await asyncio.wait_for(asyncio.shield(channel.closed), TIMEOUT)
+        [waiting] = submit(dispatcher, b"1")
+        dispatcher.add(channel)
+        other, second = await connect(dispatcher)
+        dispatcher.add(other)
+        await second.reply(await second.read())
+        assert await answer(waiting) == b"1"
+
+    asyncio.run(main())
+
+
+def test_an_aborted_channel_gets_nothing_more():
+    async def main():
+        dispatcher, channel, _ = await started()
+        channel.abort()
+        [waiting] = submit(dispatcher, b"1")
+        other, second = await connect(dispatcher)
+        dispatcher.add(other)
+        await second.reply(await second.read())
+        assert await answer(waiting) == b"1"
+
+    asyncio.run(main())

@@ -136,6 +136,8 @@ def test_few_heads_are_remembered_and_none_that_is_long() -> None:
         b"POST /predictions/%ff%fe HTTP/1.1\r\n\r\n",
         b"POST /predictions/ HTTP/1.1\r\n\r\n",
         b"POST /predictions/nobody HTTP/1.1\r\n\r\n",
+        b"GET http://host HTTP/1.1\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: " + b"0" * 5000 + b"5\r\n\r\n",
         b"POST /invocations HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
     ],
 )
@@ -287,3 +289,29 @@ def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(start_se
             until(lambda: worker.channel is not None and worker.channel.held)
         until(lambda: version.stats.answers[200] == 1)
         assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=60).text.endswith("end")
+
+
+@pytest.mark.parametrize(("last", "end"), [("return ['end']", b"3\r\nend\r\n0\r\n\r\n"), ("raise ValueError('broken')", b"")])
+def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(start_server: Any, until: Any, last: str, end: bytes) -> None:
+    """The last frames of the worker come in one read: the client is behind, and the answer is over."""
+    handler = FLOOD.replace("COUNT", "100 if context.get_request_header(0, 'x-flood') else 0").replace('return ["end"]', last)
+    with start_server() as server:
+        server.write_mar("flood.mar", handler=handler)
+        server.register("flood.mar", initial_workers=1)
+        version = server.registry.find("flood")
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            parts = urlsplit(str(server.inference.base_url))
+            sock.connect((parts.hostname or "", parts.port or 0))
+            sock.sendall(request(b"", "/predictions/flood", b"x-flood: 1\r\n"))
+            (worker,) = version.workers
+            until(lambda: worker.channel is not None and worker.channel.held)
+            received = b""
+            while not received.endswith(end or b"none"):
+                part = sock.recv(1 << 20)
+                if not part:
+                    break
+                received = received[-100:] + part
+            assert received.endswith(end)
+        assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=30).status_code in (200, 503)
+        assert not worker.channel.held
