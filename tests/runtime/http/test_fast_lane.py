@@ -127,7 +127,6 @@ def test_few_heads_are_remembered_and_none_that_is_long() -> None:
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"GET /predictions/digits HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nHost : a\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\nHost: a\n\nGET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
