@@ -73,8 +73,8 @@ class _Failure(NamedTuple):
     words: str
     trace: str  # empty where it is in the log already
     memory: bool = False
-    left: Sequence[int] | None = None  # the handler named the guilty: the positions of the others
-    final: bool = False  # its requests are answered
+    left: Sequence[int] = ()  # positions that are not answered yet, to be tried again
+    named: bool = False  # the handler named the guilty, so that this says nothing about those that are left
 
 
 class _Pieces:
@@ -84,17 +84,14 @@ class _Pieces:
         self._positions = positions
         self._send = send
         self._limit = limit
-        self._begun: set[int] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._begun)
+        self.begun: set[int] = set()  # in the handler's data
 
     def send(self, idx: int, headers: Buffer, body: Buffer) -> None:
         if len(body) > self._limit:
             raise PredictionException(f"A part of the answer has {len(body)} bytes, but max_response_size is {self._limit}.", 503)
         position = self._positions[idx]
-        self._send(position, b"" if idx in self._begun else headers, body)
-        self._begun.add(idx)
+        self._send(position, b"" if idx in self.begun else headers, body)
+        self.begun.add(idx)
 
 
 def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ahead | None = None) -> Outcome:
@@ -169,7 +166,7 @@ class _Batch:
             return
         if size is not None and len(requests.rows) > size:
             self._in_parts(requests.positions, None)
-        elif (problem := self._attempt(requests, ahead)) is not None and not problem.final:
+        elif (problem := self._attempt(requests, ahead)) is not None and problem.left:
             self._in_parts(requests.positions, problem)
 
     def _attempt(self, requests: Requests, ahead: Ahead | None = None) -> _Failure | None:
@@ -185,38 +182,42 @@ class _Batch:
                 context.resume(ahead.state, pieces.send)
                 results = ahead.finish()
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            return self._failed(error, requests, bool(pieces))
+            return self._failed(error, requests, pieces.begun)
         problem = mismatch(results, len(requests.rows), model.entry.name)
         if problem is not None:
             logger.error("%s", problem)
             self.answers.update(dict.fromkeys(requests.positions, failure(problem)))
-            return _Failure(failure(problem), place_of(problem), "", "", final=True)
+            return _Failure(failure(problem), place_of(problem), "", "")
         self.answers.update(zip(requests.positions, encode_answers(results, context, model.max_response_size), strict=True))
         if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
             tell_ceiling(model)
         return None
 
-    def _failed(self, error: BaseException, requests: Requests, begun: bool) -> _Failure:
-        """What can be tried again is kept open; all else is answered and logged."""
+    def _failed(self, error: BaseException, requests: Requests, begun: set[int]) -> _Failure:
+        """What can be tried again is kept open; all else, and what has begun already, is answered and logged."""
         model, positions = self._model, requests.positions
-        if isinstance(error, BadRows) and not begun and self._refuse(error, positions):
-            left = [position for idx, position in enumerate(positions) if idx not in error.faults]
-            return _Failure((0, b"", b""), place_of(error), "", "", left=left)
         answer, place, words = failure(error), place_of(error), in_words(error)
+        if isinstance(error, BadRows) and self._refuse(error, positions):
+            self.answers.update({positions[idx]: answer for idx in begun if idx not in error.faults})
+            left = [position for idx, position in enumerate(positions) if idx not in error.faults and idx not in begun]
+            return _Failure(answer, place, words, "", left=left, named=True)
         memory = is_out_of_device_memory(error)
         self.lost = self.lost or is_device_lost(error)
-        again = len(positions) > 1 and model.retry and not begun and not self.lost
+        left = [position for idx, position in enumerate(positions) if idx not in begun] if len(positions) > 1 and model.retry else []
+        if self.lost:
+            left = []
         if memory and len(positions) > 1:
-            note_out_of_memory(model, len(positions), again)
-        elif again:
-            logger.warning("the handler failed for %d requests at once, which are now tried apart: %s", len(positions), words)
-        if again:
+            note_out_of_memory(model, len(positions), bool(left))
+        elif left:
+            logger.warning("the handler failed for %d requests at once; %d are now tried apart: %s", len(positions), len(left), words)
+        if len(left) == len(positions):
             trace = "" if memory else "".join(traceback.format_exception(error))
-            return _Failure(answer, place, words, trace, memory)
-        ids = ", ".join(meta.partition("\r\n")[0] for meta in requests.metas)
+            return _Failure(answer, place, words, trace, memory, left)
+        ended = [idx for idx, position in enumerate(positions) if position not in left]
+        ids = ", ".join(requests.metas[idx].partition("\r\n")[0] for idx in ended)
         logger.error("the handler failed for the requests %s", ids, exc_info=error)
-        self.answers.update(dict.fromkeys(positions, answer))
-        return _Failure(answer, place, words, "", memory, final=True)
+        self.answers.update(dict.fromkeys([positions[idx] for idx in ended], answer))
+        return _Failure(answer, place, words, "", memory, left)
 
     def _refuse(self, error: BadRows, positions: list[int]) -> bool:
         """Answer the bad rows. False when the handler named none of its rows, so that calling it again would change nothing."""
@@ -254,13 +255,18 @@ class _Batch:
 
     def _report(self, search: Search, positions: list[int], problem: _Failure, last: _Failure | None) -> _Failure | None:
         """Tell the search how a call failed. The failure that now stands for those that are not tried any more."""
-        if problem.left is not None:
-            search.again(problem.left)
+        left = problem.left
+        if problem.named:
+            search.again(left)
             return last
-        if problem.memory and not problem.final:
+        if problem.memory and left:
             free_device_memory()
-            search.again(positions)  # to be cut by the new ceiling
-        elif not problem.final or len(positions) == 1:
+            search.again(left)  # to be cut by the new ceiling
+        elif len(left) > 1:
+            search.failed(left, problem.place)
+        elif left:
+            search.again(left)  # the answers of all others had begun
+        elif len(positions) == 1:
             search.failed(positions, problem.place)
         if self.lost:
             search.give_up()

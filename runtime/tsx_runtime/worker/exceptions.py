@@ -25,8 +25,8 @@ class PredictionException(Exception):
 class BadRows(PredictionException):
     """Some rows of the batch cannot be used: position in the data -> what is wrong with it.
 
-    Raised from a handler before it has sent anything; these rows are answered with `error_code`, and the handler is
-    called again with the others, so that one broken request does not fail its neighbours.
+    These rows are answered with `error_code`, and the handler is called again with the others, so that one broken request does
+    not fail its neighbours. A handler raises it before it sends parts of answers: those that have begun are broken off.
     """
 
     def __init__(self, faults: Mapping[int, str], error_code: int = 400) -> None:

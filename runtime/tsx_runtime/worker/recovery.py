@@ -7,6 +7,8 @@ A batch that fails is tried again in parts, so that what one request does to the
 2. Then the others, in halves, and what fails of those in halves again, until the guilty are alone.
 3. No further call is begun that might, as long as the longest so far, not end before the batch's time is nearly over.
 
+What has begun to be answered, by a part that was sent, is not tried again.
+
 A batch that ran out of the device's memory is no suspect: it is cut to half its size, and so are those that come later (`Ceiling`).
 """
 

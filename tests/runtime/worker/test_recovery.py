@@ -133,7 +133,30 @@ def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
     assert handler.calls == [8]
 
 
-def test_a_batch_of_which_an_answer_has_begun_is_not_tried_again() -> None:
+@given(st.permutations(["plain", "plain", "plain", "guilty", "stream", "stream"]))
+def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_not_is(words: list[str]) -> None:
+    begun = []
+
+    def handle(data: Any, context: Context) -> list[str]:
+        for idx, row in enumerate(data):
+            word = row["body"].decode()
+            if word == "guilty":
+                raise ValueError(word)
+            if word == "stream":
+                begun.append(context.get_request_id(idx))
+                context.send_piece(idx, b"part")
+        return ["whole"] * len(data)
+
+    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    failed = (503, "Prediction failed: ValueError: guilty")
+    first = words[: words.index("guilty")]
+    assert run(model, words) == [
+        failed if word == "guilty" or (word == "stream" and number < len(first)) else (200, "whole") for number, word in enumerate(words)
+    ]
+    assert len(begun) == len(set(begun)) == 2
+
+
+def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_not() -> None:
     calls = []
 
     def handle(data: Any, context: Context) -> list[str]:
@@ -142,8 +165,8 @@ def test_a_batch_of_which_an_answer_has_begun_is_not_tried_again() -> None:
         raise ValueError("boom")
 
     model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
-    assert [status for status, _ in run(model, ["word"] * 4)] == [503] * 4
-    assert calls == [4]
+    assert [status for status, _ in run(model, ["word"] * 8)] == [503] * 8
+    assert calls == [8, 1, 1, 1]
 
 
 def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
