@@ -15,6 +15,7 @@ from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
 EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
+UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its answer
 
 
 class Running:
@@ -29,6 +30,7 @@ class Running:
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
         self.stuck = False  # it was killed although its requests had done nothing wrong
+        self.unheard = False  # it was killed because it had closed its connection: as good as dead before
         self.early = random.random()  # of the jitter in its recycling
         self.due = asyncio.Event()  # to be replaced, for `reason`
         self.reason = ""
@@ -66,10 +68,17 @@ class Running:
 
     async def exit_code(self) -> int | None:
         """How the process ended, once its channel is closed. A thread that the handler left behind would keep it alive, unheard."""
-        _, late = await asyncio.wait([self.ended], timeout=EXIT_GRACE)
+        late = await self._is_late(UNHEARD_GRACE if self.channel.sent else EXIT_GRACE)
+        if late and not self.memory():  # it has given that back: only its files and devices are still being closed
+            late = await self._is_late(EXIT_GRACE)
         if late:
+            self.unheard = self.killed_because is None
             self.kill(self.killed_because or "it closed its connection to the server, but did not end")
         return await self.ended
+
+    async def _is_late(self, grace: float) -> bool:
+        _, late = await asyncio.wait([self.ended], timeout=grace)
+        return bool(late)
 
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process."""

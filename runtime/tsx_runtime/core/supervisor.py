@@ -210,7 +210,7 @@ class Supervisor:
         error = death(running, code, lost, stopping=worker.stopping.is_set())
         if running.stuck and lost.deaths == 0:
             self._dispatcher.take_back(lost, channel.streaming, error)
-        elif running.killed_because and not running.stuck:  # by us: for its time, or for its end
+        elif running.killed_because and not running.stuck and not running.unheard:  # by us: for its time, or for its end
             self._dispatcher.refuse_lost(lost.jobs, error)
         else:
             self._dispatcher.retry_lost(lost, channel.streaming, error)

@@ -217,6 +217,38 @@ def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp
     with_registry(test)
 
 
+UNHEARD = """
+import os, socket, stat, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    if any(row["body"] == b"hang up" for row in data):
+        for fd in range(3, 256):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is not open
+        time.sleep(600)
+    return [row["body"] for row in data]
+"""
+
+
+def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(tmp_path, monkeypatch):
+    """Nobody waits for its end, and of its batch the guilty one alone is refused."""
+    monkeypatch.setattr("tsx_runtime.core.running.EXIT_GRACE", 600)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order())
+        jobs = [submit(version, "hang up"), submit(version, "good")]
+        assert (await asyncio.wait_for(jobs[1].done, TIMEOUT)).body == b"good"
+        with pytest.raises(WorkerDied, match="it closed its connection to the server, but did not end"):
+            await asyncio.wait_for(jobs[0].done, TIMEOUT)
+
+    with_registry(test)
+
+
 def test_loading_has_a_timeout_of_its_own(tmp_path):
     async def test(registry):
         path = talker(tmp_path / "m", "import time\ntime.sleep(600)\n")
