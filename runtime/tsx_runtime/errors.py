@@ -108,6 +108,10 @@ class PayloadTooLarge(TsxError):
     status = 413
     type = "PayloadTooLargeException"
 
+    def __init__(self, message: str, *, more: bool = False) -> None:
+        super().__init__(message)
+        self.more = more  # whether its sender may still be sending
+
 
 class HeadTooLarge(TsxError):
     """The headers of a request exceed what the server takes."""

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from tsx_archiver import Limits
 from tsx_runtime.addresses import FORMS, parse_address
 from tsx_runtime.errors import SettingError
+from tsx_runtime.wire import MAX_FIELD
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,11 +108,12 @@ class Settings(BaseModel):
     job_queue_size: int = Field(100, ge=1, description="requests of one model that may wait")
     max_queue_bytes: int = Field(1 << 30, ge=1, description="bytes of bodies of one model's requests that may wait")
     overload_status: OverloadStatus = Field(503, description="status of a request for which there is no room in the queue: 503 or 429")
-    max_request_size: int = Field(6_553_500, ge=1, description="bytes of one request's body")
-    max_response_size: int = Field(6_553_500, ge=1, description="bytes of one answer's body")
+    max_request_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one request's body")
+    max_response_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one answer's body")
     max_header_size: int = Field(64 << 10, ge=1024, description="bytes of one request's headers")
     header_timeout: int = Field(10, ge=1, description="seconds that a request's headers may take")
     body_timeout: int = Field(30, ge=1, description="seconds that a request's body may take, and one more for each 1000 bytes that came")
+    write_timeout: int = Field(30, ge=1, description="seconds for which a client may take nothing of its answer")
     keep_alive_timeout: int = Field(75, ge=1, description="seconds that a connection may wait for its next request")
     number_of_gpu: int | None = Field(None, ge=0, description="GPUs to use; all that are visible if not set")
     limit_max_image_pixels: bool = Field(True, description="refuse images that would unpack to a gigantic size")
@@ -185,6 +187,9 @@ def accepted(field: FieldInfo) -> str:
         return "true or false"
     if kind is int:
         least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+        most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+        if most is not None:
+            return f"a whole number from {least} to {most}"
         return "a whole number" if least is None else f"a whole number, at least {least}"
     if kind is Path:
         return "a path"

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import ModelSettings, Settings, accepted, find_config, load_settings, suggestion
+from tsx_runtime.wire import MAX_FIELD
 
 
 def write(directory: Path, text: str) -> Path:
@@ -74,6 +75,14 @@ def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     settings, _ = load_settings({}, {}, write(tmp_path, 'model_store = "models"\ncache_dir = "/cache"'))
     assert settings.model_store == tmp_path / "models"
     assert settings.cache_dir == Path("/cache")
+
+
+@pytest.mark.parametrize("name", ["max_request_size", "max_response_size"])
+def test_what_no_frame_can_hold_is_no_limit(name: str) -> None:
+    assert getattr(load_settings({name: "4294967295"}, {})[0], name) == MAX_FIELD
+    assert failure({name: "4294967296"}) == (
+        f"{name} cannot be '4294967296' (from command line): it takes a whole number from 1 to 4294967295"
+    )
 
 
 def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class ServerApp(FastAPI):
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
-        self.timeouts = Timeouts(settings.keep_alive_timeout, settings.header_timeout, settings.body_timeout)
+        self.timeouts = Timeouts(settings.keep_alive_timeout, settings.header_timeout, settings.body_timeout, settings.write_timeout)
         self.max_header_size = settings.max_header_size
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None

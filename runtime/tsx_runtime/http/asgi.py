@@ -60,9 +60,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, and `ClientGone`."""
     announced, waits_for_go = _announced(scope["headers"])
     if announced > limit:
-        if not waits_for_go:
-            await _discard(receive, announced)
-        raise too_large(limit)
+        raise too_large(limit, more=not waits_for_go)
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
@@ -77,8 +75,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 async def _read_rest(receive: Receive, body: bytearray, limit: int) -> bytes:
     while True:
         if len(body) > limit:
-            await _discard(receive, DISCARD)
-            raise too_large(limit)
+            raise too_large(limit, more=True)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -89,9 +86,9 @@ async def _read_rest(receive: Receive, body: bytearray, limit: int) -> bytes:
             return bytes(body)
 
 
-async def _discard(receive: Receive, size: int) -> None:
+async def discard(receive: Receive) -> None:
     """Read the rest of a refused body: a connection closed under a sender would lose it the refusal. Not without end."""
-    rest = min(size, DISCARD)
+    rest = DISCARD
     while rest > 0:
         message = await receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
@@ -110,10 +107,11 @@ def _announced(headers: list[Pair]) -> tuple[int, bool]:
     return length, waits
 
 
-def too_large(limit: int) -> PayloadTooLarge:
+def too_large(limit: int, *, more: bool = False) -> PayloadTooLarge:
     return PayloadTooLarge(
         f"The request's body is larger than max_request_size, which is {limit} bytes. "
-        "Send less, or start the server with a larger max_request_size."
+        "Send less, or start the server with a larger max_request_size.",
+        more=more,
     )
 
 
@@ -140,12 +138,25 @@ def check_status(status: int) -> None:
         raise PredictionFailed(f"The handler set the HTTP status {status}; it must lie between 200 and 599.")
 
 
-async def send_whole(send: Send, scope: Scope, status: int, headers: tuple[Pair, ...], request_id: bytes, body: bytes) -> None:
-    """One complete answer. A HEAD request gets its headers alone; 204 and 304 have no body by definition."""
+async def send_whole(
+    send: Send, scope: Scope, status: int, headers: tuple[Pair, ...], request_id: bytes, body: bytes, rest: Receive | None = None
+) -> None:
+    """One complete answer. A HEAD request gets its headers alone; 204 and 304 have no body by definition.
+
+    With `rest`, it goes out while the request's body is still coming from there, of which the rest is thrown away.
+    """
     pairs = [(b"x-request-id", request_id), *headers]
     if status in (204, 304):
         body = b""
     else:
         pairs.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    await send_last(send, b"" if scope["method"] == "HEAD" else body, rest)
+
+
+async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
+    if rest is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await discard(rest)
+        body = b""
+    await send({"type": "http.response.body", "body": body})

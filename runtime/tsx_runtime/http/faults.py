@@ -21,7 +21,7 @@ from tsx_runtime.errors import (
     Unavailable,
     error_body,
 )
-from tsx_runtime.http.asgi import JSON, NO_CACHE, Pair
+from tsx_runtime.http.asgi import JSON, NO_CACHE, Message, Pair, Receive, Scope, Send, send_last
 
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 NOT_ALLOWED = "Requested method is not allowed, please refer to API document."
@@ -52,6 +52,19 @@ def _extra(error: TsxError) -> tuple[Pair, ...]:
     if isinstance(error, Unavailable) and error.retry_after is not None:
         return ((b"retry-after", b"%d" % error.retry_after),)
     return ()
+
+
+class EarlyResponse(Response):
+    """Goes out while its request's body is still coming, of which the rest is thrown away."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_early(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                await send_last(send, message["body"], receive)
+            else:
+                await send(message)
+
+        await super().__call__(scope, receive, send_early)
 
 
 def install(app: FastAPI) -> None:
@@ -99,7 +112,8 @@ def from_validation(problems: Any) -> BadRequest:
 def _response(error: TsxError, headers: Any = None) -> Response:
     """The app adds the headers that every answer has."""
     status, pairs, body = fault(error)
-    response = Response(body, status, headers)
+    kind = EarlyResponse if isinstance(error, PayloadTooLarge) and error.more else Response
+    response = kind(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:
         response.headers[name.decode()] = value.decode()
     return response

@@ -17,7 +17,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.errors import ClientLeft, TsxError
+from tsx_runtime.errors import ClientLeft, PayloadTooLarge, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import (
     JSON,
@@ -71,6 +71,8 @@ class Predictions:
             headers = handler_headers(answer.headers)
         except (ClientGone, ClientLeft):
             return
+        except PayloadTooLarge as error:
+            await self._send(send, scope, request_id, *faults.fault(error), receive if error.more else None)
         except TsxError as error:
             await self._send(send, scope, request_id, *faults.fault(error))
         except Exception as error:  # the boundary of a request
@@ -106,9 +108,18 @@ class Predictions:
         body = json.dumps(self.describe(self.find(target).name), indent=2).encode() + b"\n"
         await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
 
-    async def _send(self, send: Send, scope: Scope, request_id: bytes, status: int, headers: tuple[Pair, ...], body: bytes) -> None:
+    async def _send(
+        self,
+        send: Send,
+        scope: Scope,
+        request_id: bytes,
+        status: int,
+        headers: tuple[Pair, ...],
+        body: bytes,
+        rest: Receive | None = None,
+    ) -> None:
         self.counts.add(status)
-        await send_whole(send, scope, status, headers, request_id, body)
+        await send_whole(send, scope, status, headers, request_id, body, rest)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send, job: WaitingJob, answer: Answer, headers: list[Pair]) -> None:
         """Each part as one chunk. A stream that breaks off ends without its last chunk, so that the client can tell."""

@@ -91,6 +91,7 @@ class FastLane(HttpToolsProtocol):
         self._reading = False  # uvicorn's parser is within a message
         self._in_head = False  # and within its head, of which so many bytes have come at least:
         self._head_size = 0
+        self._refused = False  # the message's body was, which still comes
         self._closing = False  # the server stops: no further request
         self._unsent = 0  # bytes of answers at the last tick that the client had not taken
 
@@ -274,6 +275,7 @@ class FastLane(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._reading = self._in_head = True
         self._ticks = self._filled = self._head_size = 0
+        self._refused = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -308,9 +310,18 @@ class FastLane(HttpToolsProtocol):
         elif phase is HEAD or (phase is UVICORN and self._in_head):
             if self._ticks > timeouts.head:
                 self._give_up(SlowRequest(f"The request's headers did not arrive within {timeouts.head} s (header_timeout)."))
+        elif phase is UVICORN and self._reading and self.cycle.response_started and not self.cycle.response_complete:
+            self._check_refused()
         elif phase is BODY or (phase is UVICORN and self._reading and not self.flow.read_paused):  # noqa: SIM102  # as the others
             if self._ticks > timeouts.body + self._filled / SLOWEST:
                 self._give_up(SlowRequest(f"The request's body came too slowly: {self._filled} bytes in {self._ticks} s (body_timeout)."))
+
+    def _check_refused(self) -> None:
+        """What still comes of a body that was refused is thrown away, for a time that does not grow with it."""
+        if not self._refused:
+            self._refused, self._ticks = True, 0
+        elif self._ticks > self.lane.timeouts.body:
+            self.transport.close()
 
     def _check_writing(self) -> None:
         size = self.transport.get_write_buffer_size()

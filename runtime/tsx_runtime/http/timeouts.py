@@ -16,7 +16,7 @@ class Timeouts(NamedTuple):
     keep_alive: int  # between two requests, and before the first
     head: int  # from a request's first byte to the end of its headers
     body: int  # for a body, and on top what its size takes at `SLOWEST`
-    write: int = 30  # for a client that takes nothing of its answer
+    write: int  # for a client that takes nothing of its answer
 
 
 class Watched(Protocol):

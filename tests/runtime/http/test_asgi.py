@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed
-from tsx_runtime.http.asgi import DISCARD, NO_CACHE, ClientGone, Message, check_status, handler_headers, new_request_id, read_body
+from tsx_runtime.http.asgi import DISCARD, NO_CACHE, ClientGone, Message, check_status, discard, handler_headers, new_request_id, read_body
 from tsx_runtime.http.routes import url_path, with_headers
 
 
@@ -35,7 +35,15 @@ class Sender:
 
 
 def read(sender: Sender, limit: int, headers: list[tuple[bytes, bytes]] | None = None) -> bytes:
-    return asyncio.run(read_body({"headers": headers or []}, sender.receive, limit))
+    async def read_all() -> bytes:
+        try:
+            return await read_body({"headers": headers or []}, sender.receive, limit)
+        except PayloadTooLarge as error:
+            if error.more:
+                await discard(sender.receive)
+            raise
+
+    return asyncio.run(read_all())
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6), st.integers(0, 120))
@@ -69,6 +77,15 @@ def test_a_body_without_end_is_not_read_without_end() -> None:
     with pytest.raises(PayloadTooLarge):
         read(sender, 10)
     assert sender.taken * len(piece) <= DISCARD + 2 * len(piece)
+
+
+@pytest.mark.parametrize(("headers", "taken"), [([(b"content-length", b"11")], 0), ([], 2)], ids=["announced", "chunked"])
+def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(headers: list[tuple[bytes, bytes]], taken: int) -> None:
+    sender = Sender([b"123456"] * 100)
+    with pytest.raises(PayloadTooLarge) as caught:
+        asyncio.run(read_body({"headers": headers}, sender.receive, 10))
+    assert caught.value.more
+    assert sender.taken == taken
 
 
 @pytest.mark.parametrize("chunks", [[], [b"1"], [b"1", b"2"]])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 
+import psutil
 import pytest
 
 from tests.support.rawhttp import Answer, RawConnection, chunked, request
@@ -23,10 +25,10 @@ def impatient(start_server):
 
 @pytest.fixture
 def connect(impatient):
-    host, _, port = impatient.addresses["inference"].removeprefix("http://").partition(":")
     connections = []
 
-    def connect() -> RawConnection:
+    def connect(role: str = "inference") -> RawConnection:
+        host, _, port = impatient.addresses[role].removeprefix("http://").partition(":")
         connections.append(RawConnection((host, int(port)), lambda: impatient.call(lambda: None)))
         return connections[-1]
 
@@ -86,6 +88,31 @@ def test_a_client_that_is_answered_before_its_body_came_gets_no_second_answer(co
     assert connection.answer() is None
 
 
+TOO_LARGE = {
+    "announced": b"Content-Length: 100001\r\n\r\nx",
+    "chunked": b"Transfer-Encoding: chunked\r\n\r\n" + chunked([bytes(100_001)])[:-5],
+}
+
+
+@pytest.mark.parametrize("body", TOO_LARGE.values(), ids=TOO_LARGE)
+@pytest.mark.parametrize("role", ["inference", "management"])
+def test_a_body_over_the_limit_is_refused_while_it_is_still_coming(connect, role, body):
+    connection = connect(role)
+    head = PREDICT if role == "inference" else b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    connection.send(head + body)
+    check_refusal(connection.answer(), 413, "max_request_size")
+    assert connection.answer() is None  # closed after body_timeout
+
+
+@pytest.mark.parametrize("role", ["inference", "management"])
+def test_who_sends_all_of_a_body_over_the_limit_before_reading_gets_the_refusal(connect, role):
+    connection = connect(role)
+    head = PREDICT if role == "inference" else b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    connection.send(head + b"Content-Length: 30000000\r\n\r\n" + bytes(30_000_000))
+    check_refusal(connection.answer(), 413, "max_request_size")
+    assert connection.answer() is None
+
+
 def test_a_body_that_goes_on_may_take_its_time(connect):
     """A second for each 1000 bytes is what body_timeout leaves to a slow line."""
     connection = connect()
@@ -140,6 +167,21 @@ def test_headers_of_just_the_right_size_pass(connect):
         assert connection.answer().status == 200
         connection.send(request(target=target, headers=[(b"X-A", b"b" * (2001 - len(bare)))], body=b""))
         check_refusal(connection.answer(), 431, "max_header_size")
+
+
+def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(start_server, until):
+    size = 16 << 20
+    with start_server(write_timeout=1, max_request_size=size, max_response_size=size) as server:
+        server.register("talker.mar", initial_workers=1)
+        host, _, port = server.addresses["inference"].removeprefix("http://").partition(":")
+        with RawConnection((host, int(port))) as connection:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            own = connection.sock.getsockname()
+            connection.send(request(target=b"/predictions/talker", headers=[(b"x-do", b"bytes")], body=bytes(size)))
+            until(lambda: own not in [each.raddr for each in psutil.Process().net_connections("tcp")])  # the server's end
+            answer = connection.answer()
+        assert (answer.status, answer.whole) == (200, False)
+        assert server.inference.post("/predictions/talker", content=b"next", headers={"x-do": "bytes"}).text == "next"
 
 
 def test_who_is_slow_costs_nobody_else_anything(connect, impatient):
