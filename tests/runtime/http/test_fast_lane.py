@@ -293,24 +293,23 @@ def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(start_se
 @pytest.mark.parametrize(("last", "end"), [("return ['end']", b"3\r\nend\r\n0\r\n\r\n"), ("raise ValueError('broken')", b"")])
 def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(start_server: Any, until: Any, last: str, end: bytes) -> None:
     """The last frames of the worker come in one read: the client is behind, and the answer is over."""
-    handler = FLOOD.replace("COUNT", "100 if context.get_request_header(0, 'x-flood') else 0").replace('return ["end"]', last)
+    handler = FLOOD.replace("COUNT", "int(context.get_request_header(0, 'x-flood') or 0)").replace('return ["end"]', last)
     with start_server() as server:
         server.write_mar("flood.mar", handler=handler)
-        server.register("flood.mar", initial_workers=1)
-        version = server.registry.find("flood")
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            parts = urlsplit(str(server.inference.base_url))
-            sock.connect((parts.hostname or "", parts.port or 0))
-            sock.sendall(request(b"", "/predictions/flood", b"x-flood: 1\r\n"))
-            (worker,) = version.workers
-            until(lambda: worker.channel is not None and worker.channel.held)
-            received = b""
-            while not received.endswith(end or b"none"):
-                part = sock.recv(1 << 20)
-                if not part:
-                    break
-                received = received[-100:] + part
-            assert received.endswith(end)
-        assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=30).status_code in (200, 503)
-        assert not worker.channel.held
+        server.register("flood.mar", initial_workers=1, response_timeout=20)
+        (worker,) = server.registry.find("flood").workers
+        for count in range(200, 210):  # how many frames the last read holds is up to the kernel: one of these ends behind a held one
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                parts = urlsplit(str(server.inference.base_url))
+                sock.connect((parts.hostname or "", parts.port or 0))
+                sock.sendall(request(b"", "/predictions/flood", b"x-flood: %d\r\n" % count))
+                until(lambda: worker.channel is not None and worker.channel.held)
+                received = b""
+                while not received.endswith(end or b"none"):
+                    part = sock.recv(4096)
+                    if not part:
+                        break
+                    received = received[-100:] + part
+                assert received.endswith(end)
+            assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=30).status_code in (200, 503)
