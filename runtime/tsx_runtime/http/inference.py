@@ -36,7 +36,7 @@ from tsx_runtime.http.asgi import (
 )
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.limits import deadline, urgency
-from tsx_runtime.http.routes import Target, find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.http.routes import find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
 
@@ -52,10 +52,6 @@ class Predictions:
         self.guard = guard
         self.counts = counts
         self.describe = describe  # the OpenAPI document of one model
-
-    def find(self, target: Target) -> ModelVersion:
-        """Raises as `routes.resolve` does."""
-        return resolve(self.registry, target)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
@@ -92,11 +88,11 @@ class Predictions:
         assert target is not None
         form = target.name is None and is_form(headers)
         if not form:
-            self.find(target)  # before the body, which would come for nothing
+            resolve(self.registry, target)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
         if form:
             target = target._replace(name=model_in_form(headers, body))
-        version = self.find(target)  # not before: it may be unregistered while the body comes
+        version = resolve(self.registry, target)  # not before: it may be unregistered while the body comes
         headers = with_headers(headers, target.headers)
         now = time.monotonic()
         meta = wire.request_meta(request_id.decode(), scope["query_string"], headers)
@@ -105,7 +101,7 @@ class Predictions:
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
-        body = json.dumps(self.describe(self.find(target).name), indent=2).encode() + b"\n"
+        body = json.dumps(self.describe(resolve(self.registry, target).name), indent=2).encode() + b"\n"
         await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
 
     async def _send(

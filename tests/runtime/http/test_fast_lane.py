@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
@@ -13,13 +14,19 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
 from tests.runtime.http.conftest import RunningServer
 from tsx_runtime.errors import ModelNotFound
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.heads import REMEMBERED, Heads, parse
+from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.settings import Settings
 
 PATH = "/predictions/talker"
 MEASURE = """
@@ -313,3 +320,82 @@ def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(st
                     received = received[-100:] + part
                 assert received.endswith(end)
             assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=30).status_code in (200, 503)
+
+
+class Unread(asyncio.Transport):
+    """A connection whose client takes as much as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent = 0
+        self.closing = self.aborted = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def unread() -> tuple[FastLane, Unread]:
+    transport = Unread()
+    app = ServerApp("unread", Counts(), Settings.model_validate({"write_timeout": 3}))
+    connection = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {})
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def test_what_a_client_was_slow_to_take_once_does_not_count_when_it_is_slow_again() -> None:
+    async def main() -> None:
+        connection, transport = unread()
+        transport.unsent = 1000
+        connection.pause_writing()
+        connection.on_tick()
+        connection.resume_writing()
+        for _ in range(10):  # a long stream that is read well meanwhile
+            connection.on_tick()
+        transport.unsent = 2000
+        connection.pause_writing()
+        connection.on_tick()
+        assert not transport.aborted
+        for _ in range(5):
+            connection.on_tick()
+        assert transport.aborted
+
+    asyncio.run(main())
+
+
+def test_a_closed_connection_whose_client_takes_nothing_is_let_go() -> None:
+    async def main() -> None:
+        connection, transport = unread()
+        transport.unsent = 1000  # too little for the transport to ask for a pause
+        transport.close()
+        for _ in range(6):
+            connection.on_tick()
+        assert transport.aborted
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("framing", "rest"),
+    [(b"Content-Length: 4\r\n\r\nab", b"cd"), (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n")],
+)
+def test_a_model_that_goes_while_the_body_comes_is_not_found_by_either_lane(empty: RunningServer, framing: bytes, rest: bytes) -> None:
+    empty.register("talker.mar", initial_workers=1)
+    with connect(empty) as sock:
+        sock.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" % PATH.encode() + framing)
+        assert empty.inference.post(PATH, content=b"x", headers={"x-do": "bytes"}).text == "x"  # by now the server has read what came
+        empty.call(lambda: empty.registry.unregister("talker"))
+        sock.sendall(rest)
+        status, _, body = read_answer(sock)
+    assert (status, b"ModelNotFoundException" in body) == (404, True)
