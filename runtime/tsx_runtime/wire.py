@@ -143,7 +143,7 @@ def encode_fields(kind: Kind, batch: int, codes: Sequence[int], fields: Sequence
     lengths = [*map(len, fields)]
     size = sum(lengths)
     try:
-        table = struct.pack(f"<{3 * count}I", *codes, *lengths)
+        table = _table(count).pack(*codes, *lengths)
     except struct.error:
         raise FrameError(f"a body of {max(lengths)} bytes does not fit a frame; the most is {MAX_FIELD}") from None
     flat: Iterable[Buffer] = fields if size <= COPIED else _flatten(fields)  # type: ignore[assignment]  # a small frame has no `Parts`
@@ -184,7 +184,7 @@ def decode(header: Header, payload: Buffer) -> Frame:
     if size != header.size:
         raise FrameError(f"a frame of {header.size} bytes has {size}")
     data: Buffer = bytes(payload) if size <= COPIED else memoryview(payload)
-    numbers = struct.unpack_from(f"<{3 * count}I", data)
+    numbers = _table(count).unpack_from(data)
     ends = [*accumulate(numbers[count:], initial=ROW * count)]
     if ends[-1] > size:
         raise FrameError(f"the items of a frame end at {ends[-1]}, behind its end at {size}")
@@ -219,4 +219,9 @@ def parse_header_block(block: str) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
+def _table(count: int) -> struct.Struct:
+    return _TABLES[count] if count < len(_TABLES) else struct.Struct(f"<{3 * count}I")
+
+
+_TABLES = [struct.Struct(f"<{3 * count}I") for count in range(129)]  # of nearly all batches
 _KINDS = {int(kind): kind for kind in Kind}

@@ -61,11 +61,12 @@ class Dispatcher:
 
     def submit(self, job: Job) -> None:
         queue, bounds = self.queue, self.bounds
-        full = len(queue.jobs) >= bounds.items or queue.size + len(job.body) > bounds.size
+        size = len(job.body)
+        full = len(queue.jobs) >= bounds.items or queue.size + size > bounds.size
         if full:
             if self._flush_due:  # a burst in one turn may fill the queue while workers idle, and who has left holds a place until then
                 self._flush()
-            full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + len(job.body) > bounds.size)
+            full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
         if not self.accepting:
             self._turn_away(job, self._no_worker())
         elif full and not self._displace_for(job):
@@ -77,7 +78,7 @@ class Dispatcher:
             self._open += 1
             if job.deadline is not None:
                 job.deadline = latest_start(job.arrived, job.deadline, self.pace.answer_time)
-            queue.put(job)
+            queue.put(job, size)
             if not self._flush_due:  # one flush a turn of the loop: what arrived together leaves together
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
@@ -159,7 +160,7 @@ class Dispatcher:
         self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
         channel.replied = now
         self._full = None
-        for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=True):
+        for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
         self._close(len(sent.jobs))
         if frame.extra:

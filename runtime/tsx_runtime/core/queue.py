@@ -44,13 +44,14 @@ class JobQueue:
         self.ordered = False  # a request with a priority or a deadline has come since the queue was last empty
         self.some_left = False  # a client may have left since `drop_over` was last called
         for job in jobs:
-            self.put(job)
+            self.put(job, len(job.body))
 
     def __len__(self) -> int:
         return len(self.jobs) + sum(len(group.jobs) for group in self.suspects)
 
-    def put(self, job: Job) -> None:
-        self.size += len(job.body)
+    def put(self, job: Job, size: int) -> None:
+        """`size` is that of its body."""
+        self.size += size
         if self.ordered or job.deadline is not None or job.priority:
             self._insert(job, before_equals=False)
         else:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -204,14 +204,13 @@ class FastLane(HttpToolsProtocol):
                 self._submit(head, version, body)
 
     def _submit(self, head: Head, version: ModelVersion, body: Body) -> None:
-        exchange = Exchange(self, head, body, time.monotonic())
+        self._exchange = exchange = Exchange(self, head, body, monotonic())
         if version.client_timeout or head.timeout_ms is not None:
             exchange.deadline = deadline(exchange.arrived, version.client_timeout, head.timeout_ms)
         if head.priority:
             exchange.priority = head.priority
         if self._closing:
             exchange.close_after()
-        self._exchange = exchange
         self._version = version
         self._phase = ANSWER
         version.submit(exchange)
@@ -228,8 +227,12 @@ class FastLane(HttpToolsProtocol):
             transport.close()
             return
         self._ticks = 0
-        if not self.flow.write_paused:  # a client that does not read its answers gets no more of them
+        if self.flow.write_paused:
+            return  # a client that does not read its answers gets no more of them
+        if self._ahead:
             self._turn()
+        else:
+            self._phase = BETWEEN
 
     def _turn(self) -> None:
         """To the next request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -115,6 +116,8 @@ async def _answer(
     running = [asyncio.create_task(server.serve()) for server in servers]
     for server in servers:
         await server.up.wait()
+    gc.collect()
+    gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
     on_ready(Started({role: str(listener.address) for listener in bound for role in listener.roles}, versions, registry))
     await stop.wait()
     registry.stopping = True

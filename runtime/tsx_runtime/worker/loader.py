@@ -47,7 +47,7 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        if not inspect.isawaitable(result):
+        if type(result) is list or not inspect.isawaitable(result):  # the first is nearly always so, and ten times as quick
             return result
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

@@ -182,7 +182,7 @@ def test_what_is_put_back_gets_its_old_place(early, late, size):
     queue = JobQueue(early)
     taken = queue.take(Limits(size or 1)) if early else []
     for job in late:
-        queue.put(job)
+        queue.put(job, len(job.body))
     queue.put_back(taken)
     assert list(queue.jobs) == sorted([*early, *late], key=urgency)
     assert queue.size == sum(len(job.body) for job in queue.jobs)
@@ -274,7 +274,8 @@ def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_a
         now = min(events)
         assert not math.isinf(now), "requests wait, and nothing will ever happen"
         while todo and todo[0].arrived <= now:
-            queue.put(todo.popleft())
+            job = todo.popleft()
+            queue.put(job, len(job.body))
         for worker in pool:
             if worker.free_at and worker.free_at[0] <= now:
                 worker.free_at.popleft()

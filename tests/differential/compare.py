@@ -1,0 +1,56 @@
+"""What must be equal in two answers, after taking out what differs from one run of the same server to the next."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.differential.pair import Seen
+
+OF_THE_CONNECTION = {"date", "server", "connection", "keep-alive", "transfer-encoding"}
+OF_THE_BODY = {"content-length"}  # compared where there is no body to compare
+OF_ONE_WORKER = {"id", "startTime", "memoryUsage", "pid", "gpuUsage"}
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def differences(theirs: Seen, ours: Seen) -> dict[str, tuple[Any, Any]]:
+    """What differs: `status`, `body`, `body.FIELD` of JSON objects, `header NAME`; each with their value and ours."""
+    found: dict[str, tuple[Any, Any]] = {}
+    if theirs.status != ours.status:
+        found["status"] = (theirs.status, ours.status)
+    their_body, our_body = steady_body(theirs.body), steady_body(ours.body)
+    if isinstance(their_body, dict) and isinstance(our_body, dict):
+        for key in sorted({*their_body, *our_body}):
+            if their_body.get(key) != our_body.get(key):
+                found[f"body.{key}"] = (their_body.get(key), our_body.get(key))
+    elif their_body != our_body:
+        found["body"] = (their_body, our_body)
+    their_headers, our_headers = steady_headers(theirs), steady_headers(ours)
+    for name in sorted({*their_headers, *our_headers}):
+        if their_headers.get(name) != our_headers.get(name):
+            found[f"header {name}"] = (their_headers.get(name), our_headers.get(name))
+    return found
+
+
+def steady_headers(seen: Seen) -> dict[str, str]:
+    headers = {name: value for name, value in seen.headers.items() if name not in OF_THE_CONNECTION | OF_THE_BODY}
+    if UUID.fullmatch(headers.get("x-request-id", "")):
+        headers["x-request-id"] = "a uuid"
+    return headers
+
+
+def steady_body(body: bytes) -> Any:
+    """JSON as values, so that its spaces and the order of its keys say nothing; all else as it is."""
+    try:
+        return steady(json.loads(body))
+    except ValueError:
+        return body
+
+
+def steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: type(item).__name__ if key in OF_ONE_WORKER else steady(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [steady(item) for item in value]
+    return value

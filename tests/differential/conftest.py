@@ -1,0 +1,52 @@
+"""The two servers, started once, and what they answered to each request."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks.peers.environments import Missing, default_place, made
+from tests.differential.cases import STORY, Case, stateless
+from tests.differential.models import write_store
+from tests.differential.pair import Seen, serving
+
+
+class Answers(NamedTuple):
+    theirs: Seen
+    ours: Seen
+
+
+@pytest.fixture(scope="session")
+def torchserve() -> Path:
+    """The programs of a TorchServe of its own: the one that TSX_PEER_TORCHSERVE names, or one made from PyPI and kept."""
+    if shutil.which("java") is None:
+        pytest.skip("the comparison with TorchServe needs Java, which is not here")
+    try:
+        return made("TorchServe", default_place()) / "bin"
+    except Missing as missing:
+        pytest.skip(f"the comparison with TorchServe cannot be made: {missing}")
+
+
+@pytest.fixture(scope="session")
+def answers(
+    torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+) -> Iterator[dict[Case | int, Answers]]:
+    """By case, or by its number in the story."""
+    place = tmp_path_factory.mktemp("differential")
+    store = place / "store"
+    write_store(store)
+    ports = free_ports(10)
+    ours = [sys.executable, "-m", "tsx_cli.torchserve"]
+    with (
+        serving([torchserve / "torchserve"], place / "theirs", store, ports[:5], str(torchserve)) as they,
+        serving(ours, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,
+    ):
+        seen: dict[Case | int, Answers] = {case: Answers(they.send(case), we.send(case)) for case in stateless()}
+        for number, case in enumerate(STORY):
+            seen[number] = Answers(they.send(case), we.send(case))
+        yield seen

@@ -1,0 +1,97 @@
+"""Both servers on one configuration, and one request sent to each."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.differential.cases import Case
+from tests.differential.models import MODELS
+
+START = 180.0  # seconds for Java, and for a Python that imports torch in each worker
+ANSWER = 60.0
+
+PROPERTIES = """
+inference_address=http://127.0.0.1:{0}
+management_address=http://127.0.0.1:{1}
+metrics_address=http://127.0.0.1:{2}
+grpc_inference_port={3}
+grpc_management_port={4}
+default_workers_per_model=1
+enable_model_api=true
+disable_token_authorization=true
+disable_system_metrics=true
+model_store={store}
+load_models={models}
+"""
+
+
+class Seen(NamedTuple):
+    """An answer. Header names are in lower case, since HTTP does not tell them apart."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Side(NamedTuple):
+    inference: int
+    management: int
+
+    def send(self, case: Case) -> Seen:
+        connection = http.client.HTTPConnection("127.0.0.1", self.management if case.management else self.inference, timeout=ANSWER)
+        with contextlib.closing(connection):
+            connection.request(case.method, case.target, case.body, dict(case.headers))
+            answer = connection.getresponse()
+            return Seen(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str) -> Iterator[Side]:
+    """A server by this `torchserve` command; `path` is where it finds its own programs first."""
+    directory.mkdir()
+    properties = directory / "config.properties"
+    properties.write_text(PROPERTIES.format(*ports, store=store, models=",".join(f"{name}.mar" for name in MODELS)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_", "PYTHONPATH"))}
+    environment |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory), "LOG_LOCATION": str(directory)}
+    if command[0] == sys.executable and "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    arguments = ["--start", "--foreground", "--ncs", "--ts-config", properties]
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen([*command, *arguments], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
+    side = Side(ports[0], ports[1])
+    try:
+        for name in MODELS:
+            wait_for(server, f"http://127.0.0.1:{ports[0]}/predictions/{name}", directory / "log")
+        yield side
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START
+    while True:
+        try:
+            urllib.request.urlopen(url, data=b"text", timeout=ANSWER).close()
+            return
+        except OSError as error:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{url} does not answer ({error}): {log.read_text(errors='replace')[-3000:]}") from error
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(0.3)  # neither server tells anybody that its workers are there
