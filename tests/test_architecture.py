@@ -32,7 +32,7 @@ GROUND = {
 }
 SETTINGS = GROUND | {"tsx_runtime.settings"}
 PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
-CORE = SETTINGS | PRELOADS | {"tsx_runtime.core", "tsx_runtime.worker.entry"}
+CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.entry"}
 HTTP = CORE | {"tsx_runtime.http"}
 TARGETS = HTTP | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tsx_runtime.wire",
         "tsx_runtime.version",
     },
+    "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
     "tsx_runtime.http": CORE,
     "tsx_runtime.targets": HTTP,

@@ -2,6 +2,7 @@
 
     TsxError                     500  InternalServerException
     ├── BadRequest               400  BadRequestException
+    ├── DownloadFailed           400  DownloadArchiveException
     ├── InvalidToken             401  InvalidKeyException
     ├── ForeignOrigin            403  ForeignOriginException
     ├── CannotRemoveDefault      403  InvalidModelVersionException
@@ -16,6 +17,7 @@
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
     ├── LoadFailed               500  InternalServerException
+    ├── ModelFileExists          500  InternalServerException
     ├── PredictionFailed         503  InternalServerException
     ├── Unavailable              503  ServiceUnavailableException
     │   ├── NoWorker
@@ -50,6 +52,13 @@ class TsxError(Exception):
 class BadRequest(TsxError):
     status = 400
     type = "BadRequestException"
+
+
+class DownloadFailed(TsxError):
+    """An archive could not be had from its URL."""
+
+    status = 400
+    type = "DownloadArchiveException"
 
 
 class InvalidToken(TsxError):
@@ -126,6 +135,10 @@ class WorkerDied(TsxError):
 
 class LoadFailed(TsxError):
     """No worker could load the model; `traceback` is the worker's own."""
+
+
+class ModelFileExists(TsxError):
+    """The model store has a file of the name that a download would get."""
 
 
 class PredictionFailed(TsxError):

@@ -50,6 +50,7 @@ class RegisterOrder:
     max_worker_memory: int | None = None  # MB
     max_worker_age: int | None = None  # s
     loaded_at_startup: bool = False
+    s3_sse_kms: bool = False
 
 
 def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:

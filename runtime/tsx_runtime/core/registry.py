@@ -26,6 +26,7 @@ from tsx_runtime.errors import (
     Unavailable,
 )
 from tsx_runtime.settings import Settings
+from tsx_runtime.sources import Fetcher, Trust, is_url
 
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
 
@@ -47,6 +48,8 @@ class Registry:
         self._turn = itertools.count()
         self._taken: set[tuple[str, str]] = set()
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
+        self._fetcher = Fetcher(settings)
+        self._downloaded: dict[ModelVersion, Path] = {}  # the archives that were downloaded for them, and go with them
         self._background: set[asyncio.Task[None]] = set()
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
@@ -59,12 +62,24 @@ class Registry:
 
     # Registering
 
-    async def register(self, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
-        """Register from the model store. With `wait`, its workers are ready on return, or the model is not registered.
+    async def register(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
+        """Register from the model store, or from a URL by way of it. With `wait`, its workers are ready on return, or it is not registered.
 
-        Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed.
+        Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed, DownloadFailed, ModelFileExists.
         """
-        return await self.register_path(self._in_store(order.url), order, wait=wait)
+        if not is_url(order.url):
+            return await self.register_path(self._in_store(order.url), order, wait=wait)
+        local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
+        if local is not None:
+            return await self.register_path(local, order, wait=wait)
+        downloaded = await asyncio.to_thread(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)
+        try:
+            version = await self.register_path(downloaded, order, wait=wait)
+        except BaseException:
+            downloaded.unlink(missing_ok=True)
+            raise
+        self._downloaded[version] = downloaded
+        return version
 
     async def register_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """Register an archive or directory that lies anywhere: what the command line names itself."""
@@ -112,8 +127,6 @@ class Registry:
         store = self.settings.model_store
         if not url:
             raise BadRequest("Parameter url is required.")
-        if "://" in url:
-            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s): this server loads models from its model store only")
         if ".." in url or "\\" in url or "\0" in url or Path(url).is_absolute():
             raise ModelNotFound(f"Relative path is not allowed in url: {url}")
         if store is None:
@@ -176,9 +189,13 @@ class Registry:
         finally:
             self._leaving.discard(found)
         await self._remove(found)
+        downloaded = self._downloaded.pop(found, None)
+        if downloaded is not None:
+            downloaded.unlink(missing_ok=True)
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
+        self._fetcher.close()
         versions = [*self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
         if drain:
             finished = [asyncio.ensure_future(version.finished()) for version in versions]

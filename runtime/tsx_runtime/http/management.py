@@ -154,6 +154,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         handler=parameters.handler,
         runtime=parameters.runtime,
         initial_workers=parameters.initial_workers,
+        s3_sse_kms=parameters.s3_sse_kms,
         **{name: getattr(parameters, name) for name in TUNABLE},
     )
 
@@ -202,7 +203,7 @@ def _add_model_routes(router: APIRouter, management: Management) -> None:
 
     @router.post(
         "/models",
-        summary="Register a model from the model store",
+        summary="Register a model from the model store, or from a URL",
         response_model=Status,
         responses=openapi.failures(400, 404, 409, 500) | {202: {"model": Status, "description": "its workers are being started"}},
         openapi_extra=openapi.register_parameters(),

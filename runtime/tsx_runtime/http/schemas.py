@@ -86,12 +86,13 @@ class RegisterParameters(Tuning):
 
     model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
 
-    url: str | None = Field(None, description="name of the archive's file in the model store; required")
+    url: str | None = Field(None, description="name of the archive's file in the model store, or a URL that allowed_urls allows; required")
     model_name: str | None = Field(None, description="the archive's own if not given")
     runtime: str | None = Field(None, description="the archive's own if not given")
     handler: str | None = Field(None, description="the archive's own if not given")
     initial_workers: int | None = Field(None, ge=0, description="the archive's minWorkers if not given, or default_workers_per_model")
     synchronous: Flag = Field(True, description="answer when the workers are ready")
+    s3_sse_kms: Flag = Field(False, description="ask for decryption by the key service when the URL is one of S3 over http")
 
 
 class ScaleParameters(Tuning):

@@ -27,6 +27,7 @@ from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.contract import http_protocol
 from tsx_runtime.settings import Settings
+from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
 from tsx_runtime.targets.tls import tls_context
 
@@ -40,7 +41,7 @@ logger = logging.getLogger("tsx.server")
 class StartModel:
     """A model to load before the server answers."""
 
-    path: Path
+    path: Path | None  # None: the order names a URL
     order: RegisterOrder
 
 
@@ -70,7 +71,7 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
     _stop_on_signals(stop, hurry)
     with listeners(settings) as bound:
         registry = Registry(settings, worker_files)
-        registry.warm_up(model.path for model in models)
+        registry.warm_up(model.path for model in models if model.path is not None)
         try:
             versions = await _unless(stop, _load(registry, models))
             if versions is not None:
@@ -93,6 +94,8 @@ async def _load(registry: Registry, models: Sequence[StartModel]) -> list[ModelV
 
 async def _register(registry: Registry, model: StartModel) -> ModelVersion:
     try:
+        if model.path is None:
+            return await registry.register(model.order, trust=Trust.OPERATOR)
         return await registry.register_path(model.path, model.order)
     except LoadFailed as error:  # of several models, this one
         raise LoadFailed(f"{model.order.url} does not load: {error.message}", traceback=error.traceback) from error
@@ -242,7 +245,13 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
     if [entry.lower() for entry in settings.load_models] == ["all"]:
         files = sorted(path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
         return [start_model(path) for path in files]
-    return [start_model(settings.model_store / file, name or None) for name, file in map(_split_name, settings.load_models)]
+    return [_from_entry(settings.model_store, *_split_name(entry)) for entry in settings.load_models]
+
+
+def _from_entry(store: Path, name: str, file: str) -> StartModel:
+    if is_url(file):
+        return StartModel(None, RegisterOrder(url=file, model_name=name or None, loaded_at_startup=True))
+    return start_model(store / file, name or None)
 
 
 def start_model(path: Path, name: str | None = None) -> StartModel:
@@ -250,5 +259,5 @@ def start_model(path: Path, name: str | None = None) -> StartModel:
 
 
 def _split_name(entry: str) -> tuple[str, str]:
-    name, _, file = entry.rpartition("=")
-    return name, file
+    name, equals, file = entry.partition("=")
+    return (name, file) if equals and not is_url(entry) else ("", entry)

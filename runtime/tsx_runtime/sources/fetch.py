@@ -1,0 +1,120 @@
+"""From a URL to an archive in the model store: allowed, downloaded beside it, checked, and only then given its name."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote
+
+from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
+from tsx_runtime.settings import Settings
+from tsx_runtime.sources import s3, web
+from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
+
+SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
+
+
+class Trust(enum.Enum):
+    """Whose word a URL is."""
+
+    CLIENT = "a client of the management API: allowed_urls decides"
+    OPERATOR = "the command line or the configuration: they may name what they like"
+
+
+class Fetcher:
+    """Blocking, for threads. One transfer at a time for a file; `close` ends those under way."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingError for an allow list that cannot be read."""
+        self._settings = settings
+        self._allowed = AllowList(settings.allowed_urls)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._under_way: set[Path] = set()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def local_file(self, text: str, trust: Trust) -> Path | None:
+        """Where a `file:` URL leads; None for any other. Raises ModelNotFound where that is neither in the store nor allowed."""
+        url = parse_url(text)
+        if url.scheme != "file":
+            return None
+        path, store = Path(unquote(url.path)), self._settings.model_store
+        inside = store is not None and path.resolve().is_relative_to(store.resolve())
+        if not inside and trust is Trust.CLIENT:
+            self._allowed.check(url, text)
+        return path
+
+    def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False) -> Path:
+        """The archive, in the store. Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed."""
+        url = parse_url(text)
+        if trust is Trust.CLIENT:
+            self._allowed.check(url, text)
+        directory = self._settings.model_store
+        if directory is None:
+            raise ModelNotFound(f"The archive at {text} needs a model store to lie in; start the server with --model-store DIRECTORY")
+        target = directory / file_name(url)
+        with self._lock:
+            if target in self._under_way:
+                raise Conflict(f"{target.name} is being downloaded for another registration; wait for that, or use another file name")
+            if os.path.lexists(target):
+                raise ModelFileExists(f"Model file already exists {target.name}")
+            self._under_way.add(target)
+        try:
+            self._download(url, target, trust, sse_kms)
+        except DownloadFailed as error:
+            raise DownloadFailed(f"Failed to download archive from: {url.text}: {error.message}.") from error
+        finally:
+            self._under_way.discard(target)
+        return target
+
+    def _download(self, url: ModelUrl, target: Path, trust: Trust, sse_kms: bool) -> None:
+        check = partial(self._check_redirect, trust)
+        private = self._settings.allow_private_urls or trust is Trust.OPERATOR
+        headers = SSE_KMS if sse_kms else {}
+        rules = web.Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
+        of_url = hashlib.sha256(url.text.encode()).hexdigest()[:16]
+        part = target.with_name(f".{target.name}.{of_url}.part")  # one of another URL is none of this one's beginning
+        if url.scheme == "s3":
+            s3.download(url, part, rules, self._settings.s3_endpoint_url)
+        else:
+            web.download(url, part, rules)
+        try:
+            check_digest(part, url.sha256)
+            put(part, target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _check_redirect(self, trust: Trust, url: ModelUrl) -> None:
+        if trust is Trust.CLIENT:
+            self._allowed.check(url)
+
+
+def check_digest(file: Path, wanted: str | None) -> None:
+    """Raises DownloadFailed."""
+    if wanted is None:
+        return
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(web.CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != wanted:
+        raise DownloadFailed(f"its sha-256 is {digest.hexdigest()}, not {wanted}")
+
+
+def put(part: Path, target: Path) -> None:
+    """Give the file its name, unless something has it by now."""
+    try:
+        os.link(part, target)  # unlike a rename, this replaces nothing
+    except FileExistsError:
+        raise ModelFileExists(f"Model file already exists {target.name}") from None
+    except OSError:  # a file system without links
+        part.rename(target)
+        return
+    part.unlink()

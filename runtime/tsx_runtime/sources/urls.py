@@ -1,0 +1,114 @@
+"""What a model's URL says, and whether it is allowed: decisions without a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
+
+SCHEMES = ("http", "https", "s3", "file")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+MOST_UNQUOTED = 5  # rounds; who hides dots more deeply than this is refused anyway
+
+
+class ModelUrl(NamedTuple):
+    text: str  # without the fragment
+    scheme: str
+    host: str  # in lower case; an s3 URL's bucket
+    port: int | None
+    path: str
+    sha256: str | None  # what the file must have, from the fragment `#sha256=...`
+
+
+def is_url(text: str) -> bool:
+    return _SCHEME.match(text) is not None
+
+
+def parse_url(text: str) -> ModelUrl:
+    """Raises ModelNotFound, as TorchServe does for what it does not want to look at, and BadRequest for what cannot be a URL."""
+    plain, _, fragment = text.partition("#")
+    if climbs(plain):
+        raise ModelNotFound(f"Relative path is not allowed in url: {text}")
+    if any(ord(character) <= 32 or ord(character) == 127 for character in plain):
+        raise BadRequest(f"The url {text!r} holds blanks or control characters; write them as %20 and the like.")
+    try:
+        parts = urlsplit(plain)
+        port = parts.port
+    except ValueError as error:
+        raise BadRequest(f"The url {text!r} cannot be read: {error}.") from error
+    scheme = parts.scheme.lower()
+    if scheme not in SCHEMES:
+        raise ModelNotFound(f"Given URL {plain} does not match any allowed URL(s): its scheme is none of {', '.join(SCHEMES)}")
+    if "@" in parts.netloc:
+        raise BadRequest("The url holds a user name before its host, which can make it look like another host; leave it out.")
+    if (scheme == "file") != (not parts.hostname):
+        raise BadRequest(f"The url {text!r} {'names a host, which file URLs have not' if parts.hostname else 'has no host'}.")
+    return ModelUrl(plain, scheme, (parts.hostname or "").lower(), port, parts.path, _digest(fragment))
+
+
+def climbs(text: str) -> bool:
+    """Whether a path in it could leave its directory, in whatever way the dots are written."""
+    for _ in range(MOST_UNQUOTED):
+        if ".." in text or "\\" in text or "\0" in text:
+            return True
+        text, before = unquote(text), text
+        if text == before:
+            return False
+    return True
+
+
+def _digest(fragment: str) -> str | None:
+    if not fragment:
+        return None
+    name, _, value = fragment.partition("=")
+    if name != "sha256" or not _SHA256.fullmatch(value):
+        raise BadRequest(f"The url ends in '#{fragment}'; the only fragment that means anything is #sha256= and 64 hexadecimal digits.")
+    return value.lower()
+
+
+def file_name(url: ModelUrl) -> str:
+    """What the file is called in the model store. Raises BadRequest where that would be no archive's name."""
+    name = unquote(url.path.rpartition("/")[2])
+    if not _FILE_NAME.fullmatch(name) or not name.endswith(ARCHIVE_SUFFIXES):
+        endings = ", ".join(ARCHIVE_SUFFIXES)
+        raise BadRequest(f"The url {url.text} does not end in an archive's name: letters, digits and _.+- only, then one of {endings}.")
+    return name
+
+
+class AllowList:
+    """The URLs that models may be loaded from: each entry is a host, which must be the same, or a pattern that must match a whole URL."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        """Raises SettingError for a pattern that is none."""
+        self.entries = tuple(entries)
+        self._hosts = frozenset(entry.lower() for entry in entries if _HOST.fullmatch(entry))
+        self._patterns = [_compiled(entry) for entry in entries if not _HOST.fullmatch(entry)]
+
+    def allows(self, url: ModelUrl) -> bool:
+        if url.scheme in _DEFAULT_PORTS:
+            host = f"[{url.host}]" if ":" in url.host else url.host
+            port = url.port or _DEFAULT_PORTS[url.scheme]
+            if f"{host}:{port}" in self._hosts or (host in self._hosts and port == _DEFAULT_PORTS[url.scheme]):
+                return True
+        return any(pattern.fullmatch(url.text) for pattern in self._patterns)
+
+    def check(self, url: ModelUrl, told: str | None = None) -> None:
+        """Raises ModelNotFound with TorchServe's words; `told` is how the client wrote it."""
+        if not self.allows(url):
+            hint = "" if self.entries else " (allowed_urls is empty, so models come from the model store only)"
+            raise ModelNotFound(f"Given URL {told or url.text} does not match any allowed URL(s){hint}")
+
+
+def _compiled(entry: str) -> re.Pattern[str]:
+    try:
+        return re.compile(entry, re.IGNORECASE)
+    except re.error as error:
+        raise SettingError(f"allowed_urls holds {entry!r}, which is neither a host nor a regular expression: {error}") from error

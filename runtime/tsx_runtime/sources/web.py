@@ -1,0 +1,179 @@
+"""A file over http or https: redirects checked one by one, a broken transfer gone on with, never more bytes than allowed."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urljoin
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from tsx_runtime.errors import DownloadFailed
+from tsx_runtime.sources.network import addresses_of, check_public
+from tsx_runtime.sources.urls import ModelUrl, parse_url
+
+CHUNK = 1 << 20
+MOST_REDIRECTS = 5
+MOST_TRIES = 5  # in a row that bring nothing
+TIMEOUT = urllib3.Timeout(connect=10, read=60)
+REDIRECTS = (301, 302, 303, 307, 308)
+PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better a little later
+
+logger = logging.getLogger("tsx.sources")
+
+
+class Rules(NamedTuple):
+    """What holds for one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
+
+    check: Callable[[ModelUrl], None]
+    private: bool  # whether addresses that are not public may be connected to
+    most: int  # bytes
+    headers: Mapping[str, str] = {}
+    stopped: Callable[[], bool] = lambda: False
+    pause: float = 0.5  # seconds before the second try; it doubles
+
+
+class _Passing(Exception):
+    """A failure after which it is worth to try again."""
+
+
+def download(url: ModelUrl, part: Path, rules: Rules) -> None:
+    """Write the file at `url` to `part`; go on where an earlier transfer of the same file broke off.
+
+    Raises DownloadFailed, and what `rules.check` raises.
+    """
+    validator = _remembered(part)
+    failures = 0
+    while True:
+        size = part.stat().st_size if part.exists() else 0
+        try:
+            validator = _transfer(url, part, validator, rules)
+            _note(part).unlink(missing_ok=True)
+            return
+        except (_Passing, HTTPError, OSError) as error:
+            if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
+                raise DownloadFailed(f"it cannot be written to {part.parent} ({error.strerror or error})") from error
+            validator = _remembered(part)
+            failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
+            if failures >= MOST_TRIES or rules.stopped():
+                raise DownloadFailed(_in_words(error)) from error
+            logger.warning("%s: %s; trying again", url.text, _in_words(error))
+            time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing tells when the other side is well again
+
+
+def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules) -> str | None:
+    have = part.stat().st_size if validator and part.exists() else 0
+    headers = {"Accept-Encoding": "identity", "User-Agent": "tsx", **rules.headers}
+    if have and validator:
+        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
+    for _ in range(MOST_REDIRECTS + 1):
+        rules.check(url)
+        answer = _request(url, headers, rules)
+        try:
+            if answer.status not in REDIRECTS:
+                return _store(answer, part, have, rules)
+            target = answer.headers.get("Location", "")
+        finally:
+            answer.release_conn()
+            answer.close()
+        url = parse_url(urljoin(url.text, target.partition("#")[0]))
+        if url.scheme not in ("http", "https"):
+            raise DownloadFailed(f"it leads on to {url.text}, which is neither http nor https")
+    raise DownloadFailed(f"it leads on more than {MOST_REDIRECTS} times")
+
+
+def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
+    """Connect to an address that has been looked at, whatever the name means a moment later."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    addresses = addresses_of(url.host, port)
+    if not rules.private:
+        check_public(url.host, addresses)
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    headers = {"Host": host if url.port is None else f"{host}:{url.port}", **headers}
+    target = url.text.split("/", 3)
+    last: Exception | None = None
+    for address in addresses:
+        pool: urllib3.HTTPConnectionPool
+        if url.scheme == "https":
+            context = ssl.create_default_context()
+            pool = urllib3.HTTPSConnectionPool(
+                address, port, timeout=TIMEOUT, retries=False, ssl_context=context, server_hostname=url.host, assert_hostname=url.host
+            )
+        else:
+            pool = urllib3.HTTPConnectionPool(address, port, timeout=TIMEOUT, retries=False)
+        try:
+            return pool.request("GET", "/" + (target[3] if len(target) > 3 else ""), headers=headers, redirect=False, preload_content=False)
+        except (HTTPError, OSError) as error:
+            last = error
+    raise _Passing(_in_words(last)) from last
+
+
+def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
+    if answer.status in PASSING:
+        raise _Passing(f"the server answers {answer.status}")
+    if answer.status == 416:  # what is there is not a beginning of what is to be had
+        part.unlink(missing_ok=True)
+        raise _Passing("the file has changed since its transfer began")
+    if answer.status not in (200, 206):
+        raise DownloadFailed(f"the server answers {answer.status}")
+    if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+        part.unlink(missing_ok=True)
+        raise _Passing("the server sends another part than was asked for")
+    if answer.status == 200:
+        have = 0
+    told = answer.headers.get("Content-Length", "")
+    whole = have + int(told) if told.isdecimal() else None
+    if whole is not None and whole > rules.most:
+        raise DownloadFailed(f"it has {whole} bytes, but max_archive_size is {rules.most}")
+    validator = _validator(answer.headers)
+    _remember(part, validator)
+    with part.open("ab" if have else "wb") as file:
+        part.chmod(0o600)
+        for chunk in answer.stream(CHUNK, decode_content=False):
+            have += len(chunk)
+            if have > rules.most:
+                raise DownloadFailed(f"it has more than {rules.most} bytes, which is max_archive_size")
+            file.write(chunk)
+            if rules.stopped():
+                raise DownloadFailed("the server is stopping")
+    if whole is not None and have != whole:
+        raise _Passing(f"the connection ended after {have} of {whole} bytes")
+    return validator
+
+
+def _validator(headers: Mapping[str, str]) -> str | None:
+    """What a later request for the rest names, so that it gets the rest of this file or all of another: RFC 9110, section 13.1.5."""
+    tag = headers.get("ETag", "")
+    if tag and not tag.startswith("W/"):
+        return tag
+    changed = headers.get("Last-Modified")
+    return changed if changed and email.utils.parsedate(changed) else None
+
+
+def _note(part: Path) -> Path:
+    return part.with_name(part.name + ".validator")
+
+
+def _remembered(part: Path) -> str | None:
+    try:
+        return _note(part).read_text("latin-1") or None
+    except OSError:
+        return None
+
+
+def _remember(part: Path, validator: str | None) -> None:
+    if validator is None:
+        _note(part).unlink(missing_ok=True)
+    else:
+        _note(part).write_text(validator, "latin-1")
+
+
+def _in_words(error: BaseException | None) -> str:
+    reason = getattr(error, "reason", None) or error
+    return str(reason) or type(reason).__name__

@@ -1,0 +1,155 @@
+"""From a URL into the model store, and out again; s3 by a server that speaks its protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.runtime.sources.conftest import CONTENT, Site
+from tsx_runtime.errors import BadRequest, Conflict, DownloadFailed, ModelFileExists, ModelNotFound
+from tsx_runtime.settings import Settings
+from tsx_runtime.sources import Fetcher, Trust
+
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def fetcher(site: Site, store: Path) -> Fetcher:
+    return Fetcher(Settings(model_store=store, allowed_urls=[f"127.0.0.1:{site.port}"], allow_private_urls=True))
+
+
+def test_an_archive_comes_into_the_store(fetcher: Fetcher, site: Site, store: Path) -> None:
+    assert fetcher.fetch(site.url(), Trust.CLIENT) == store / "m.mar"
+    assert (store / "m.mar").read_bytes() == CONTENT
+    assert [file.name for file in store.iterdir()] == ["m.mar"]
+
+
+def test_the_store_keeps_what_it_has(fetcher: Fetcher, site: Site, store: Path) -> None:
+    (store / "m.mar").write_bytes(b"mine")
+    with pytest.raises(ModelFileExists, match=r"Model file already exists m\.mar"):
+        fetcher.fetch(site.url(), Trust.CLIENT)
+    assert (store / "m.mar").read_bytes() == b"mine"
+    assert not site.requests
+
+
+def test_a_client_gets_only_what_is_allowed(fetcher: Fetcher, site: Site) -> None:
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        fetcher.fetch(site.url(host="localhost"), Trust.CLIENT)
+    assert not site.requests
+
+
+def test_the_operator_names_what_he_likes(site: Site, store: Path) -> None:
+    assert Fetcher(Settings(model_store=store)).fetch(site.url(host="localhost"), Trust.OPERATOR).exists()
+
+
+def test_the_digest_is_checked(fetcher: Fetcher, site: Site, store: Path) -> None:
+    wrong = "0" * 64
+    with pytest.raises(DownloadFailed, match=f"Failed to download archive from: .*its sha-256 is {DIGEST}, not {wrong}"):
+        fetcher.fetch(f"{site.url()}#sha256={wrong}", Trust.CLIENT)
+    assert not list(store.iterdir())
+    assert fetcher.fetch(f"{site.url()}#sha256={DIGEST}", Trust.CLIENT).exists()
+
+
+def test_one_transfer_of_a_file_at_a_time(fetcher: Fetcher, site: Site) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def wait(request) -> bool:
+        asked.set()
+        go_on.wait(30)
+        return False
+
+    site.answer = wait
+    first = threading.Thread(target=lambda: fetcher.fetch(site.url(), Trust.CLIENT))
+    first.start()
+    assert asked.wait(30)
+    with pytest.raises(Conflict, match="is being downloaded"):
+        fetcher.fetch(site.url("/other/m.mar"), Trust.CLIENT)
+    go_on.set()
+    first.join()
+
+
+def test_a_server_that_stops_ends_its_transfers(fetcher: Fetcher, site: Site, store: Path) -> None:
+    fetcher.close()
+    with pytest.raises(DownloadFailed, match="the server is stopping"):
+        fetcher.fetch(site.url(), Trust.CLIENT)
+    assert not (store / "m.mar").exists()
+
+
+def test_without_a_store_there_is_nowhere_to_put_it(site: Site) -> None:
+    with pytest.raises(ModelNotFound, match="--model-store"):
+        Fetcher(Settings()).fetch(site.url(), Trust.OPERATOR)
+
+
+@pytest.mark.parametrize("url", ["/m.txt", "/.mar", "/"])
+def test_what_is_no_archives_name_does_not_come_into_the_store(fetcher: Fetcher, site: Site, url: str) -> None:
+    with pytest.raises(BadRequest):
+        fetcher.fetch(site.url(url), Trust.CLIENT)
+
+
+def test_a_file_url_stays_in_the_store_unless_it_is_allowed(fetcher: Fetcher, store: Path, tmp_path: Path) -> None:
+    inside, outside = store / "a.mar", tmp_path / "b.mar"
+    assert fetcher.local_file(f"file://{inside}", Trust.CLIENT) == inside
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        fetcher.local_file(f"file://{outside}", Trust.CLIENT)
+    assert fetcher.local_file(f"file://{outside}", Trust.OPERATOR) == outside
+    allowing = Fetcher(Settings(model_store=store, allowed_urls=[f"file://{tmp_path}/b.*"]))
+    assert allowing.local_file(f"file://{outside}", Trust.CLIENT) == outside
+
+
+def test_a_link_in_the_store_does_not_lead_out_of_it(fetcher: Fetcher, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.mar").write_bytes(b"")
+    (store / "link.mar").symlink_to(tmp_path / "b.mar")
+    with pytest.raises(ModelNotFound):
+        fetcher.local_file(f"file://{store}/link.mar", Trust.CLIENT)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A server of the S3 protocol with one bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket="bucket")
+    client.put_object(Bucket="bucket", Key="models/m.mar", Body=CONTENT)
+    yield SimpleNamespace(endpoint=endpoint, client=client)
+    server.stop()
+
+
+def test_an_archive_comes_from_s3(s3: SimpleNamespace, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.sources.s3.RANGE", 300_000)  # several ranges
+    fetcher = Fetcher(Settings(model_store=store, s3_endpoint_url=s3.endpoint, allowed_urls=["s3://bucket/.*"]))
+    assert fetcher.fetch(f"s3://bucket/models/m.mar#sha256={DIGEST}", Trust.CLIENT).read_bytes() == CONTENT
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        fetcher.fetch("s3://other/m.mar", Trust.CLIENT)
+
+
+@pytest.mark.parametrize(("url", "said"), [("s3://bucket/absent.mar", "404"), ("s3://no-such-bucket/m.mar", "404")])
+def test_what_s3_does_not_have_is_told(s3: SimpleNamespace, store: Path, url: str, said: str) -> None:
+    fetcher = Fetcher(Settings(model_store=store, s3_endpoint_url=s3.endpoint))
+    with pytest.raises(DownloadFailed, match=said):
+        fetcher.fetch(url, Trust.OPERATOR)
+
+
+def test_an_object_of_s3_that_is_too_large_is_not_begun(s3: SimpleNamespace, store: Path) -> None:
+    fetcher = Fetcher(Settings(model_store=store, s3_endpoint_url=s3.endpoint, max_archive_size=1000))
+    with pytest.raises(DownloadFailed, match="max_archive_size is 1000"):
+        fetcher.fetch("s3://bucket/models/m.mar", Trust.OPERATOR)
+    assert not list(store.glob("*.mar"))

@@ -1,0 +1,123 @@
+"""Which URLs are allowed: hosts are compared, patterns must match the whole, and no way to write dots gets by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
+from tsx_runtime.sources.urls import AllowList, climbs, file_name, is_url, parse_url
+
+DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize("text", ["http://a/m.mar", "HTTPS://a/m.mar", "s3://bucket/m.mar", "file:///m.mar", "gopher://a/m", "file:/m.mar"])
+def test_a_url_is_told_from_a_file(text: str) -> None:
+    assert is_url(text)
+
+
+@pytest.mark.parametrize("text", ["m.mar", "dir/m.mar", "C:\\m.mar", "name=m.mar", "../m.mar", "a:b"])
+def test_a_file_is_told_from_a_url(text: str) -> None:
+    assert not is_url(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://a/x/../m.mar",
+        "https://a/%2e%2e/m.mar",
+        "https://a/%2E./m.mar",
+        "https://a/%252e%252e/m.mar",
+        "https://a/%25252525252525252e.mar",
+        "https://a/x\\m.mar",
+        "https://a/x%5cm.mar",
+        "https://a/x%00/m.mar",
+        "https://a/m.mar?next=../x",
+    ],
+)
+def test_a_url_that_climbs_is_refused_however_it_is_written(text: str) -> None:
+    with pytest.raises(ModelNotFound, match="Relative path is not allowed in url"):
+        parse_url(text)
+
+
+@given(st.integers(0, 8))
+def test_dots_are_found_under_any_number_of_quotings(rounds: int) -> None:
+    text = ".."
+    for _ in range(rounds):
+        text = text.replace("%", "%25").replace(".", "%2e", 1) if rounds else text
+    assert climbs(f"https://a/{text}/m.mar")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("https://user:pass@good.com/m.mar", "user name"),
+        ("https://good.com@evil.com/m.mar", "user name"),
+        ("https:///m.mar", "no host"),
+        ("file://host/m.mar", "names a host"),
+        ("https://a:99999/m.mar", "cannot be read"),
+        ("https://a/m .mar", "blanks"),
+        ("https://a/m.mar\r\nX: y", "blanks"),
+        ("https://a/m.mar#sha256=short", "64 hexadecimal"),
+        ("https://a/m.mar#md5=abc", "64 hexadecimal"),
+    ],
+)
+def test_what_cannot_be_a_url_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        parse_url(text)
+
+
+def test_the_digest_is_read_from_the_fragment() -> None:
+    url = parse_url(f"https://a/m.mar#sha256={DIGEST.upper()}")
+    assert (url.text, url.sha256) == ("https://a/m.mar", DIGEST)
+
+
+@pytest.mark.parametrize("scheme", ["gopher", "ftp", "jar", "data", "javascript"])
+def test_other_schemes_match_no_allowed_url(scheme: str) -> None:
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        parse_url(f"{scheme}://a/m.mar")
+
+
+@pytest.mark.parametrize(
+    ("entry", "url", "allowed"),
+    [
+        ("good.com", "https://good.com/m.mar", True),
+        ("good.com", "HTTP://GOOD.COM/m.mar", True),
+        ("good.com", "https://good.com.evil/m.mar", False),
+        ("good.com", "https://evilgood.com/m.mar", False),
+        ("good.com", "https://sub.good.com/m.mar", False),
+        ("good.com", "https://evil.com/good.com/m.mar", False),
+        ("good.com", "https://good.com:8443/m.mar", False),
+        ("good.com:8443", "https://good.com:8443/m.mar", True),
+        ("good.com", "https://good.com:443/m.mar", True),
+        ("[::1]:8000", "http://[::1]:8000/m.mar", True),
+        ("good.com", "s3://good.com/m.mar", False),
+        ("https://good.com/.*", "https://good.com/m.mar", True),
+        ("https://good.com/.*", "https://GOOD.com/m.mar", True),
+        ("https://good.com/.*", "https://good.com.evil/m.mar", False),
+        ("https://good.com/.*", "http://good.com/m.mar", False),
+        ("https://good.com/m", "https://good.com/m.mar", False),
+        ("s3://bucket/.*", "s3://bucket/m.mar", True),
+        ("s3://bucket/.*", "s3://bucket-2/m.mar", False),
+        ("file:///models/.*", "file:///models/m.mar", True),
+    ],
+)
+def test_an_entry_allows_a_host_or_whole_urls(entry: str, url: str, allowed: bool) -> None:
+    assert AllowList([entry]).allows(parse_url(url)) is allowed
+
+
+def test_an_empty_list_allows_nothing() -> None:
+    with pytest.raises(ModelNotFound, match=r"does not match any allowed URL\(s\) \(allowed_urls is empty"):
+        AllowList([]).check(parse_url("https://a/m.mar"))
+
+
+def test_a_pattern_that_is_none_is_told() -> None:
+    with pytest.raises(SettingError, match="neither a host nor a regular expression"):
+        AllowList(["https://(.*"])
+
+
+@pytest.mark.parametrize("path", ["/m.txt", "/", "/.mar", "/-x.mar", "/a%2Fb.mar", "/m.mar/"])
+def test_a_name_that_is_no_archives_is_refused(path: str) -> None:
+    with pytest.raises(BadRequest, match="does not end in an archive's name"):
+        file_name(parse_url(f"https://a{path}"))

@@ -1,0 +1,213 @@
+"""Downloads from a real HTTP server: whole, in pieces, led astray, too large, and not at all."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.sources.conftest import CONTENT, Site
+from tests.support.certificates import make_certificate
+from tsx_runtime.errors import DownloadFailed, ModelNotFound
+from tsx_runtime.sources.urls import AllowList, parse_url
+from tsx_runtime.sources.web import Rules, download
+
+
+def rules(site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None) -> Rules:
+    return Rules(AllowList([allowed or f"127.0.0.1:{site.port}"]).check, private, most, pause=0.0)
+
+
+def test_a_file_comes_whole(site: Site, part: Path) -> None:
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == CONTENT
+    assert part.stat().st_mode & 0o777 == 0o600
+    assert [path for path, _ in site.requests] == ["/m.mar"]
+    assert list(part.parent.iterdir()) == [part]
+
+
+def test_a_broken_transfer_goes_on_where_it_broke_off(site: Site, part: Path) -> None:
+    def break_off(request) -> bool:
+        if len(site.requests) > 1:
+            return False
+        request.send_response(200)
+        request.send_header("ETag", '"one"')
+        request.send_header("Content-Length", str(len(CONTENT)))
+        request.end_headers()
+        request.wfile.write(CONTENT[:300_000])
+        return True
+
+    site.answer = break_off
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == CONTENT
+    again = site.requests[1][1]
+    assert (again["Range"], again["If-Range"]) == ("bytes=300000-", '"one"')
+
+
+def test_a_transfer_of_an_earlier_process_goes_on(site: Site, part: Path) -> None:
+    part.write_bytes(CONTENT[:1000])
+    part.with_name("m.part.validator").write_text('"one"')
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == CONTENT
+    assert site.requests[0][1]["Range"] == "bytes=1000-"
+
+
+def test_a_file_that_has_changed_meanwhile_is_begun_anew(site: Site, part: Path) -> None:
+    part.write_bytes(b"of an older file")
+    part.with_name("m.part.validator").write_text('"zero"')
+
+    def whole(request) -> bool:
+        request.send_response(200)  # If-Range does not hold
+        request.send_header("Content-Length", "3")
+        request.end_headers()
+        request.wfile.write(b"new")
+        return True
+
+    site.answer = whole
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == b"new"
+
+
+def test_a_server_that_is_busy_is_asked_again(site: Site, part: Path) -> None:
+    def busy(request) -> bool:
+        if len(site.requests) < 3:
+            request.send_error(503)
+            return True
+        return False
+
+    site.answer = busy
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_a_refusal_is_told_at_once(site: Site, part: Path, status: int) -> None:
+    site.answer = lambda request: request.send_error(status) is None
+    with pytest.raises(DownloadFailed, match=f"the server answers {status}"):
+        download(parse_url(site.url()), part, rules(site))
+    assert len(site.requests) == 1
+
+
+def test_a_server_that_stays_busy_is_given_up(site: Site, part: Path) -> None:
+    site.answer = lambda request: request.send_error(503) is None
+    with pytest.raises(DownloadFailed, match="the server answers 503"):
+        download(parse_url(site.url()), part, rules(site))
+    assert len(site.requests) == 5
+
+
+def test_nobody_listens(site: Site, part: Path, free_ports) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(DownloadFailed, match="refused"):
+        download(parse_url(f"http://127.0.0.1:{port}/m.mar"), part, rules(site, allowed=f"127.0.0.1:{port}"))
+
+
+def test_a_file_that_says_it_is_too_large_is_not_begun(site: Site, part: Path) -> None:
+    with pytest.raises(DownloadFailed, match=f"it has {len(CONTENT)} bytes, but max_archive_size is 1000"):
+        download(parse_url(site.url()), part, rules(site, most=1000))
+    assert not part.exists()
+
+
+def test_a_file_that_grows_too_large_is_stopped(site: Site, part: Path) -> None:
+    def endless(request) -> bool:
+        request.send_response(200)
+        request.end_headers()
+        try:
+            while True:
+                request.wfile.write(CONTENT)
+        except OSError:
+            return True
+
+    site.answer = endless
+    with pytest.raises(DownloadFailed, match="it has more than 5000000 bytes"):
+        download(parse_url(site.url()), part, rules(site, most=5_000_000))
+    assert part.stat().st_size <= 5_000_000
+
+
+def redirect(site: Site, target: str):
+    def answer(request) -> bool:
+        if request.path != "/m.mar":
+            return False
+        request.send_response(302)
+        request.send_header("Location", target)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+        return True
+
+    site.answer = answer
+
+
+def test_a_redirect_to_an_allowed_url_is_followed(site: Site, part: Path) -> None:
+    redirect(site, "/elsewhere/m.mar")
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "target", ["http://localhost:{port}/x.mar", "http://evil.example/x.mar", "/a/%2e%2e/x.mar", "//evil.example/x.mar"]
+)
+def test_a_redirect_to_one_that_is_not_is_refused_unasked(site: Site, part: Path, target: str) -> None:
+    redirect(site, target.format(port=site.port))
+    with pytest.raises(ModelNotFound):
+        download(parse_url(site.url()), part, rules(site))
+    assert [path for path, _ in site.requests] == ["/m.mar"]
+
+
+def test_a_redirect_to_a_file_is_refused(site: Site, part: Path) -> None:
+    redirect(site, "file:///etc/passwd.mar")
+    with pytest.raises(DownloadFailed, match="neither http nor https"):
+        download(parse_url(site.url()), part, rules(site))
+
+
+def test_redirects_in_a_circle_end(site: Site, part: Path) -> None:
+    redirect(site, "/m.mar")
+    with pytest.raises(DownloadFailed, match="leads on more than 5 times"):
+        download(parse_url(site.url()), part, rules(site))
+
+
+def test_an_allowed_name_that_leads_to_this_machine_is_not_connected_to(site: Site, part: Path) -> None:
+    with pytest.raises(ModelNotFound, match="not a public one"):
+        download(parse_url(site.url(host="localhost")), part, rules(site, private=False, allowed=f"localhost:{site.port}"))
+    assert not site.requests
+
+
+def test_the_address_that_was_looked_at_is_the_one_connected_to(site: Site, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that answers differently the second time must find nobody who asks."""
+    answers = iter([["127.0.0.1"]])
+    monkeypatch.setattr("tsx_runtime.sources.web.addresses_of", lambda host, port: next(answers))
+    download(parse_url(site.url(host="rebinding.example")), part, rules(site, allowed=f"rebinding.example:{site.port}"))
+    assert part.read_bytes() == CONTENT
+    assert site.requests[0][1]["Host"] == f"rebinding.example:{site.port}"
+
+
+def test_a_directory_that_cannot_be_written_is_told(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailed, match="cannot be written"):
+        download(parse_url(site.url()), tmp_path / "absent" / "m.part", rules(site))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_tls_is_checked_against_the_name(tmp_path: Path, part: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+    pair = make_certificate(tmp_path)
+    (tmp_path / "m.mar").write_bytes(b"over tls")
+    server = HTTPServer(("127.0.0.1", 0), lambda *arguments: SimpleHTTPRequestHandler(*arguments, directory=str(tmp_path)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate))
+    port = server.server_address[1]
+    held = Rules(AllowList([f"localhost:{port}"]).check, True, 1 << 20, pause=0.0)
+    try:
+        if trusted:
+            download(parse_url(f"https://localhost:{port}/m.mar"), part, held)
+            assert part.read_bytes() == b"over tls"
+        else:
+            with pytest.raises(DownloadFailed, match="CERTIFICATE_VERIFY_FAILED"):
+                download(parse_url(f"https://localhost:{port}/m.mar"), part, held)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
