@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.settings import Settings
-from tsx_runtime.sources import s3, web
+from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
 
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
@@ -77,12 +77,16 @@ class Fetcher:
         check = partial(self._check_redirect, trust)
         private = self._settings.allow_private_urls or trust is Trust.OPERATOR
         headers = SSE_KMS if sse_kms else {}
-        rules = web.Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
+        rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
         of_url = hashlib.sha256(url.text.encode()).hexdigest()[:16]
         part = target.with_name(f".{target.name}.{of_url}.part")  # one of another URL is none of this one's beginning
         if url.scheme == "s3":
+            from tsx_runtime.sources import s3  # as `web`: only who downloads pays for the import
+
             s3.download(url, part, rules, self._settings.s3_endpoint_url)
         else:
+            from tsx_runtime.sources import web
+
             web.download(url, part, rules)
         try:
             check_digest(part, url.sha256)
@@ -102,7 +106,7 @@ def check_digest(file: Path, wanted: str | None) -> None:
         return
     digest = hashlib.sha256()
     with file.open("rb") as content:
-        while chunk := content.read(web.CHUNK):
+        while chunk := content.read(CHUNK):
             digest.update(chunk)
     if digest.hexdigest() != wanted:
         raise DownloadFailed(f"its sha-256 is {digest.hexdigest()}, not {wanted}")

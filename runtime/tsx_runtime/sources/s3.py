@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tsx_runtime.errors import DownloadFailed
+from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl
-from tsx_runtime.sources.web import CHUNK, Rules
 
 
 def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> None:

@@ -6,9 +6,9 @@ import email.utils
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urljoin
 
 import urllib3
@@ -16,9 +16,9 @@ from urllib3.exceptions import HTTPError
 
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.network import addresses_of, check_public
+from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl, parse_url
 
-CHUNK = 1 << 20
 MOST_REDIRECTS = 5
 MOST_TRIES = 5  # in a row that bring nothing
 TIMEOUT = urllib3.Timeout(connect=10, read=60)
@@ -26,17 +26,6 @@ REDIRECTS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better a little later
 
 logger = logging.getLogger("tsx.sources")
-
-
-class Rules(NamedTuple):
-    """What holds for one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
-
-    check: Callable[[ModelUrl], None]
-    private: bool  # whether addresses that are not public may be connected to
-    most: int  # bytes
-    headers: Mapping[str, str] = {}
-    stopped: Callable[[], bool] = lambda: False
-    pause: float = 0.5  # seconds before the second try; it doubles
 
 
 class _Passing(Exception):

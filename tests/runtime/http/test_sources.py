@@ -96,7 +96,7 @@ def test_what_cannot_be_used_is_told_and_leaves_nothing_behind(server, remote, e
     "url",
     [
         "http://localhost:{port}/far.mar",
-        "https://{remote}.evil/far.mar",
+        "https://127.0.0.1.evil/far.mar",
         "http://169.254.169.254/latest/far.mar",
         "s3://bucket/far.mar",
         "ftp://{remote}/far.mar",

@@ -12,8 +12,9 @@ import pytest
 from tests.runtime.sources.conftest import CONTENT, Site
 from tests.support.certificates import make_certificate
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
+from tsx_runtime.sources.rules import Rules
 from tsx_runtime.sources.urls import AllowList, parse_url
-from tsx_runtime.sources.web import Rules, download
+from tsx_runtime.sources.web import download
 
 
 def rules(site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None) -> Rules:
