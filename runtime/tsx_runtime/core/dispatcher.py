@@ -151,6 +151,12 @@ class Dispatcher:
         """Wait until nothing waits and nothing is under way."""
         await self._quiet.wait()
 
+    def close(self) -> None:
+        """Nothing comes any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_at = None, NEVER
+
     # What channels call
 
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:

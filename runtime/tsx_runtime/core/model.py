@@ -275,6 +275,7 @@ class ModelVersion:
     async def close(self) -> None:
         """End all workers at once; what they hold is refused."""
         await self._supervisor.scale(0, drain=False)
+        self._dispatcher.close()
         self.archive.close()
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:

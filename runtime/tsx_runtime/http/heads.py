@@ -39,6 +39,7 @@ class Head(NamedTuple):
     keep_alive: bool
     priority: int
     timeout_ms: int | None  # that the client will wait
+    waits_for_go: bool  # whether it sends the body once it is told to
 
 
 class _Url(NamedTuple):
@@ -86,9 +87,12 @@ class Heads:
             priority, timeout_ms = urgency(found.headers)
         except TsxError:
             return None
+        waits = waits_for_go(found.headers)
+        if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
+            return None
         block = wire.header_block(with_headers(found.headers, url.target.headers))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
-        return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms), url.version
+        return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits), url.version
 
     def _url(self, text: bytes) -> _Url | None:
         try:
@@ -115,7 +119,7 @@ def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT) -> None:
 
 def cannot_be_head(begun: bytes | bytearray) -> bool:
     """Whether what came so far begins no head that ever ends: another protocol (TLS), or lines without a carriage return."""
-    return not (begun[:1].isupper() or begun[:1] in b"\r\n") or b"\n\n" in begun
+    return not begun[:1].isupper() or b"\n\n" in begun
 
 
 def parse(raw: bytes) -> Found | None:
@@ -176,6 +180,11 @@ def body_length(headers: list[Pair]) -> int | None:
             if not value.isdigit() or len(value) > LONGEST_NUMBER:
                 return None
             length = int(value)
-        elif name in (b"transfer-encoding", b"expect", b"trailer"):
+        elif name in (b"transfer-encoding", b"trailer"):
             return None
     return length
+
+
+def waits_for_go(headers: list[Pair]) -> bool:
+    """Any other expectation is none that HTTP knows, and means nothing on either lane."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)

@@ -4,8 +4,8 @@ A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a b
 parser callbacks, scopes, tasks and events of an ASGI server: their head is looked up or read once (`heads.py`), their
 body is cut from the stream by its length, and a job goes to the model's queue. Everything else, and everything that is
 wrong, is handed byte for byte to uvicorn's own protocol and so to FastAPI, which has the same routes; there is one place that
-says what is an error, and both lanes answer alike. (Chunked bodies, `Expect: 100-continue`, HEAD, OPTIONS, HTTP/1.0, a body over the
-limit, a missing token and an unknown model go there.)
+says what is an error, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit, a missing token
+and an unknown model go there.)
 
 A connection is in one of five phases:
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
 
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
+GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 AHEAD = 64 << 10  # bytes that a client may send ahead of the answer it waits for before it is no longer read from
 
 
@@ -149,6 +150,10 @@ class FastLane(HttpToolsProtocol):
         """`data` begins a request."""
         end = data.find(END) + 4
         if end < 4:
+            data = data.lstrip(b"\r\n")  # empty lines before a request are nothing (RFC 9112, 2.2)
+            if not data:
+                self._phase = BETWEEN
+                return
             if cannot_be_head(data):
                 self._to_uvicorn(data)
                 return
@@ -176,6 +181,8 @@ class FastLane(HttpToolsProtocol):
             self._ahead += memoryview(data)[end + head.length :]
             self._submit(head, version, data[end : end + head.length])
         else:
+            if head.waits_for_go:
+                self.transport.write(GO_ON)
             self._head = head
             self._pieces = [memoryview(data)[end:]]
             self._filled = have

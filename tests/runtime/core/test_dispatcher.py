@@ -413,6 +413,20 @@ def test_a_deadline_is_acted_on_while_every_worker_is_busy():
     asyncio.run(main())
 
 
+def test_a_dispatcher_that_is_closed_leaves_no_timer_behind():
+    async def main():
+        dispatcher, _, peer = await busy()
+        dispatcher.submit(job(b"late", time.monotonic() + 600))
+        await asyncio.sleep(0)
+        timers = [handle for handle in asyncio.get_running_loop()._scheduled if handle._callback == dispatcher._on_timer]
+        assert timers
+        dispatcher.close()
+        assert all(handle.cancelled() for handle in timers)
+        peer.close()
+
+    asyncio.run(main())
+
+
 def test_all_deadlines_of_a_version_share_one_timer():
     async def main():
         dispatcher, _, _ = await busy()

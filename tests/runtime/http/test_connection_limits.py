@@ -125,12 +125,13 @@ def test_a_body_that_goes_on_may_take_its_time(connect):
 
 
 def test_a_connection_that_waits_for_nothing_is_closed(connect):
-    waiting = [connect() for _ in range(3)]
-    for connection, before in zip(waiting, (b"", DONE, PING), strict=True):
+    waiting = [connect() for _ in range(4)]
+    for connection, before in zip(waiting, (b"", DONE, DONE + b"\r\n", PING), strict=True):
         connection.send(before)
         if before:
             assert connection.answer().status == 200
-    assert [connection.answer() for connection in waiting] == [None] * 3
+            connection.send(b"\r", b"\n")  # old clients end a body so: nothing that would be the begin of a request
+    assert [connection.answer() for connection in waiting] == [None] * 4
 
 
 @pytest.mark.parametrize("target", [b"/predictions/talker", b"/ping", b"/nowhere"])

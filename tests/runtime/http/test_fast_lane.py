@@ -100,6 +100,13 @@ def test_a_head_is_read_once() -> None:
     assert head.meta == b"\r\na=1\r\nhost: localhost\r\nx-own: 1\r\ncontent-length: 7\r\n"
 
 
+@pytest.mark.parametrize(("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)])
+def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value: bytes, waits: bool) -> None:
+    heads, _, _ = make_heads()
+    head, _ = heads.read(request(b"", "/predictions/digits", b"Expect: %b\r\n" % value, 7)) or pytest.fail("not for this lane")
+    assert head.waits_for_go == waits
+
+
 def test_what_is_known_is_forgotten_when_models_change() -> None:
     heads, versions, registry = make_heads()
     raw = request(b"", "/predictions/new")
@@ -129,7 +136,8 @@ def test_few_heads_are_remembered_and_none_that_is_long() -> None:
         b"OPTIONS /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
         b"POST /predictions/digits HTTP/1.0\r\nContent-Length: 1\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 101\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",

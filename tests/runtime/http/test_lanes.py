@@ -385,7 +385,7 @@ def test_both_lanes_say_the_same_of_what_is_wrong(lanes: Lanes, raw: bytes, afte
 
 
 def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(lanes: Lanes) -> None:
-    """One of two differences: uvicorn answers 400 at once, in the place of the answer that is due."""
+    """One of three differences: uvicorn answers 400 at once, in the place of the answer that is due."""
     with RawConnection(lanes.addresses[False, True]) as connection:
         connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + b"GARBAGE\r\n\r\n")
         answers = [connection.answer() for _ in range(4)]
@@ -394,7 +394,7 @@ def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(lanes: L
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
 def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(lanes: Lanes, upgrade: bytes) -> None:
-    """The other difference: uvicorn's parser takes what follows such a head for that protocol. Java's client offers h2c each time."""
+    """The second difference: uvicorn's parser takes what follows such a head for that protocol. Java's client offers h2c each time."""
     offer = [(b"Connection", b"Upgrade, HTTP2-Settings"), (b"Upgrade", upgrade), (b"HTTP2-Settings", b"AAEAAEAA")]
     with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
         for pieces in ([0], [120], [200, 1]):
@@ -403,6 +403,42 @@ def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(lanes: Lane
             assert answer is not None
             assert answer.status == 200
             assert b'{"body": "all of it"}' in answer.body
+
+
+@pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n\r\n", b"\r\n\n\r\n"])
+@pytest.mark.parametrize("cuts", [[], [1] * 8, [2]], ids=str)
+def test_empty_lines_between_requests_are_nothing(lanes: Lanes, lines: bytes, cuts: list[int]) -> None:
+    ping, plain = request(b"GET", b"/ping"), request(target=b"/predictions/echo", body=b"x")
+    sent = [Sent(b"POST", plain), Sent(b"POST", lines + plain, lines), Sent(b"GET", lines + ping, lines), Sent(b"POST", plain, lines)]
+    for pipelined in (False, True):
+        answers = check_alike(lanes, False, sent, cuts, pipelined)
+        assert [answer and answer.status for answer in answers] == [200] * 5
+
+
+@pytest.mark.parametrize("cuts", [[], [5, 1]], ids=str)
+def test_who_waits_to_be_told_to_go_on_is_told_by_both_lanes(lanes: Lanes, cuts: list[int]) -> None:
+    def waiting(path: bytes, body: bytes, length: int | None = None) -> Sent:
+        size = b"%d" % (len(body) if length is None else length)
+        return Sent(b"POST", request(target=path, headers=[(b"Expect", b"100-Continue"), (b"Content-Length", size)]), body, waits=True)
+
+    sent = [waiting(b"/predictions/echo", b"a body"), waiting(b"/predictions/echo", b""), waiting(b"/predictions/echo", b"b" * LIMIT)]
+    answers = check_alike(lanes, False, sent, cuts, pipelined=False)
+    assert [answer and answer.status for answer in answers] == [100, 200, 100, 200, 100, 200, 200]
+    for refused, status in ((waiting(b"/predictions/nobody", b"a body"), 404), (waiting(b"/predictions/echo", b"", LIMIT + 1), 413)):
+        answers = check_alike(lanes, False, [refused], cuts, pipelined=False)
+        assert answers[0] is not None
+        assert answers[0].status == status
+
+
+def test_on_the_fast_lane_who_does_not_wait_to_be_told_to_go_on_is_not_told(lanes: Lanes) -> None:
+    """The third difference: uvicorn tells it also of a body that has come already, which RFC 9110 (10.1.1) leaves open."""
+    sent = request(target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"all of it")
+    statuses = {}
+    for fast in (True, False):
+        with RawConnection(lanes.addresses[False, fast]) as connection:
+            connection.send(sent + request(b"GET", b"/ping", [(b"Connection", b"close")]))
+            statuses[fast] = [answer.status for answer in iter(connection.answer, None)]
+    assert statuses == {True: [200, 200], False: [100, 200, 200]}
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
