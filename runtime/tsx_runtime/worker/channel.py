@@ -25,6 +25,7 @@ class Channel:
         self._end = 0
         self._large = memoryview(b"")
         self._lock = threading.Lock()
+        self._answering: int | None = None
 
     def read(self) -> Frame | None:
         """The next frame, or None when the front end has closed. What it holds is valid until the next `read`."""
@@ -43,10 +44,32 @@ class Channel:
     def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
         buffers = wire.encode(kind, batch, items, extra)
         with self._lock:
-            if sum(map(len, buffers)) <= JOINED or not hasattr(self._sock, "sendmsg"):
-                self._sock.sendall(b"".join(buffers))
-            else:
-                send_buffers(self._sock, buffers)
+            self._write(buffers)
+
+    def begin(self, batch: int) -> None:
+        """From now on, and until its reply, pieces of this batch's answers may be sent."""
+        self._answering = batch
+
+    def send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> bool:
+        """False, and nothing is sent, where the batch is not the one that is being answered: the front end would not take it."""
+        buffers = wire.encode(Kind.PIECE, batch, [(position, headers, body)])
+        with self._lock:
+            if batch != self._answering:
+                return False
+            self._write(buffers)
+        return True
+
+    def reply(self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer) -> None:
+        buffers = wire.encode(Kind.REPLY, batch, answers, extra)
+        with self._lock:
+            self._answering = None
+            self._write(buffers)
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        if sum(map(len, buffers)) <= JOINED or not hasattr(self._sock, "sendmsg"):
+            self._sock.sendall(b"".join(buffers))
+        else:
+            send_buffers(self._sock, buffers)
 
     def _have(self, size: int) -> bool:
         """Have `size` bytes in one piece at `_start`; False at the end of the stream."""

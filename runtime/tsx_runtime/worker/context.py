@@ -7,6 +7,7 @@ shows each thread its own batch.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -18,6 +19,8 @@ from tsx_runtime.wire import Buffer, parse_header_block, parse_request_meta
 from tsx_runtime.worker.metrics import Metrics
 
 SendPiece = Callable[[int, Buffer, Buffer], None]  # position in the handler's data, header block, body
+
+logger = logging.getLogger("tsx.worker")
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FRAMING = frozenset({"connection", "content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
@@ -139,6 +142,7 @@ class BatchState:
     metas: list[str]
     parts: Mapping[int, dict[str, dict[str, str]]] | None = None
     send_piece: SendPiece | None = None
+    over: bool = False  # it is answered
     ids: dict[int, str] | None = None
     processors: dict[int, RequestProcessor] = field(default_factory=dict)
 
@@ -177,6 +181,7 @@ class Context:
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
         self._ahead: tuple[int, BatchState] | None = None
+        self._late: str | None = None  # the request whose late part was logged last
         self.begin([])
 
     # What the worker calls
@@ -200,7 +205,7 @@ class Context:
 
     def end(self) -> None:
         """The batch is answered: a part that a thread of the handler's sends now has come too late."""
-        self._batch.send_piece = None
+        self._batch.over = True
 
     @property
     def processors(self) -> Mapping[int, RequestProcessor]:
@@ -214,10 +219,19 @@ class Context:
     def send_piece(self, idx: int, body: Buffer) -> None:
         """Send a part of a streamed answer; what the handler returns is the last part."""
         state = self._state()
+        if state.over:
+            self.drop_late(state.metas[idx].partition("\r\n")[0])
+            return
         if state.send_piece is None:
             raise RuntimeError("an answer can be sent in parts only while the handler is answering a batch")
         processor = state.processors.get(idx)
         state.send_piece(idx, processor.header_block() if processor else b"", body)
+
+    def drop_late(self, request_id: str) -> None:
+        """Log, once in a row, that a thread of the handler's goes on with an answer that is complete; what it sends goes nowhere."""
+        if request_id != self._late:
+            self._late = request_id
+            logger.warning("request %s is answered already, so further parts of its answer are dropped", request_id)
 
     # What handlers use
 

@@ -137,10 +137,11 @@ def _serve(channel: Channel, model: Model) -> None:
 
 def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None) -> bool:
     """Answer one batch. Whether this process can answer another."""
+    channel.begin(batch)
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch), ahead)
     pending = model.metrics.pending
     extra = json.dumps(pending.take()).encode() if pending else b""
-    channel.send(Kind.REPLY, batch, outcome.answers, extra)
+    channel.reply(batch, outcome.answers, extra)
     if outcome.device_lost:
         logger.error("the device does not answer this process any more, so the worker ends")
     return not outcome.device_lost
@@ -154,7 +155,8 @@ def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
 
 
 def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
-    channel.send(Kind.PIECE, batch, [(position, headers, body)])
+    if not channel.send_piece(batch, position, headers, body):
+        logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 
 
 def load_model(order: LoadOrder) -> Model:

@@ -82,8 +82,7 @@ def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _
                 if frame.kind is not Kind.BATCH:
                     on_other(channel, frame)
                     continue
-                # Copies, because the channel's buffer is read over while the batch waits, and a batch that fails is read again.
-                items: list[Item] = [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items]
+                items = keep(frame.items)
                 batch = frame.batch
                 del frame
                 waiting = Waiting(batch, items, prepare(model, items, side))
@@ -94,6 +93,13 @@ def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _
         ready.put(error)
     else:
         ready.put(None)
+
+
+def keep(items: Sequence[Item]) -> list[Item]:
+    """Copies, because the channel's buffer is read over while the batch waits; but for a large body that came alone and lies in memory
+    of its own. Either way the handler gets a copy that it may change, since a batch that fails is read again.
+    """
+    return [(code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body)) for code, meta, body in items]
 
 
 def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:

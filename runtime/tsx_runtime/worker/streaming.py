@@ -24,5 +24,6 @@ def send_intermediate_predict_response(
         raise PredictionFailed(f"number of batch response mismatched, expect: {len(req_id_map)}, got: {len(ret)} parts of an answer.")
     for (idx, request_id), value in zip(req_id_map.items(), ret.values() if isinstance(ret, Mapping) else ret, strict=True):
         if context.get_request_id(idx) != request_id:  # a thread that outlived its batch would write into a stranger's answer
-            raise PredictionFailed(f"Request {request_id} is answered already, so a further part of its answer cannot be sent.")
+            context.drop_late(request_id)
+            continue
         context.send_piece(idx, encode_body(value))

@@ -90,3 +90,25 @@ def test_a_large_frame_is_sent_through_a_small_socket_buffer(pair: tuple[socket.
         reading = pool.submit(lambda: bodies(Channel(front).read()))
         Channel(back).send(Kind.REPLY, 3, [(200, b"", b"a" * 3_000_000), (200, b"h", b"")])
         assert reading.result(30) == [b"a" * 3_000_000, b""]
+
+
+def test_a_piece_is_sent_only_while_its_own_batch_is_answered() -> None:
+    """The front end takes no piece of an answer that is complete: it would end the worker."""
+    front, back = socket.socketpair()
+    with front, back:
+        channel = Channel(back)
+        channel.begin(1)
+        assert channel.send_piece(1, 0, b"", b"a")
+        assert not channel.send_piece(2, 0, b"", b"b")
+        channel.reply(1, [(200, b"", b"c")], b"")
+        assert not channel.send_piece(1, 0, b"", b"d")
+        channel.begin(2)
+        assert not channel.send_piece(1, 0, b"", b"e")
+        assert channel.send_piece(2, 0, b"", b"f")
+        theirs = Channel(front)
+        frames = [theirs.read() for _ in range(3)]
+    assert [(frame.kind, frame.batch, bytes(frame.items[0][2])) for frame in frames if frame is not None] == [
+        (Kind.PIECE, 1, b"a"),
+        (Kind.REPLY, 1, b"c"),
+        (Kind.PIECE, 2, b"f"),
+    ]

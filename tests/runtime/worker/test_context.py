@@ -164,6 +164,18 @@ def test_a_piece_outside_of_a_batch_is_an_error_that_says_so(context: Context) -
         context.send_piece(0, b"x")
 
 
+def test_parts_that_come_after_the_answer_are_dropped_and_logged_once(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[object] = []
+    context.begin([request_meta("late", b"", []).decode()], None, lambda *piece: sent.append(piece))
+    context.send_piece(0, b"in time")
+    context.end()
+    for _ in range(3):
+        context.send_piece(0, b"late")
+    assert sent == [(0, b"", b"in time")]
+    (record,) = caplog.records
+    assert record.getMessage() == "request late is answered already, so further parts of its answer are dropped"
+
+
 def test_headers_are_a_dict_to_json_and_pickle() -> None:
     headers = Headers([("Accept", "a"), ("ACCEPT", "b")])
     assert json.dumps(headers) == '{"Accept": "b"}'

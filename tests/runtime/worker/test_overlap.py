@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 from tsx_runtime.wire import Kind
+from tsx_runtime.worker.overlap import keep
+from tsx_runtime.worker.requests import own
 
 from .conftest import Answer, Request, StartWorker, Worker
 
@@ -249,3 +251,14 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: Sta
     for with_overlap, without in zip(*found, strict=True):
         for one, other in zip(with_overlap, without, strict=True):
             assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_of_what_waits_to_be_prepared_a_large_body_that_came_alone_is_not_copied() -> None:
+    body, shared = bytearray(b"its own memory"), memoryview(bytearray(b"read over"))
+    (_, meta, kept), (_, _, copied) = keep([(0, bytearray(b"meta"), body), (0, b"", shared[:4])])
+    assert isinstance(kept, memoryview)
+    assert kept.obj is body
+    assert (meta, copied) == (b"meta", b"read")
+    row = own(kept)
+    row[:3] = b"HIS"  # the handler's own
+    assert body == b"its own memory"
