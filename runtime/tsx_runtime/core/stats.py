@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 
 from tsx_runtime.wire import MetricDelta
 
+MOST_LABEL_SETS = 1000  # of one metric that a handler reports
+MOST_METRICS = 1000  # that the handler of one version reports
+OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, unit, dimensions
+
+
+logger = logging.getLogger("tsx.metrics")
 
 
 class HandlerMetric:
@@ -32,11 +39,14 @@ class Stats:
     """One version's numbers. The hot path updates them once a batch."""
 
     __slots__ = (
+        "_label_sets",
         "answers",
         "batch_sizes",
         "batches",
+        "dropped_metrics",
         "handler_metrics",
         "inference_seconds",
+        "label",
         "last_queue_seconds",
         "last_worker_seconds",
         "latency_seconds",
@@ -48,7 +58,8 @@ class Stats:
         "stuck",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = "") -> None:
+        self.label = label  # as the log names it
         self.requests = 0  # accepted
         self.batches = 0  # answered by a worker
         self.answers: Counter[int] = Counter()  # by HTTP status
@@ -63,8 +74,27 @@ class Stats:
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory or age
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
+        self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and nobody sees, by the name of the metric
+        self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
         for delta in deltas:
             key = (delta["name"], delta["type"], delta["unit"], tuple(sorted(delta["dimensions"].items())))
-            self.handler_metrics.setdefault(key, HandlerMetric()).add(delta["value"])
+            metric = self.handler_metrics.get(key) or self._begin_metric(key)
+            if metric is not None:
+                metric.add(delta["value"])
+
+    def _begin_metric(self, key: MetricKey) -> HandlerMetric | None:
+        """None where a handler reports without bound, as one does whose labels hold ids: each would be kept for good."""
+        name = key[0]
+        if self._label_sets[name] < MOST_LABEL_SETS and (name in self._label_sets or len(self._label_sets) < MOST_METRICS):
+            self._label_sets[name] += 1
+            metric = self.handler_metrics[key] = HandlerMetric()
+            return metric
+        shown = name if name in self._label_sets else OTHERS
+        if not self.dropped_metrics[shown]:
+            many = f"the metric {name} with more than {MOST_LABEL_SETS} sets of labels" if shown else f"more than {MOST_METRICS} metrics"
+            text = "%s: its handler reports %s; further ones are dropped, and tsx_handler_metric_drops_total counts them"
+            logger.warning(text, self.label or "a model", many)
+        self.dropped_metrics[shown] += 1
+        return None

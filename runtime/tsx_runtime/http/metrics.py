@@ -123,6 +123,9 @@ def _add_requests(families: Families, reading: Reading) -> None:
         families.add("ts_queue_latency_microseconds", "counter", text, [(model, stats.queue_seconds * MICRO)])
         answers = [(model | {"status": str(status)}, count) for status, count in sorted(stats.answers.items())]
         families.add("tsx_answers_total", "counter", "answers of workers by HTTP status", answers)
+        dropped = [(model | {"metric": _text(name)}, count) for name, count in sorted(stats.dropped_metrics.items())]
+        text = "values that a handler reported beyond the bounds, by the name of the metric"
+        families.add("tsx_handler_metric_drops_total", "counter", text, dropped)
         refusals = [(model | {"reason": reason}, count) for reason, count in sorted(stats.refusals.items())]
         families.add("tsx_refusals_total", "counter", "requests that no worker answered, by the kind of error", refusals)
         families.add("tsx_queue_depth", "gauge", "requests that wait for a worker", [(model, version.pending)])

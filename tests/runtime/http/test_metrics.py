@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families
@@ -174,3 +174,24 @@ def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(st
         assert described["workerRecycles"]["age"] >= 1
         assert described["workerRestarts"] == 0
         assert "maxWorkerMemory" not in described
+
+
+def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
+    stats = Stats('Model "m" [Version 1]')
+    for number in range(MOST_LABEL_SETS + 5):
+        stats.add_handler_metrics([delta("Seen", request=str(number)), delta("Seen", request="0"), delta("Other")])
+    for number in range(MOST_METRICS):
+        stats.add_handler_metrics([delta(f"of_{number}")])
+    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0)
+    samples = samples_of(build_families(Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})).render().decode())
+    assert len(samples["Seen"]) == MOST_LABEL_SETS
+    assert samples["Other"][0][1] == MOST_LABEL_SETS + 5
+    assert {labels["request"]: value for labels, value in samples["Seen"]}["0"] == MOST_LABEL_SETS + 6
+    assert {labels["metric"]: value for labels, value in samples["tsx_handler_metric_drops_total"]} == {"Seen": 5, "": 2}
+    labels, names = (record.getMessage() for record in caplog.records)
+    assert labels.startswith('Model "m" [Version 1]: its handler reports the metric Seen with more than 1000 sets of labels')
+    assert "more than 1000 metrics" in names
+
+
+def delta(name, **labels):
+    return {"name": name, "type": "counter", "unit": "count", "value": 1.0, "dimensions": labels}
