@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from tsx_runtime import wire
@@ -44,10 +44,11 @@ class Dispatcher:
         self.bounds = bounds
         self.queue = JobQueue()
         self.channels: list[Channel] = []
-        self.stats = Stats()
+        self.stats = Stats(label)
         self.pace = Pace()
         self.accepting = False
         self.why_not = ""
+        self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
@@ -101,6 +102,7 @@ class Dispatcher:
         if channel.closed.done():  # its worker has died since it was ready
             return
         self.channels.append(channel)
+        self._full = None
         self._flush()
 
     def remove(self, channel: Channel) -> None:
@@ -116,36 +118,36 @@ class Dispatcher:
             self.refuse_waiting(self._no_worker())
 
     def refuse_waiting(self, error: TsxError) -> None:
-        self.refuse_lost(self.queue.drop_all(), error)
+        self.refuse_all(self.queue.drop_all(), error)
 
-    def refuse_lost(self, jobs: Iterable[Job], error: TsxError) -> None:
-        """Answer what a worker had begun when it ended."""
+    def refuse_all(self, jobs: Iterable[Job], error: TsxError) -> None:
+        """Answer accepted requests that no worker will."""
         for job in jobs:
             self._refuse(job, error)
 
     def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be, and what is found guilty."""
-        self.refuse_lost([job for position, job in enumerate(lost.jobs) if position in streaming], error)
+        self.refuse_all([job for position, job in enumerate(lost.jobs) if position in streaming], error)
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
         groups = halves(Suspects(left, lost.deaths)) if len(left) == len(lost.jobs) else [Suspects([job], lost.deaths + 1) for job in left]
         if groups and self.accepting:
             self.queue.suspect(groups)
             self._flush()
         else:
-            self.refuse_lost(left, error)
+            self.refuse_all(left, error)
 
     def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         """Run again, as it is, what a worker had begun that was stuck through no fault of its requests.
 
         Once: a request that stops its own worker would stop one after the other.
         """
-        self.refuse_lost([job for position, job in enumerate(lost.jobs) if position in streaming], error)
+        self.refuse_all([job for position, job in enumerate(lost.jobs) if position in streaming], error)
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
         if left and self.accepting:
             self.queue.suspect([Suspects(left, BLAMELESS)])
             self._flush()
         else:
-            self.refuse_lost(left, error)
+            self.refuse_all(left, error)
 
     async def quiet(self) -> None:
         """Wait until nothing waits and nothing is under way."""
@@ -253,9 +255,9 @@ class Dispatcher:
         return True
 
     def _queue_full(self) -> QueueFull:
-        """Overload is no time to word the same text again and again: it is kept until the next reply."""
+        """Overload is no time to word the same text again and again: while workers serve, it is kept until the next reply."""
         by_items = len(self.queue.jobs) >= self.bounds.items
-        if self._full is None or self._full[0] != by_items:
+        if self._full is None or self._full[0] != by_items or not self.channels:
             self._full = self._word_full(by_items)
         _, text, seconds = self._full
         return QueueFull(text, retry_after=seconds, status=self.bounds.overload_status)
@@ -272,7 +274,10 @@ class Dispatcher:
         return DeadlinePassed(f"{self.label} did not reach the request before its deadline; try again in {seconds} s.", retry_after=seconds)
 
     def _seconds_to_empty(self) -> int:
-        return retry_after(len(self.queue), self.pace.rate * len(self.channels))
+        """What waits is done, by all workers that serve; where none does, by the first that will."""
+        if self.channels:
+            return retry_after(len(self.queue), self.pace.rate * len(self.channels))
+        return retry_after(len(self.queue), self.pace.rate, self.seconds_until_ready() or 0.0)
 
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._turn_away(job, error)

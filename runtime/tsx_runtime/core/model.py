@@ -14,6 +14,7 @@ from tsx_runtime.core.devices import cpu_count
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.pace import retry_after
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.stats import Stats
@@ -264,6 +265,11 @@ class ModelVersion:
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.change(self.plan.limits, self.plan.bounds)
         self._supervisor.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
+
+    def retry_after(self) -> int | None:
+        """Whole seconds until a worker serves, as far as can be told; None where none does nor is on its way."""
+        seconds = self._supervisor.seconds_until_ready()
+        return None if seconds is None else retry_after(0, 0.0, seconds)
 
     async def finished(self) -> None:
         """Wait until every accepted request is answered."""

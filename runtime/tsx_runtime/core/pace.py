@@ -43,11 +43,10 @@ class Pace:
         return (self._spent + 4 * self._strayed) / self._batches if self._batches else 0.0
 
 
-def retry_after(waiting: int, rate: float) -> int:
-    """Whole seconds, at least one, until `waiting` requests are done at `rate` a second."""
-    if rate <= 0:
-        return 1
-    return max(1, math.ceil(min(waiting / rate, LONGEST)))
+def retry_after(waiting: int, rate: float, before: float = 0.0) -> int:
+    """Whole seconds, at least one, until `waiting` requests are done at `rate` a second, begun after `before` seconds."""
+    seconds = before + (waiting / rate if rate > 0 else 0.0)
+    return max(1, math.ceil(min(seconds, LONGEST)))
 
 
 def latest_start(arrived: float, deadline: float, answer_time: float) -> float:

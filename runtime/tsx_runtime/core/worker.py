@@ -22,11 +22,13 @@ class WorkerState(enum.Enum):
 class Worker:
     """One worker of a version, over all the processes it has had."""
 
-    def __init__(self, id: str, gpu_id: int | None) -> None:
+    def __init__(self, id: str, gpu_id: int | None, now: float) -> None:
         self.id = id
         self.gpu_id = gpu_id
         self.state = WorkerState.LOADING
         self.started = datetime.now(timezone.utc)
+        self.since = now  # time.monotonic() when it came into its state
+        self.next_start = 0.0  # the same clock: where it backs off, when its next process is started
         self.restarts = 0
         self.running: Running | None = None
         self.successor: Running | None = None  # it loads while `running` serves
@@ -50,6 +52,24 @@ class Worker:
     @property
     def device(self) -> str | None:
         return self.running.device if self.running else None
+
+    def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
+        """None where it is not on its way. `usual` is what a process of this model last took to load it, None before the first has:
+        then, or where it takes longer than usual, as long again as it has taken.
+        """
+        if self.state is WorkerState.READY:
+            return 0.0
+        if self.state is WorkerState.BACKING_OFF:
+            return max(0.0, self.next_start - now) + (usual or 0.0)
+        if self.state is WorkerState.LOADING:
+            taken = now - self.since
+            return usual - taken if usual is not None and usual > taken else taken
+        return None
+
+    def settle(self, error: TsxError | None) -> None:
+        """Tell who waits for it that it serves, or why it does not. Only the first word counts."""
+        if not self.settled.done():
+            self.settled.set_result(error)
 
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process."""

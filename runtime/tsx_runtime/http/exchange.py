@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from tsx_runtime.core.channel import SMALL
 from tsx_runtime.core.jobs import Flow
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head
-from tsx_runtime.http.lines import CLOSE, around_id
+from tsx_runtime.http.lines import CLOSE, refusal
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
@@ -92,11 +91,8 @@ class Exchange:
             logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), error.message)
             connection.break_off()
             return
-        status, pairs, body = faults.fault(error)
+        status, answer = refusal(connection.server_state.default_headers, self.request_id, error, keep_alive=self.keep_alive)
         connection.lane.counts.add(status)
-        before, behind = around_id(connection.server_state.default_headers, status, pairs)
-        close = b"" if self.keep_alive else CLOSE
-        answer = b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, self.request_id, behind, len(body), close, body)
         connection.finish(answer, self.keep_alive)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:

@@ -19,7 +19,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.limits import urgency
+from tsx_runtime.http.limits import priority_and_timeout
 from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
 
 END = b"\r\n\r\n"
@@ -84,7 +84,7 @@ class Heads:
         try:
             if self._guard is not None:
                 self._guard.check(found.headers)
-            priority, timeout_ms = urgency(found.headers)
+            priority, timeout_ms = priority_and_timeout(found.headers)
         except TsxError:
             return None
         waits = waits_for_go(found.headers)

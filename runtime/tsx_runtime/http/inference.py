@@ -35,7 +35,7 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.limits import deadline, urgency
+from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.http.routes import find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
@@ -83,7 +83,7 @@ class Predictions:
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[ModelVersion, WaitingJob]:
         """The request, and who shall answer it."""
         headers: list[Pair] = scope["headers"]
-        priority, timeout_ms = urgency(headers)
+        priority, timeout_ms = priority_and_timeout(headers)
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
         form = target.name is None and is_form(headers)

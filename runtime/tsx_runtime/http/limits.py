@@ -12,7 +12,7 @@ MOST_URGENT = 100
 LONGEST = 86_400_000  # ms; a day
 
 
-def urgency(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int | None]:
+def priority_and_timeout(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int | None]:
     """Priority (0 where there is none; greater goes first) and milliseconds that the client will wait. Names are lower case.
 
     Raises BadRequest.

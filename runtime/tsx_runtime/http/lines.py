@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import Pair, check_status, handler_headers
 
 CLOSE = b"connection: close\r\n"
@@ -55,6 +57,14 @@ class Behind(dict[int, bytes]):
 def around_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
     before = b"".join([status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "])
     return before, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+
+
+def refusal(default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool) -> tuple[int, bytes]:
+    """Its status, and an error as the whole of an answer."""
+    status, pairs, body = faults.fault(error)
+    before, behind = around_id(default, status, pairs)
+    close = b"" if keep_alive else CLOSE
+    return status, b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, len(body), close, body)
 
 
 def status_line(status: int) -> bytes:

@@ -113,7 +113,8 @@ class Management:
 async def ask_handler(version: ModelVersion) -> Any:
     """What the handler's `describe_handle` says: a request with the header `describe`. JSON where it is JSON, else text."""
     if not any(worker.state is WorkerState.READY for worker in version.workers):
-        raise NoWorker(f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.')
+        text = f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.'
+        raise NoWorker(text, retry_after=version.retry_after())
     meta = wire.request_meta(new_request_id().decode(), b"", [(b"describe", b"True")])
     job = WaitingJob(meta, b"", time.monotonic())
     version.submit(job)

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
-from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
 from tsx_runtime.http.limits import deadline
-from tsx_runtime.http.lines import CLOSE, Lines, around_id
+from tsx_runtime.http.lines import Lines, refusal
 from tsx_runtime.http.timeouts import SLOWEST, Clock
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
@@ -353,10 +352,9 @@ class FastLane(HttpToolsProtocol):
             return
         within = self._phase is UVICORN and not self._in_head  # else uvicorn's cycle is that of the request before
         if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
-            status, pairs, body = faults.fault(error)
+            status, answer = refusal(self.server_state.default_headers, new_request_id(), error, keep_alive=False)
             self.lane.counts.add(status)
-            before, behind = around_id(self.server_state.default_headers, status, pairs)
-            self.transport.write(b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, new_request_id(), behind, len(body), CLOSE, body))
+            self.transport.write(answer)
         self.transport.close()
 
     def _set_phase(self, phase: Phase) -> None:

@@ -25,7 +25,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
-from tsx_runtime.http.contract import http_protocol
+from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners

@@ -177,7 +177,7 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
         jobs += submit(dispatcher, b"5")
         peer.close()
         await channel.closed
-        dispatcher.refuse_lost(channel.sent.popleft().jobs, WorkerDied("Worker died."))
+        dispatcher.refuse_all(channel.sent.popleft().jobs, WorkerDied("Worker died."))
         second, new_peer = await connect(dispatcher)
         dispatcher.add(second)
         frame = await new_peer.read()
@@ -205,7 +205,7 @@ def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refus
         peer.close()
         with pytest.raises(NoWorker):
             await answer(jobs[1])
-        dispatcher.refuse_lost(channel.sent.popleft().jobs, WorkerDied("Worker died."))
+        dispatcher.refuse_all(channel.sent.popleft().jobs, WorkerDied("Worker died."))
         await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
 
     asyncio.run(main())
@@ -409,6 +409,33 @@ def test_a_deadline_is_acted_on_while_every_worker_is_busy():
         assert refused.value.retry_after == 1
         assert not patient.done.done()
         assert list(dispatcher.queue.jobs) == [patient]
+
+    asyncio.run(main())
+
+
+def test_who_is_refused_while_workers_load_is_told_when_one_will_serve():
+    async def main():
+        dispatcher = Dispatcher('Model "m" [Version 1.0]', Limits(1), Bounds(1))
+        dispatcher.accept(True)
+        submit(dispatcher, b"waits")
+        for left, told in ((41.2, 42), (3.0, 3), (None, 1)):  # what was said is not said again when it holds no more
+            dispatcher.seconds_until_ready = lambda left=left: left
+            [refused] = submit(dispatcher, b"too many")
+            with pytest.raises(QueueFull, match=f"try again in {told} s") as caught:
+                await answer(refused)
+            assert caught.value.retry_after == told
+        channel, peer = await connect(dispatcher)
+        dispatcher.seconds_until_ready = lambda: 1000.0
+        dispatcher.add(channel)
+        await peer.read()
+        submit(dispatcher, b"early")
+        await peer.read()
+        submit(dispatcher, b"waits")
+        [refused] = submit(dispatcher, b"too many")
+        with pytest.raises(QueueFull) as caught:
+            await answer(refused)
+        assert caught.value.retry_after == 1
+        peer.close()
 
     asyncio.run(main())
 

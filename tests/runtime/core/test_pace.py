@@ -56,6 +56,11 @@ def test_retry_after_is_whole_seconds_in_which_the_queue_empties(waiting, rate):
         assert after == 1 or (after - 1) * rate < waiting * 1.001
 
 
+@given(st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 1000))
+def test_what_comes_before_the_first_request_is_begun_counts_as_well(waiting, rate, before):
+    assert before <= retry_after(waiting, rate, before) <= retry_after(waiting, rate) + math.ceil(before)
+
+
 @given(st.integers(0, 10**4), st.integers(0, 10**4), st.floats(0.01, 10**4), st.floats(0.01, 10**4))
 def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(one, other, slow, fast):
     assert retry_after(min(one, other), fast) <= retry_after(max(one, other), fast)

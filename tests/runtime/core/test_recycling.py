@@ -96,7 +96,7 @@ def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_ow
 
 
 def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.TRY_AGAIN", 0)
+    monkeypatch.setattr("tsx_runtime.core.life.TRY_AGAIN", 0)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", WITH_STATE), order())

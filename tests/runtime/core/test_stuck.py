@@ -141,7 +141,7 @@ def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypa
 
 
 def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())

@@ -14,15 +14,16 @@ import psutil
 import pytest
 
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.life import SAME_LOAD_ERROR
 from tsx_runtime.core.local import open_model
 from tsx_runtime.core.running import Running, describe_exit
-from tsx_runtime.core.supervisor import SAME_LOAD_ERROR
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import (
     BadRequest,
     LoadFailed,
     NoWorker,
     OutOfResources,
+    QueueFull,
     WorkerDied,
 )
 from tsx_runtime.settings import Settings
@@ -106,7 +107,7 @@ def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path)
 
 
 def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 10 * TIMEOUT))
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 10 * TIMEOUT))
 
     async def main():
         async with open_model(talker(tmp_path / "m"), Settings()) as version:
@@ -149,7 +150,7 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
 
 
 def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 0, 0, 0, 0, 0))
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 0, 0, 0, 0, 0))
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())
@@ -171,13 +172,43 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no
 
 
 def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (0, 1000))
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", crashing), order(), wait=False)
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         assert "exit code 9" in version.last_error
+
+    with_registry(test)
+
+
+def test_who_is_refused_while_a_worker_backs_off_or_loads_is_told_how_long_that_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (200,))
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(job_queue_size=1))
+        [worker] = version.workers
+        assert version.retry_after() == 1
+        usual = worker.load_seconds
+        submit(version, "exit")
+        await until(lambda: worker.state is WorkerState.BACKING_OFF)
+        submit(version, "waits")
+        with pytest.raises(QueueFull) as caught:
+            await asyncio.wait_for(submit(version, "too many").done, TIMEOUT)
+        assert 200 - TIMEOUT < caught.value.retry_after <= 201 + usual
+        assert version.retry_after() <= 201 + usual
+        for state, since, left in (
+            (WorkerState.LOADING, 0.0, usual),
+            (WorkerState.LOADING, 10 * usual, 10 * usual),  # longer than it takes: as long again
+            (WorkerState.UNLOADING, 0.0, None),
+            (WorkerState.FAILED, 0.0, None),
+        ):
+            worker.state, worker.since = state, 0.0
+            assert worker.seconds_until_ready(since, usual) == left
+        assert version.retry_after() is None
+        worker.state = WorkerState.LOADING
+        assert worker.seconds_until_ready(7.0, None) == 7.0
 
     with_registry(test)
 

@@ -58,7 +58,7 @@ def test_it_is_ready_when_every_default_version_has_a_ready_worker(empty, tmp_pa
 
 
 def test_it_is_not_ready_while_its_only_worker_is_started_again(empty, until, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.supervisor.BACK_OFF", (1, 1))  # long enough to be seen by one who asks now and then
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (1, 1))  # long enough to be seen by one who asks now and then
     empty.register("talker.mar", initial_workers=1)
     (worker,) = empty.registry.find("talker").workers
     os.kill(worker.pid, signal.SIGKILL)

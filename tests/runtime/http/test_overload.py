@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.http.limits import PRIORITY, TIMEOUT, deadline, urgency
+from tsx_runtime.http.limits import PRIORITY, TIMEOUT, deadline, priority_and_timeout
 
 LANES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
 both_lanes = pytest.mark.parametrize("lane", LANES)
@@ -142,14 +142,14 @@ def test_bytes_that_wait_are_bounded(blocked, lane):
 @given(st.integers(-100, 100), st.integers(1, 86_400_000))
 def test_the_headers_are_read_as_they_are_written(priority, timeout):
     headers = [(b"host", b"x"), (PRIORITY, str(priority).encode()), (TIMEOUT, str(timeout).encode())]
-    assert urgency(headers) == (priority, timeout)
-    assert urgency(headers[:1]) == (0, None)
+    assert priority_and_timeout(headers) == (priority, timeout)
+    assert priority_and_timeout(headers[:1]) == (0, None)
 
 
 @given(st.sampled_from([PRIORITY, TIMEOUT]), st.binary(max_size=30))
 def test_any_other_value_is_a_bad_request(name, value):
     try:
-        priority, timeout = urgency([(name, value)])
+        priority, timeout = priority_and_timeout([(name, value)])
     except BadRequest:
         return
     assert -100 <= priority <= 100

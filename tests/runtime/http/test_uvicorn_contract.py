@@ -14,9 +14,9 @@ import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from tsx_runtime.http import contract, exchange, protocol
-from tsx_runtime.http.contract import RELIED_ON, http_protocol, missing_parts, parts_of
+from tsx_runtime.http import exchange, protocol, uvicorn_contract
 from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.uvicorn_contract import RELIED_ON, http_protocol, missing_parts, parts_of
 
 
 def names_used(source: Path, *owners: str) -> set[str]:
@@ -86,7 +86,7 @@ def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
     if what == "a part":
         monkeypatch.setitem(RELIED_ON, "FlowControl", ("levitate",))
     else:
-        monkeypatch.setattr(contract, "MODULE", "uvicorn.protocols.http.telepathy")
+        monkeypatch.setattr(uvicorn_contract, "MODULE", "uvicorn.protocols.http.telepathy")
     with caplog.at_level(logging.WARNING):
         assert http_protocol() == "auto"
     (record,) = caplog.records
