@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import clients, surroundings, workers
+from . import clients, stop, surroundings, workers
 from .trial import LONG, SHORT, Report, run
 
 ROW = "{:<62} {:>7} {:>9} {:>20} {:>9} {:>9}"
@@ -31,11 +31,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="WORD", help="only scenarios whose name has one of these words")
     parser.add_argument("--short", action="store_true", help="as heavy as in the tests")
     options = parser.parse_args()
-    known = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS]
+    known = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
     chosen = [scenario for scenario in known if not options.names or any(name in scenario.name for name in options.names)]
     print(ROW.format("fault", "victim", "bystander", "the victim's errors", "answers", "complete"), flush=True)
     failed = 0
     for scenario in chosen:
+        if reason := scenario.why_not():
+            print(f"{scenario.name}: left out, since {reason}", flush=True)
+            continue
         with tempfile.TemporaryDirectory() as place:
             report = asyncio.run(run(scenario, SHORT if options.short else LONG, Path(place)))
         print(row(report), flush=True)

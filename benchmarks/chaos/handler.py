@@ -116,6 +116,12 @@ def parts(idx, context, times):
         send_intermediate_predict_response([""], {idx: context.get_request_id(idx)}, "a part", 200, context)
 
 
+def note(idx, context, path, number):
+    """That this request was run."""
+    with open(path, "a") as file:
+        file.write(f"{number}\n")
+
+
 def pad(idx, context, text):
     """A long request."""
 
@@ -175,7 +181,7 @@ ORDERS = {
     obey.__name__: obey
     for obey in (
         *(die, freeze, leave, segfault, loop, fail, wait),
-        *(exhaust_memory, leak_memory, leak_files, flood, large, stream, parts, pad),
+        *(exhaust_memory, leak_memory, leak_files, flood, large, stream, parts, note, pad),
         *(close_channel, shut_channel, half_frame, half_frame_and_on, endless_frame, stray_frame, random_bytes, random_frame),
     )
 }

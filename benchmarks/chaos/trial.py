@@ -37,16 +37,22 @@ SHORT = Scale(clients=6, interval=0.02, rounds=1, slow_clients=500, megabytes=64
 LONG = Scale(clients=16, interval=0.02, rounds=5, slow_clients=10_000, megabytes=256, preload=True)
 
 
+async def nothing(trial: Trial) -> None:
+    """No fault."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A fault. `allowed`: what clients of the victim may get besides 200; nobody else gets anything else."""
 
     name: str
-    fault: Callable[[Trial], Awaitable[None]]
+    fault: Callable[[Trial], Awaitable[None]] = nothing
     allowed: frozenset[int] = frozenset()
     victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
     settings: Mapping[str, object] = field(default_factory=dict)
     output: Callable[[ExitStack], int] | None = None  # a file descriptor for stdout and stderr of the server
+    instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = None  # of the usual trial, where the server does not outlive it
+    why_not: Callable[[], str | None] = lambda: None  # why this machine does not let it be tried
 
 
 @dataclass
@@ -108,9 +114,11 @@ class Trial:
 
 async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
     """The whole trial; leaves no process behind."""
+    if scenario.instead is not None:
+        return await scenario.instead(scenario, scale, directory)
     with ExitStack() as held:
         output = None if scenario.output is None else scenario.output(held)
-        trial = Trial(await _start(scenario, scale, directory, output), scale, directory)
+        trial = Trial(await start(scenario, scale, directory, output), scale, directory)
         try:
             await _under_load(trial, scenario)
             await _compare(trial, scenario)
@@ -124,7 +132,7 @@ async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
     return Report(scenario.name, sent, trial.tallies[VICTIM].errors, trial.recovery, trial.complete, trial.problems)
 
 
-async def _start(scenario: Scenario, scale: Scale, directory: Path, output: int | None) -> Server:
+async def start(scenario: Scenario, scale: Scale, directory: Path, output: int | None = None) -> Server:
     settings = {"worker_preload": str(scale.preload).lower(), "default_startup_timeout": 60, **scenario.settings}
     victim = pack(directory, VICTIM, json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8, **scenario.victim}))
     bystander = pack(directory, BYSTANDER, json.dumps({"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import psutil
 
+from .memory_group import memory_group, why_not
 from .trial import Scenario, Trial
 
 DEATH = frozenset({500, 507})  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
@@ -38,6 +39,25 @@ async def gone(trial: Trial, pid: int) -> None:
         return pid not in await trial.server.pids("victim")
 
     await trial.eventually(f"worker {pid} is replaced", replaced)
+
+
+async def out_of_memory(trial: Trial) -> None:
+    """The kernel itself kills the only worker, for what its handler allocates."""
+    (pid,) = await trial.server.pids("victim")
+    with memory_group(32 << 20) as group:
+        group.take(pid)
+        client = trial.client()
+        answer = await client.ask("leak_memory 96")
+        await client.close()
+        good = answer is not None and answer.status in (200, 507)  # 200: with others in its batch, it was tried again elsewhere
+        trial.check(good, f"who used up the memory got {answer}")
+        trial.check(group.kills() == 1, f"the kernel killed {group.kills()} processes")
+        await gone(trial, pid)
+
+        async def removed() -> bool:
+            return group.remove()
+
+        await trial.eventually("the control group is empty", removed)
 
 
 async def memory_error(trial: Trial) -> None:
@@ -144,6 +164,7 @@ SCENARIOS = (
     Scenario("all workers are killed at once", kill_all, DEATH),
     Scenario("a worker is stopped by SIGSTOP", stop_one, settings=WATCHFUL),
     _order("the handler is killed as the kernel does when memory is out", "die", 507),
+    Scenario("the kernel kills a worker for its memory", out_of_memory, DEATH, {"minWorkers": 1, "maxWorkers": 1}, why_not=why_not),
     Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
     _order("the handler ends its process", "leave", 500),
     _order("the handler crashes by a segmentation fault", "segfault", 500),

@@ -1,0 +1,116 @@
+"""SIGTERM under load: what was accepted is answered, and nothing that was accepted is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .load import LATE, read_answer
+from .server import Server
+from .trial import BYSTANDER, UNEXPECTED, VICTIM, Report, Scale, Scenario, start
+
+BEFORE = 1.0  # seconds; who has waited that long for an answer when the stop is asked for was accepted for certain
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Seen:
+    """What became of each request, by its number."""
+
+    answered: dict[int, int] = field(default_factory=dict)  # with which status
+    unanswered: dict[int, float] = field(default_factory=dict)  # the connection ended instead; when it was sent
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    sent: Counter[str] = field(default_factory=Counter)  # by model
+
+
+async def stop_under_load(scenario: Scenario, scale: Scale, directory: Path) -> Report:
+    report = Report(scenario.name, {VICTIM: 0, BYSTANDER: 0}, {}, 0.0, 0.0, [])
+    for number in range(scale.rounds):
+        place = directory / f"stop{number}"
+        place.mkdir()
+        server = await start(scenario, scale, place)
+        try:
+            await _stop(server, scale, place / "ran", report)
+        except (OSError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:
+            report.problems.append(f"{type(error).__name__}: {error}; the log ends with {server.log.read_text(errors='replace')[-1000:]}")
+        finally:
+            await server.kill()
+    return report
+
+
+async def _stop(server: Server, scale: Scale, ran: Path, report: Report) -> None:
+    seen = Seen()
+    enough = 20 * scale.clients
+    asking = [asyncio.create_task(_ask(server, model, ran, seen, enough)) for model in (VICTIM, BYSTANDER) for _ in range(scale.clients)]
+    try:
+        await asyncio.wait_for(seen.enough.wait(), LATE)
+        asked = time.monotonic()
+        code = await server.stop()
+        report.complete = max(report.complete, time.monotonic() - asked)
+        await asyncio.wait_for(asyncio.gather(*asking), LATE)
+    finally:
+        for task in asking:
+            task.cancel()
+    for model, count in seen.sent.items():
+        report.sent[model] += count
+    report.problems += _problems(seen, _numbers_in(ran), asked)
+    log = server.log.read_text(errors="replace")
+    report.problems += [f"the log says: {line[:300]}" for line in log.splitlines() if any(words in line for words in UNEXPECTED)][:5]
+    if code != 0:
+        report.problems.append(f"the server ended with exit code {code}")
+    if left := await server.left_over():
+        report.problems.append(f"processes outlived the server: {left}")
+
+
+def _problems(seen: Seen, ran: set[int], asked: float) -> list[str]:
+    problems = []
+    if refused := {number: status for number, status in seen.answered.items() if status != 200}:
+        problems.append(f"{len(refused)} requests were refused after they were accepted: {Counter(refused.values())}")
+    if lost := ran - set(seen.answered):
+        problems.append(f"{len(lost)} requests ran and were not answered")
+    if lost := {number for number, sent in seen.unanswered.items() if sent < asked - BEFORE}:
+        problems.append(f"{len(lost)} requests were sent long before the stop and not answered")
+    if not ran:
+        problems.append("no handler noted what it ran")
+    return problems
+
+
+def _numbers_in(file: Path) -> set[int]:
+    return {int(line) for line in file.read_text().split()}
+
+
+async def _ask(server: Server, model: str, ran: Path, seen: Seen, enough: int) -> None:
+    """One request after the other, without a pause, until no connection is taken any more. Who finds its own closed makes another."""
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.ports["inference"])
+        except OSError:
+            return
+        try:
+            stays = True
+            while stays:
+                number = next(_numbers)
+                body = f"{number} note {ran} {number}".encode()
+                seen.sent[model] += 1
+                seen.unanswered[number] = time.monotonic()
+                head = f"POST /predictions/{model} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + body)
+                answer, stays = await read_answer(reader)
+                del seen.unanswered[number]
+                seen.answered[number] = answer.status
+                if len(seen.answered) >= enough:
+                    seen.enough.set()
+        except (OSError, EOFError):
+            pass  # closed, before or in the middle of an answer: the request stays among the unanswered
+        finally:
+            writer.transport.abort()
+
+
+SCENARIOS = (
+    Scenario("the server is told to stop", settings={"drain_timeout": 30}, instead=stop_under_load),
+    Scenario("the server is told to stop, and goes on for a second", settings={"shutdown_delay": 1}, instead=stop_under_load),
+)
