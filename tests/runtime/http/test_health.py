@@ -53,6 +53,10 @@ def test_it_is_ready_when_every_default_version_has_a_ready_worker(empty, tmp_pa
     reason = {"modelName": "slow", "modelVersion": "1.0", "reason": "no worker is ready; workers: 1 LOADING"}
     assert ready_of(empty.inference) == {"status": "Not ready", "notReady": [reason]}
     assert empty.inference.get("/livez").status_code == empty.inference.get("/ping").status_code == 200
+    described = empty.management.get("/models/slow", params={"customized": "true"})
+    assert (described.status_code, described.headers["retry-after"].isdigit()) == (503, True)
+    described = empty.management.get("/models/talker", params={"customized": "true"})
+    assert (described.status_code, "retry-after" in described.headers) == (503, False)
     go.touch()
     until(lambda: ready_of(empty.inference)["status"] == "Ready")
 
