@@ -17,13 +17,13 @@ from tsx_runtime.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [
     "archiver/tsx_archiver",
-    "archiver/model_archiver",
     "runtime/tsx_runtime",
     "cli/tsx_cli",
     "templates/tsx_templates",
 ]
-CLOSED = {"runtime/tsx_runtime/worker/ts", "archiver/model_archiver"}  # one line for all that is inside
+CLOSED = {"runtime/tsx_runtime/worker/ts"}  # one line for all that is inside
 ELSEWHERE = {
+    "packages/tsx-serve-torchserve-shims": "The import names `ts` and `model_archiver`, a distribution of its own: the extra `torchserve`",
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
     "scripts": "What people and CI call: demo, test",
     "tests": "Mirrors the rooms; support/ has what several of them need",

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = {
     "tsx_archiver": ROOT / "archiver",
-    "model_archiver": ROOT / "archiver",
+    "model_archiver": ROOT / "packages" / "tsx-serve-torchserve-shims" / "src",
     "tsx_runtime": ROOT / "runtime",
     "tsx_cli": ROOT / "cli",
     "tsx_templates": ROOT / "templates",
@@ -25,12 +25,14 @@ GROUND = {
     "tsx_archiver",
     "tsx_runtime.addresses",
     "tsx_runtime.errors",
+    "tsx_runtime.nearest",
     "tsx_runtime.output",
+    "tsx_runtime.properties",
     "tsx_runtime.wire",
     "tsx_runtime.version",
     "tsx_templates",
 }
-SETTINGS = GROUND | {"tsx_runtime.settings"}
+SETTINGS = GROUND | {"tsx_runtime.torchserve_keys", "tsx_runtime.settings"}
 PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.entry"}
 HTTP = CORE | {"tsx_runtime.http"}
@@ -42,9 +44,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.version": set(),
     "tsx_runtime.addresses": set(),
     "tsx_runtime.errors": set(),
+    "tsx_runtime.nearest": set(),
     "tsx_runtime.output": set(),
+    "tsx_runtime.properties": set(),
     "tsx_runtime.wire": set(),
-    "tsx_runtime.settings": GROUND,
+    "tsx_runtime.torchserve_keys": GROUND,
+    "tsx_runtime.settings": GROUND | {"tsx_runtime.torchserve_keys"},
     # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
     "tsx_runtime.worker.entry": {"tsx_runtime.worker"},
     "tsx_runtime.worker.preload_export": {"tsx_runtime.worker", *PRELOADS},

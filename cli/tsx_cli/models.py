@@ -12,7 +12,8 @@ from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import print_json, print_table
-from tsx_runtime.settings import TUNABLE, suggestion
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.settings import TUNABLE
 
 PAGE = 100
 

@@ -23,7 +23,8 @@ from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.output import keep_going, log_to_stderr
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.server import Started, StartModel, models_from_settings, serve, start_model
+from tsx_runtime.targets.server import USUAL, Manner, Started, serve
+from tsx_runtime.targets.start import StartModel, models_from_settings, start_model
 
 app = typer.Typer(add_completion=False)
 
@@ -115,7 +116,7 @@ def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) ->
     return start_model(path, name)
 
 
-def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str | None = None) -> None:
+def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str | None = None, manner: Manner = USUAL) -> None:
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
@@ -130,7 +131,7 @@ def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str 
         if ready_line is not None:
             print(ready_line, flush=True)
 
-    serve(settings, starts, on_ready)
+    serve(settings, starts, on_ready, manner)
 
 
 def set_up_logging() -> None:

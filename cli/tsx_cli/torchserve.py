@@ -1,80 +1,233 @@
-"""The `torchserve` command: TorchServe's own options, as far as this version carries them, on tsx's server."""
+"""The `torchserve` command: TorchServe's own options and messages, on tsx's server."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tsx_cli.failure import INTERRUPTED, UsageError, report
+from tsx_cli.failure import FAILED, INTERRUPTED, CliError, UsageError, report
 from tsx_cli.inputs import split_list
-from tsx_runtime.version import __version__
+from tsx_runtime.version import TORCHSERVE_VERSION, __version__
+
+if TYPE_CHECKING:
+    from tsx_runtime.settings import Settings
+    from tsx_runtime.targets.start import StartModel
 
 READY = "Model server started."  # what TorchServe's scripts wait for
-NOT_YET = ("stop", "ts_config", "workflow_store", "log_config", "cpp_log_config", "plugins_path")
+RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+WITHOUT_EFFECT = {
+    "log_config": "it is for Java's logging; the server logs to stderr and its workers to stdout and stderr",
+    "cpp_log_config": "there is no C++ backend",
+    "plugins_path": "plugins of Java cannot be loaded",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
-    if arguments.version:
-        print(f"TorchServe Version is {__version__} (tsx)")
-        return 0
+    from tsx_cli.background import MARK
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    inside = words[:1] == [MARK]
+    arguments = parser().parse_args(words[1:] if inside else words)
     try:
-        check(arguments)
-        start(arguments)
+        return serve(arguments) if inside else act(arguments, words)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # the process's boundary
         return report(error, debug=False, file=sys.stderr)
-    return 0
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="torchserve", description="TorchServe's command, on tsx. `tsx serve` does the same and more.")
-    made.add_argument("-v", "--version", action="store_true", help="print the version")
     action = made.add_mutually_exclusive_group()
-    action.add_argument("--start", action="store_true", help="start the server")
-    action.add_argument("--stop", action="store_true", help="not in this version")
-    made.add_argument("--foreground", action="store_true", help="stay in this terminal; needed in this version")
+    action.add_argument("-v", "--version", action="store_true", help="print the version")
+    action.add_argument("--start", action="store_true", help="start the server; without any of these three as well")
+    action.add_argument("--stop", action="store_true", help="stop it, once it has answered what it has accepted")
+    made.add_argument("--ts-config", metavar="FILE", type=Path, help="config.properties, a snapshot, or a tsx.toml")
     made.add_argument("--model-store", metavar="DIRECTORY", type=Path, help="where the archives are")
+    made.add_argument("--workflow-store", metavar="DIRECTORY", type=Path, help="where the workflow archives are, if not there")
     made.add_argument("--models", metavar="[NAME=]FILE", nargs="+", help="what to load: files of the model store, or all")
-    made.add_argument("--ncs", "--no-config-snapshots", action="store_true", dest="ncs", help="keep no snapshots; this version keeps none")
-    made.add_argument("--dt", "--disable-token-auth", action="store_true", dest="disable_token_auth", help="serve without tokens")
+    made.add_argument("--foreground", action="store_true", help="stay in this terminal")
+    made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="neither write snapshots nor start from one")
+    made.add_argument("--disable-token-auth", "--dt", action="store_true", help="serve without tokens")
     made.add_argument("--enable-model-api", action="store_true", help="let requests register and remove models")
-    for name in ("--ts-config", "--workflow-store", "--log-config", "--cpp-log-config"):
-        made.add_argument(name, metavar="PATH", help="not in this version")
-    made.add_argument("--ppath", "--plugins-path", metavar="PATH", dest="plugins_path", help="not in this version")
+    made.add_argument("--log-config", metavar="FILE", type=Path, help="accepted: a configuration of Java's logging has no effect here")
+    made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted: there is no C++ backend")
+    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted: plugins of Java cannot be loaded")
+    made.add_argument("--tell", type=int, help=argparse.SUPPRESS)  # between this command and the server that it starts
     return made
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse what this version would have to ignore. Where TorchServe is the stricter one, its user has to say so."""
-    for name in NOT_YET:
-        if getattr(arguments, name):
-            raise UsageError(f"this version of tsx does not carry --{name.replace('_', '-')} yet; `tsx serve --help` shows what it has")
-    if not arguments.start:
-        raise UsageError("say what to do: torchserve --start --foreground --model-store DIRECTORY --models FILE ...")
-    if not arguments.foreground:
-        raise UsageError("this version of tsx does not start in the background yet; add --foreground")
-    if arguments.model_store is None:
-        raise UsageError("Missing mandatory parameter --model-store")
-    if not arguments.enable_model_api:
-        raise UsageError("this version of tsx cannot switch the model API off yet; add --enable-model-api if requests may register models")
+def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """What a person asked for. The server itself is another process, or what becomes of this one."""
+    if arguments.version:
+        print(f"TorchServe Version is {TORCHSERVE_VERSION} (tsx {__version__})")
+        return 0
+    if arguments.stop:
+        return stop()
+    from tsx_cli.background import become_server, find_server, leave_running, pid_file
+
+    if find_server(pid_file()) is not None:
+        print(RUNNING)
+        return FAILED
+    setup = configure(arguments, os.environ, warn=lambda notice: None)  # so that what is wrong is said here, and in the exit code
+    if problem := store_problem(setup.settings.model_store):
+        print(problem)
+        return FAILED
+    return become_server(words) if arguments.foreground else leave_running(words)
 
 
-def start(arguments: argparse.Namespace) -> None:
-    # Here, so that --version and a wrong option answer at once.
-    from tsx_cli.options import read_settings
+def stop() -> int:
+    from tsx_cli.background import end_server, find_server, pid_file
+
+    process = find_server(pid_file())
+    if process is None:
+        print("TorchServe is not currently running.")
+        return 0
+    if not end_server(process):
+        raise CliError(f"TorchServe (process {process.pid}) still answers what it has accepted; `kill -9 {process.pid}` ends it at once")
+    print("TorchServe has stopped.")
+    return 0
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """This process is the server."""
+    from tsx_cli.background import AlreadyRunning, claimed, pid_file, teller
     from tsx_cli.serve import run_server
-    from tsx_runtime.targets.server import models_from_settings
+    from tsx_runtime.targets.server import Manner
+    from tsx_runtime.targets.snapshots import Snapshots
 
-    given: dict[str, Any] = {"model_store": arguments.model_store, "load_models": split_list(arguments.models) or None}
-    settings, _ = read_settings(None, None, **given, disable_token_authorization=arguments.disable_token_auth or None)
-    if not settings.disable_token_authorization and not (settings.inference_token and settings.management_token):
+    told: list[str] = []
+    setup = configure(arguments, os.environ, warn=told.append)
+    for notice in [*told, *notices(arguments, setup)]:
+        print(notice, file=sys.stderr)
+    snapshots = None if arguments.ncs else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
+    manner = Manner(answer_first=True, snapshots=snapshots, on_bound=teller(arguments.tell))
+    try:
+        with claimed(pid_file()):
+            run_server(setup.settings, starts(setup.settings), ready_line=READY, manner=manner)
+    except AlreadyRunning:
+        print(RUNNING)
+        return FAILED
+    return 0
+
+
+class Setup(NamedTuple):
+    settings: Settings
+    base: dict[str, str]  # the same as a config.properties: what a snapshot begins with
+    file: Path | None
+    restored: bool  # from the last snapshot
+
+
+def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) -> Setup:
+    """Raises SettingError and UsageError."""
+    from tsx_runtime.errors import SettingError
+    from tsx_runtime.settings import Settings, load_settings
+    from tsx_runtime.torchserve_keys import load_properties
+
+    file, restored = config_file(arguments, env)
+    kept = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store, "load_models": split_list(arguments.models)}
+    given = {
+        **kept,
+        "disable_token_authorization": arguments.disable_token_auth,  # not kept: who starts a server again says again that it is open
+        "enable_model_api": arguments.enable_model_api,
+        "log_config": arguments.log_config,
+    }
+    fields = Settings.model_fields
+    first = variables_of(file, env)  # TorchServe has its variables before the command line: images have the one, their users the other
+    said = {name: value for name, value in given.items() if value and name in fields and name not in first}
+    try:
+        settings, origins = load_settings(said, env, file, warn)
+    except SettingError as error:
+        if not restored:
+            raise
+        raise SettingError(f"{error.message}. That is the last snapshot; --ncs starts without it") from error
+    settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
+    _refuse_what_would_be_ignored(arguments, settings)
+    base = load_properties(file) if file is not None and file.suffix != ".toml" else {}
+    return Setup(settings, base | {name: as_text(value) for name, value in kept.items() if value}, file, restored)
+
+
+def variables_of(file: Path | None, env: Mapping[str, str]) -> set[str]:
+    """The settings that TS_* variables decide."""
+    from tsx_runtime.settings import Settings
+    from tsx_runtime.torchserve_keys import read_torchserve_config
+
+    if file is None or file.suffix == ".toml":
+        return set()
+    keys, _ = read_torchserve_config(file, env, Settings.model_fields)
+    return {key.name for key in keys if key.origin.startswith("environment variable")}
+
+
+def store_problem(store: Path | None) -> str:
+    if store is None:
+        return "Missing mandatory parameter --model-store"
+    return "" if store.is_dir() else f"--model-store directory not found: {store}"
+
+
+def defaults(env: Mapping[str, str]) -> dict[str, object]:
+    """What holds for this command where nothing else is said, because its users' scripts expect it."""
+    logs = Path(env.get("LOG_LOCATION") or "logs")
+    metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
+    strict = {"generate_tokens": True, "enable_model_api": False}
+    return {**strict, "metrics_mode": "log", "access_log": True, "log_location": logs, "metrics_location": metrics}
+
+
+def _refuse_what_would_be_ignored(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Until this version has them: where TorchServe is the stricter one, its user has to say so."""
+    fields = type(settings).model_fields
+    if "enable_model_api" not in fields and not arguments.enable_model_api:
+        raise UsageError("this version of tsx cannot switch the model API off yet; add --enable-model-api if requests may register models")
+    tokens = settings.disable_token_authorization or (settings.inference_token and settings.management_token)
+    if "generate_tokens" not in fields and not tokens:
         raise UsageError(
             "TorchServe asks for tokens, and this version of tsx does not make them up yet: "
             "set TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN, or add --disable-token-auth"
         )
-    run_server(settings, models_from_settings(settings), ready_line=READY)
+
+
+def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:
+    """The file to start from, and whether it is the last server's snapshot."""
+    from tsx_runtime.targets.snapshots import last_snapshot
+
+    named = env.get("TS_CONFIG_FILE") or arguments.ts_config
+    if named:
+        return Path(named), False
+    last = None if arguments.ncs else last_snapshot(snapshot_directory(env))
+    if last is not None:
+        return last, True
+    usual = Path("config.properties")
+    return (usual if usual.is_file() else None), False
+
+
+def snapshot_directory(env: Mapping[str, str]) -> Path:
+    return Path(env.get("LOG_LOCATION") or "logs", "config")
+
+
+def as_text(value: object) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
+    absent = [name for name in WITHOUT_EFFECT if getattr(arguments, name) and name not in type(setup.settings).model_fields]
+    said = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in absent]
+    if setup.restored:
+        ignored = "; --models does not count then (--ncs starts afresh)" if arguments.models else ""
+        said.append(f"starting from the last snapshot, {setup.file}{ignored}")
+    return said
+
+
+def starts(settings: Settings) -> list[StartModel]:
+    """A model that asks for no number of workers has one a core, as in TorchServe, where there is no GPU."""
+    from tsx_runtime.core.devices import cpu_count
+    from tsx_runtime.targets.start import models_from_settings
+
+    return [replace(start, order=replace(start.order, default_workers=cpu_count())) for start in models_from_settings(settings)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,6 @@
-"""Every setting, typed, with one precedence: command line > environment (`TSX_*`) > `tsx.toml` > default.
+"""Every setting, typed, with one precedence: command line > environment (`TSX_*`) > `tsx.toml` or `config.properties` > default.
+
+`TS_*` variables count where a config.properties lets them in, before what stands in it.
 
 What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
 A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
@@ -6,12 +8,13 @@ A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set mode
 
 from __future__ import annotations
 
-import difflib
 import json
+import logging
+import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -21,6 +24,8 @@ from pydantic.fields import FieldInfo
 from tsx_archiver import Limits
 from tsx_runtime.addresses import FORMS, parse_address
 from tsx_runtime.errors import SettingError
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.torchserve_keys import Snapshot, Versions, parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.wire import MAX_FIELD
 
 if sys.version_info >= (3, 11):
@@ -51,6 +56,15 @@ def check_overload_status(value: int) -> int:
     return value
 
 
+def _check_pattern(value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+Pattern = Annotated[str | None, AfterValidator(_check_pattern), Accepts("a regular expression")]
 OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("503 or 429")]
 Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
 
@@ -97,8 +111,11 @@ class Settings(BaseModel):
     inference_address: Address = Field("http://127.0.0.1:8080", description="where predictions are answered")
     management_address: Address = Field("http://127.0.0.1:8081", description="where models are registered, scaled and described")
     metrics_address: Address = Field("http://127.0.0.1:8082", description="where Prometheus reads the metrics")
+    enable_metrics_api: bool = Field(True, description="listen at metrics_address")
     certificate_file: Path | None = Field(None, description="PEM file with the certificate, and its chain, of https addresses")
     private_key_file: Path | None = Field(None, description="PEM file with the certificate's private key")
+    keystore: Path | None = Field(None, description="Java keystore, PKCS12 or JKS, in place of the two PEM files")
+    keystore_pass: str = Field("changeit", description="password of the keystore and of its key")
     model_store: Path | None = Field(None, description="the directory that models are registered from")
     allowed_urls: list[str] = Field([], description="where models may be downloaded from: hosts, or patterns that match whole URLs")
     allow_private_urls: bool = Field(False, description="download from addresses that are not public as well")
@@ -132,11 +149,16 @@ class Settings(BaseModel):
     heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
     shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
+    blacklist_env_vars: Pattern = Field(None, description="regular expression for whole names of variables that workers must not see")
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")
     worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
     models: dict[str, ModelSettings] = Field({}, description="by model: " + ", ".join(ModelSettings.model_fields))
+    model_versions: Versions = Field({}, description="`models` of a config.properties: JSON, by model and version; see below")
+    model_snapshot: Snapshot | None = Field(
+        None, description="models to load at start, of a config.properties or snapshot: JSON; see below"
+    )
 
     def archive_limits(self) -> Limits:
         """What the server refuses to unpack; the commands refuse it as well."""
@@ -144,18 +166,25 @@ class Settings(BaseModel):
 
 
 MODELS = "models"
-SECRETS = frozenset({"inference_token", "management_token"})
+NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command line or in a variable sets these as a whole
+SECRETS = frozenset({"inference_token", "keystore_pass", "management_token"})
+
+logger = logging.getLogger("tsx.settings")
 
 
-def load_settings(cli: Mapping[str, object], env: Mapping[str, str], toml_path: Path | None = None) -> tuple[Settings, dict[str, str]]:
+def load_settings(
+    cli: Mapping[str, object], env: Mapping[str, str], file: Path | None = None, warn: Callable[[str], None] = logger.warning
+) -> tuple[Settings, dict[str, str]]:
     """The settings, and for each its origin in words. Raises `SettingError`.
 
-    `cli` holds only what was given, by setting name; text is read as in the environment. A relative path in `tsx.toml`
-    starts at the file's directory, any other at the working directory.
+    `cli` holds only what was given, by setting name; text is read as in the environment. The file is TOML by its name `*.toml`,
+    any other is one of TorchServe's: what has no effect in it is told to `warn`. A relative path in TOML starts at the file's
+    directory, any other at the working directory.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    for found in [*_from_toml(toml_path), *_from_environment(env), *_from_command_line(cli)]:
+    from_file = _from_toml(file) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
+    for found in [*from_file, *_from_environment(env), *_from_command_line(cli)]:
         place, key = values, found.name
         if found.model is not None:
             place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
@@ -172,12 +201,6 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
         return Path(env[CONFIG_VARIABLE])
     usual = directory / CONFIG_NAME
     return usual if usual.is_file() else None
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'X'?` for the nearest of `known`, or nothing when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def accepted(field: FieldInfo) -> str:
@@ -238,6 +261,23 @@ def _from_model_tables(tables: object, path: Path) -> Iterable[_Found]:
             yield _Found(f"{MODELS}.{model}.{key}", value, str(path), path)
 
 
+def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_Found]:
+    keys, notices = read_torchserve_config(path, env, _PLAIN)
+    for key in keys:
+        if key.name == MODELS:
+            versions, more = parse_versions(key.text, key.origin)
+            yield _Found("model_versions", versions, key.origin)
+            notices += more
+        elif key.name == "model_snapshot":
+            snapshot, more = parse_snapshot(key.text, key.origin)
+            yield _Found("model_snapshot", snapshot, key.origin)
+            notices += more
+        else:
+            yield _Found(key.name, key.text.strip(), key.origin)
+    for notice in notices:
+        warn(notice)
+
+
 def _from_environment(env: Mapping[str, str]) -> Iterable[_Found]:
     variables = {ENV_PREFIX + name.upper(): name for name in _PLAIN}
     for variable, text in env.items():
@@ -275,6 +315,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _convert(found: _Found) -> Any:
+    if found.name in NESTED:
+        return found.value
     field = found.field
     kind = _kind(field)
     with_limits: Any = Annotated[field.annotation, field]
@@ -308,4 +350,4 @@ def _kind(field: FieldInfo) -> Any:
     return field.annotation
 
 
-_PLAIN = [name for name in Settings.model_fields if name != MODELS]
+_PLAIN = [name for name in Settings.model_fields if name not in NESTED]

@@ -1,55 +1,240 @@
-"""The `torchserve` command: what it carries, and that it refuses the rest aloud."""
+"""The `torchserve` command as TorchServe's users and platforms call it: started, found, restarted, stopped."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
 import pytest
 
-from tsx_cli.torchserve import main
+from tests.support.models import make_model
+from tests.support.servers import DEADLINE, clean
+from tsx_cli.background import MARK, AlreadyRunning, claimed, find_server
+from tsx_cli.torchserve import READY, RUNNING, configure, main, parser
 
-STARTED = ["--start", "--foreground", "--model-store", ".", "--ncs"]
+ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
+BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
+START = ["--start", "--disable-token-auth", "--enable-model-api"]
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    code = main(list(words))
-    return code, capsys.readouterr().err
+class TorchServe:
+    """The command in a directory of its own, with a pid file of its own."""
+
+    def __init__(self, place: Path, ports: list[int]) -> None:
+        self.place = place
+        self.inference, self.management, self.metrics = (f"http://127.0.0.1:{port}" for port in ports)
+        self.pid_file = place / "tmp" / ".model_server.pid"
+        self.environment = clean({"TMPDIR": str(place / "tmp"), "TSX_CACHE_DIR": str(place / "cache"), "TSX_WORKER_PRELOAD": "false"})
+        (place / "tmp").mkdir()
+        (place / "store").mkdir()
+
+    def configure(self, *lines: str) -> None:
+        addresses = [f"{role}_address={getattr(self, role)}" for role in ("inference", "management", "metrics")]
+        (self.place / "config.properties").write_text("\n".join([*addresses, "model_store=store", "vmargs=-Xmx1g", *lines]) + "\n")
+
+    def call(self, *words: str) -> tuple[int, str, str]:
+        """A call that ends and leaves nothing running."""
+        done = subprocess.run(self._command(words), cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
+        return done.returncode, done.stdout, done.stderr
+
+    def start(self, *words: str) -> tuple[int, list[str]]:
+        """As TorchServe's launcher does: read what is printed until the server says that it has started. The exit code is the command's."""
+        with open(self.place / "stderr", "w") as errors:
+            process = subprocess.Popen(
+                self._command([*START, *words]), cwd=self.place, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        late = threading.Timer(DEADLINE, process.kill)
+        late.start()
+        lines = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if lines[-1] == READY:
+                break
+        process.stdout.close()
+        try:
+            return process.wait(DEADLINE), lines
+        finally:
+            late.cancel()
+
+    @property
+    def stderr(self) -> str:
+        return (self.place / "stderr").read_text()
+
+    @property
+    def server(self) -> psutil.Process:
+        found = find_server(self.pid_file)
+        assert found is not None, self.stderr
+        return found
+
+    def describe(self, model: str) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads(self.request("GET", f"{self.management}/models/{model}"))[0]
+        return described
+
+    def request(self, method: str, url: str, body: bytes | None = None) -> bytes:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, body, {"Content-Type": "application/octet-stream"}, method=method), timeout=DEADLINE
+        ) as answer:
+            content: bytes = answer.read()
+            return content
+
+    def snapshots(self) -> list[str]:
+        return [path.stem.partition("-")[2] for path in sorted((self.place / "logs" / "config").iterdir())]
+
+    def end(self) -> None:
+        if (found := find_server(self.pid_file)) is not None:
+            found.kill()
+            found.wait(DEADLINE)
+
+    @staticmethod
+    def _command(words: Any) -> list[str]:
+        return [sys.executable, "-m", "tsx_cli.torchserve", *words]
+
+
+@pytest.fixture
+def torchserve(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
+    made = TorchServe(tmp_path, free_ports(3))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torchserve: TorchServe) -> None:
+    make_model(torchserve.place / "store" / "echo.mar", ECHO)
+    make_model(torchserve.place / "store" / "echo2.mar", ECHO, name="echo", version="2.0")
+    make_model(torchserve.place / "store" / "broken.mar", BROKEN)
+    (torchserve.place / "store" / "junk.mar").write_text("junk")
+    torchserve.configure("load_models=all", 'models={"echo": {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 4}}}')
+
+    code, lines = torchserve.start()
+    assert (code, lines[-1]) == (0, READY), torchserve.stderr
+    server = torchserve.server
+    assert torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
+    told = torchserve.describe("echo")
+    assert (told["batchSize"], told["minWorkers"], told["maxWorkers"], told["loadedAtStartup"]) == (4, 1, 1, True)
+    assert "without effect here" in torchserve.stderr
+    assert "junk.mar is not served" in torchserve.stderr
+    marked = [process for process in [server, *server.children(recursive=True)] if MARK in process.cmdline()]
+    assert marked == [server]  # SageMaker's toolkit wants one, and waits for its end
+
+    assert torchserve.call(*START)[:2] == (1, f"{RUNNING}\n")
+    torchserve.request("PUT", f"{torchserve.management}/models/echo/2.0/set-default")
+    torchserve.request("PUT", f"{torchserve.management}/models/echo/1.0?min_worker=2&max_worker=3&synchronous=true")
+    torchserve.request("DELETE", f"{torchserve.management}/models/broken")
+    assert torchserve.snapshots() == ["startup", "snapshot", "snapshot", "snapshot"]
+
+    assert torchserve.call("--stop") == (0, "TorchServe has stopped.\n", "")
+    assert not server.is_running()
+    assert not torchserve.pid_file.exists()
+    assert torchserve.snapshots()[-1] == "shutdown"
+    assert torchserve.call("--stop") == (0, "TorchServe is not currently running.\n", "")
+
+    torchserve.configure("load_models=all")  # not read: the last snapshot is
+    code, lines = torchserve.start("--models", "broken.mar")
+    assert (code, lines[-1]) == (0, READY), torchserve.stderr
+    assert "starting from the last snapshot, logs/config/" in torchserve.stderr
+    assert "--models does not count" in torchserve.stderr
+    models = json.loads(torchserve.request("GET", f"{torchserve.management}/models"))["models"]
+    assert models == [{"modelName": "echo", "modelUrl": "echo2.mar"}]
+    assert torchserve.describe("echo")["modelVersion"] == "2.0"
+    told = torchserve.describe("echo/1.0")
+    assert (told["minWorkers"], told["maxWorkers"], told["batchSize"], told["loadedAtStartup"]) == (2, 3, 4, False)
+
+    torchserve.server.kill()  # leaves its pid file behind
+    psutil.wait_procs([server])
+    code, lines = torchserve.start("--ncs", "--models", "other=echo.mar")
+    assert (code, lines[-1]) == (0, READY), torchserve.stderr
+    assert torchserve.describe("other")["modelUrl"] == "echo.mar"
+    assert torchserve.snapshots()[-1] == "startup"  # that of the one before
+    assert torchserve.call("--stop", "--foreground")[:2] == (0, "TorchServe has stopped.\n")
+
+
+def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> None:
+    torchserve.configure()
+    command = [sys.executable, "-m", "tsx_cli.torchserve", *START, "--foreground", "--ncs"]
+    with subprocess.Popen(command, cwd=torchserve.place, env=torchserve.environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert READY in (line.rstrip("\n") for line in process.stdout)
+        assert torchserve.server.pid == process.pid
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 0
+    assert not torchserve.pid_file.exists()
+    assert not (torchserve.place / "logs").exists()
+
+
+def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) -> None:
+    code, out, err = torchserve.call(*START)
+    assert (code, out) == (1, "Missing mandatory parameter --model-store\n"), err
+    assert torchserve.call(*START[1:], "--model-store", "none")[:2] == (1, "--model-store directory not found: none\n")
+    torchserve.configure("job_queue_size=many")
+    code, _, err = torchserve.call(*START)
+    assert (code, err) == (
+        1,
+        "Error: job_queue_size cannot be 'many' (from config.properties): it takes a whole number, at least 1\n",
+    )
+    torchserve.configure()
+    with socket.create_server(("127.0.0.1", int(torchserve.inference.rpartition(":")[2]))):
+        code, _, err = torchserve.call(*START)
+    assert code == 1
+    assert "is in use (inference_address). Stop the program that uses it, or choose another port." in err
+    assert not torchserve.pid_file.exists()
+
+
+def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path) -> None:
+    file = tmp_path / "config.properties"
+    file.write_text("enable_envvars_config=true\n")
+    arguments = parser().parse_args(
+        ["--ts-config", str(file), "--disable-token-auth", "--enable-model-api", "--model-store", "a", "--models", "x.mar"]
+    )
+    tokens = {"TSX_INFERENCE_TOKEN": "a", "TSX_MANAGEMENT_TOKEN": "b"}
+    settings = configure(arguments, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false", "TS_MODEL_STORE": "b", **tokens}, warn=print).settings
+    assert (settings.disable_token_authorization, settings.model_store, settings.load_models) == (False, Path("b"), ["x.mar"])
+    other = tmp_path / "other.properties"
+    other.write_text("job_queue_size=3\n")
+    assert configure(arguments, {"TS_CONFIG_FILE": str(other)}, warn=print).settings.job_queue_size == 3
+
+
+def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    assert find_server(file) is None
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    for text in (str(bystander.pid), "", "x", "-1", "9" * 30):
+        file.write_text(text)
+        assert find_server(file) is None
+    (tmp_path / "link").symlink_to(file)
+    file.write_text(str(bystander.pid))
+    assert find_server(tmp_path / "link") is None
+    with claimed(file):
+        assert file.read_text() == str(os.getpid())
+    assert not file.exists()
+    bystander.communicate()
+
+
+def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    other = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
+    file.write_text(str(other.pid))
+    with pytest.raises(AlreadyRunning), claimed(file):
+        pytest.fail("two have it")
+    assert file.read_text() == str(other.pid)
+    other.communicate()
 
 
 @pytest.mark.parametrize("flag", ["--version", "-v"])
 def test_version_is_told_as_torchserve_tells_it(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert main([flag]) == 0
-    assert capsys.readouterr().out.startswith("TorchServe Version is 0.")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--stop"],
-        ["--start", "--ts-config", "x"],
-        ["--start", "--workflow-store", "x"],
-        ["--start", "--ppath", "x"],
-        ["--start", "--log-config", "x"],
-    ],
-)
-def test_what_is_not_carried_yet_is_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    code, err = told(capsys, *words)
-    assert code == 2
-    assert "does not carry --" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "say what to do"),
-        (["--start", "--model-store", "."], "add --foreground"),
-        (["--start", "--foreground"], "Missing mandatory parameter --model-store"),
-        (STARTED, "add --enable-model-api"),
-        ([*STARTED, "--enable-model-api"], "or add --disable-token-auth"),
-    ],
-)
-def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
-    code, err = told(capsys, *words)
-    assert code == 2
-    assert reason in err
+    assert capsys.readouterr().out.startswith("TorchServe Version is 0.12.0 (tsx ")
 
 
 def test_an_unknown_option_is_wrong_usage() -> None:

@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 PACKAGES = {
     "tsx_archiver": "archiver",
-    "model_archiver": "archiver",
     "tsx_runtime": "runtime",
     "tsx_cli": "cli",
     "tsx_templates": "templates",

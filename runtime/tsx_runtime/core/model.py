@@ -22,8 +22,10 @@ from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings import TUNABLE, ModelSettings, Settings
+from tsx_runtime.torchserve_keys import VersionSettings
 from tsx_runtime.version import __version__
 
+NOTHING_OWN = VersionSettings()
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
 
 
@@ -37,6 +39,8 @@ class RegisterOrder:
     handler: str | None = None
     runtime: str | None = None
     initial_workers: int | None = None
+    max_workers: int | None = None  # with initial_workers; as many if not set
+    default_workers: int | None = None  # at start, where nothing else says how many
     batch_size: int | None = None
     max_batch_bytes: int | None = None
     max_batch_delay: int | None = None  # ms
@@ -113,18 +117,18 @@ class Plan:
         return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
 
 
-def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> Plan:
-    """Raises BadRequest for more workers than any machine has room for."""
-    workers, most = _workers(order, config, settings, gpus)
+def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> Plan:
+    """`own` is what a config.properties says of this version. Raises BadRequest for more workers than any machine has room for."""
+    workers, most = _workers(order, config, settings, gpus, own)
     check_workers(workers)
     return Plan(
-        batch_size=_first(order.batch_size, config.batch_size, 1),
+        batch_size=_first(order.batch_size, config.batch_size, own.batch_size, 1),
         max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, Limits().max_bytes),
-        max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, 100),
+        max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, own.max_batch_delay, 100),
         job_queue_size=_first(order.job_queue_size, config.job_queue_size, settings.job_queue_size),
         max_queue_bytes=_first(order.max_queue_bytes, config.max_queue_bytes, settings.max_queue_bytes),
-        response_timeout=_first(order.response_timeout, config.response_timeout, settings.default_response_timeout),
-        startup_timeout=_first(order.startup_timeout, config.startup_timeout, settings.default_startup_timeout),
+        response_timeout=_first(order.response_timeout, config.response_timeout, own.response_timeout, settings.default_response_timeout),
+        startup_timeout=_first(order.startup_timeout, config.startup_timeout, own.startup_timeout, settings.default_startup_timeout),
         client_timeout=_first(order.client_timeout, config.client_timeout, 0),
         overload_status=_first(order.overload_status, config.overload_status, settings.overload_status),
         max_retry_timeout=_first(config.max_retry_timeout, 300),
@@ -147,14 +151,16 @@ def check_workers(count: int) -> None:
         raise BadRequest(f"{count} workers are too many: a version of a model has {MOST_WORKERS} at most. Ask for fewer.")
 
 
-def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int) -> tuple[int, int]:
+def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
     if order.initial_workers is not None:
-        return order.initial_workers, order.initial_workers
+        return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
     if config.min_workers and config.min_workers > 0 and (config.max_workers or config.min_workers) >= config.min_workers:
         return config.min_workers, config.max_workers or config.min_workers
+    if own.min_workers is not None:
+        return own.min_workers, max(own.min_workers, own.max_workers or 0)
     workers = settings.default_workers_per_model
     if order.loaded_at_startup:
-        workers = workers or (gpus if order.device_type != "cpu" and config.device_type != "cpu" else 0) or 1
+        workers = workers or (gpus if order.device_type != "cpu" and config.device_type != "cpu" else 0) or order.default_workers or 1
     return workers, workers
 
 

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import multiprocessing.process
 import os
+import re
 import select
 import signal
 import socket
@@ -95,7 +96,8 @@ class WorkerProcess:
 class ProcessStarter:
     """Starts workers. Holds the one thread in which that may block: the first start waits for the fork server to import torch."""
 
-    def __init__(self, *, preload: bool = True, worker_files: int | None = None) -> None:
+    def __init__(self, *, preload: bool = True, worker_files: int | None = None, hide: str | None = None) -> None:
+        """`hide`: a pattern for the names of environment variables that are none of the workers' business."""
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
         self._context: BaseContext = multiprocessing.get_context(method)
         self._forks = method == "forkserver"
@@ -103,6 +105,7 @@ class ProcessStarter:
         self._alive: set[WorkerProcess] = set()
         self._preload = preload
         self._worker_files = worker_files
+        self._hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
         self._began: float | None = None  # when the start that is under way began
         if self._forks:
             self._set_preload(exported=False)
@@ -162,7 +165,7 @@ class ProcessStarter:
         return started, front
 
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
-        args = (back, self._worker_files)
+        args = (back, self._worker_files, self._hidden)
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
         with _no_main():
             process.start()

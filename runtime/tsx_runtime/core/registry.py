@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.devices import gpu_count
-from tsx_runtime.core.model import Model, ModelVersion, RegisterOrder, not_carried, plan, with_own_settings
+from tsx_runtime.core.model import NOTHING_OWN, Model, ModelVersion, RegisterOrder, not_carried, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import choose
@@ -42,8 +42,9 @@ class Registry:
         self.models: dict[str, Model] = {}
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
-        self.gpus = gpu_count() if settings.number_of_gpu is None else settings.number_of_gpu
-        self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files)
+        self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
+        self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
+        self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars)
         self._ids = itertools.count(FIRST_WORKER_ID)
         self._turn = itertools.count()
         self._taken: set[tuple[str, str]] = set()
@@ -67,6 +68,11 @@ class Registry:
 
         Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed, DownloadFailed, ModelFileExists.
         """
+        version = await self._register(order, wait, trust)
+        self._tell_managed()
+        return version
+
+    async def _register(self, order: RegisterOrder, wait: bool, trust: Trust) -> ModelVersion:
         if not is_url(order.url):
             return await self.register_path(self._in_store(order.url), order, wait=wait)
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
@@ -116,7 +122,8 @@ class Registry:
         if (name, number) in self._taken:
             raise Conflict(f"Model version {number} is already registered for model {name}")
         order = with_own_settings(order, self.settings.models.get(name))
-        chosen = plan(order, archive.config, self.settings, self.gpus)
+        own = self.settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
+        chosen = plan(order, archive.config, self.settings, self.gpus, own)
         gpus = GpuChooser(self.gpus, self._turn)
         version = ModelVersion(name, number, archive, order, chosen, self.settings, self._starter, ids=self._ids, next_gpu=gpus)
         self._taken.add((name, number))
@@ -160,6 +167,14 @@ class Registry:
             await scaling
         else:
             self._in_background(scaling)
+        self._tell_managed()
+
+    def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
+        """Values for names of TUNABLE. Raises ModelNotFound, ModelVersionNotFound."""
+        found = self.find(name, version)
+        found.change(changes)
+        self._tell_managed()
+        return found
 
     def set_default(self, name: str, version: str) -> None:
         model = self.models.get(name)
@@ -169,6 +184,7 @@ class Registry:
             raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
         model.default = version
         self._tell_change()
+        self._tell_managed()
 
     async def unregister(self, name: str, version: str | None = None) -> None:
         """No new request finds it; what is accepted is answered first.
@@ -192,6 +208,7 @@ class Registry:
         downloaded = self._downloaded.pop(found, None)
         if downloaded is not None:
             downloaded.unlink(missing_ok=True)
+        self._tell_managed()
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
@@ -218,6 +235,10 @@ class Registry:
 
     def _tell_change(self) -> None:
         for listener in self.on_change:
+            listener()
+
+    def _tell_managed(self) -> None:
+        for listener in self.on_managed:
             listener()
 
     def _take_out(self, version: ModelVersion) -> None:

@@ -76,6 +76,8 @@ def required_tokens(settings: Settings) -> None:
         ("metrics_address", "management_token"),
     ):
         value = getattr(settings, address)
+        if address == "metrics_address" and not settings.enable_metrics_api:
+            continue
         if not parse_address(value).is_local and not getattr(settings, token):
             raise SettingError(
                 f"{address} is {value}, which other machines can reach, so {token} must be set. "

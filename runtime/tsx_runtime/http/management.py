@@ -22,7 +22,8 @@ from tsx_runtime.http.asgi import new_request_id, read_body
 from tsx_runtime.http.describe import PAGE, describe_version, list_models
 from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
-from tsx_runtime.settings import TUNABLE, suggestion
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.settings import TUNABLE
 
 RUNTIMES = ("python", "python3", "python2")  # what archives name; all run in this server's own Python
 PROCESSING = "Processing worker updates..."
@@ -77,8 +78,7 @@ class Management:
         changes = {name: value for name in TUNABLE if (value := getattr(wanted, name)) is not None}
         scales = not changes or wanted.min_worker is not None or wanted.max_worker is not None
         if not scales:
-            found = self.registry.find(model, version)
-            found.change(changes)
+            found = self.registry.change(model, version, changes)
             return _status(f'Changed for model "{model}" Version: {found.version}: {_told(changes)}')
         least = 1 if wanted.min_worker is None else wanted.min_worker
         try:

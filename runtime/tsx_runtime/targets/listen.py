@@ -78,6 +78,8 @@ def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
     shared: dict[Address, list[str]] = {}
     free: list[tuple[Address, list[str]]] = []
     for role in ROLES:
+        if role == "metrics" and not settings.enable_metrics_api:
+            continue
         address = parse_address(getattr(settings, f"{role}_address"))
         if address.port or address.scheme == "unix":
             shared.setdefault(address, []).append(role)

@@ -13,36 +13,26 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.core.descriptors import raise_limit
-from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.errors import LoadFailed, SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings import Settings
-from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
+from tsx_runtime.targets.snapshots import Snapshots
+from tsx_runtime.targets.start import StartModel, load_all, register_all
 from tsx_runtime.targets.tls import tls_context
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
 
 logger = logging.getLogger("tsx.server")
-
-
-@dataclass(frozen=True)
-class StartModel:
-    """A model to load before the server answers."""
-
-    path: Path | None  # None: the order names a URL
-    order: RegisterOrder
 
 
 @dataclass(frozen=True)
@@ -54,51 +44,49 @@ class Started:
     registry: Registry
 
 
-def serve(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None] = lambda started: None) -> None:
+@dataclass(frozen=True)
+class Manner:
+    """How a server starts, where it is not to start as `tsx serve` does."""
+
+    answer_first: bool = False  # models load while it answers already, and it goes on without those that do not
+    snapshots: Snapshots | None = None
+    on_bound: Callable[[], None] = lambda: None  # no other program has its addresses
+
+
+USUAL = Manner()
+
+
+def serve(
+    settings: Settings,
+    models: Sequence[StartModel],
+    on_ready: Callable[[Started], None] = lambda started: None,
+    manner: Manner = USUAL,
+) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
 
     Raises SettingError (an address, a missing token) and what `Registry.register_path` raises for a model that cannot be loaded;
     by then everything that was started is ended.
     """
-    _run(serve_async(settings, models, on_ready))
+    _run(serve_async(settings, models, on_ready, manner))
 
 
-async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None]) -> None:
+async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None], manner: Manner) -> None:
     required_tokens(settings)
     worker_files = raise_limit()
     stop, hurry = asyncio.Event(), asyncio.Event()
     tls = tls_context(settings)
     _stop_on_signals(stop, hurry)
     with listeners(settings) as bound:
+        manner.on_bound()
         registry = Registry(settings, worker_files)
         registry.warm_up(model.path for model in models if model.path is not None)
         try:
-            versions = await _unless(stop, _load(registry, models))
+            load = register_all if manner.answer_first else load_all
+            versions = await _unless(stop, load(registry, models))
             if versions is not None:
-                await _answer(settings, registry, bound, tls, versions, on_ready, stop, hurry)
+                await _answer(settings, registry, bound, tls, versions, on_ready, manner.snapshots, stop, hurry)
         finally:
             await registry.close()
-
-
-async def _load(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """All models side by side; the first that fails ends the start."""
-    tasks = [asyncio.create_task(_register(registry, model)) for model in models]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-async def _register(registry: Registry, model: StartModel) -> ModelVersion:
-    try:
-        if model.path is None:
-            return await registry.register(model.order, trust=Trust.OPERATOR)
-        return await registry.register_path(model.path, model.order)
-    except LoadFailed as error:  # of several models, this one
-        raise LoadFailed(f"{model.order.url} does not load: {error.message}", traceback=error.traceback) from error
 
 
 async def _answer(
@@ -108,6 +96,7 @@ async def _answer(
     tls: ssl.SSLContext | None,
     versions: list[ModelVersion],
     on_ready: Callable[[Started], None],
+    snapshots: Snapshots | None,
     stop: asyncio.Event,
     hurry: asyncio.Event,
 ) -> None:
@@ -119,11 +108,15 @@ async def _answer(
     running = [asyncio.create_task(server.serve()) for server in servers]
     for server in servers:
         await server.up.wait()
+    if snapshots is not None:
+        snapshots.begin(registry)
     gc.collect()
     gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
     on_ready(Started({role: str(listener.address) for listener in bound for role in listener.roles}, versions, registry))
     await stop.wait()
     registry.stopping = True
+    if snapshots is not None:
+        snapshots.end(registry)
     await _delay(settings.shutdown_delay, hurry)
     logger.info("stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once", settings.drain_timeout)
     end = time.monotonic() + settings.drain_timeout
@@ -234,30 +227,3 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         import uvloop  # here, because it does not exist for Windows
 
         uvloop.run(main)
-
-
-def models_from_settings(settings: Settings) -> list[StartModel]:
-    """What the setting `load_models` names: `all`, or `[name=]file` in the model store. Raises SettingError."""
-    if not settings.load_models:
-        return []
-    if settings.model_store is None:
-        raise SettingError("load_models is set, but model_store is not: give the directory that holds the archives")
-    if [entry.lower() for entry in settings.load_models] == ["all"]:
-        files = sorted(path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
-        return [start_model(path) for path in files]
-    return [_from_entry(settings.model_store, *_split_name(entry)) for entry in settings.load_models]
-
-
-def _from_entry(store: Path, name: str, file: str) -> StartModel:
-    if is_url(file):
-        return StartModel(None, RegisterOrder(url=file, model_name=name or None, loaded_at_startup=True))
-    return start_model(store / file, name or None)
-
-
-def start_model(path: Path, name: str | None = None) -> StartModel:
-    return StartModel(path, RegisterOrder(url=path.name, model_name=name, loaded_at_startup=True))
-
-
-def _split_name(entry: str) -> tuple[str, str]:
-    name, equals, file = entry.partition("=")
-    return (name, file) if equals and not is_url(entry) else ("", entry)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import ROLES, Settings
+from tsx_runtime.targets.keystore import Pem, read_keystore
 
 MAKE_ONE = (
     "A pair for trying: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "
@@ -24,12 +29,15 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     names = [name for name in (f"{role}_address" for role in ROLES) if parse_address(getattr(settings, name)).scheme == "https"]
     certificate, key = settings.certificate_file, settings.private_key_file
     if not names:
-        if certificate or key:
-            logger.warning("certificate_file and private_key_file are set, but no address begins with https://: nothing is encrypted")
+        given = [name for name in ("certificate_file", "private_key_file", "keystore") if getattr(settings, name)]
+        if given:
+            logger.warning("no address begins with https://, so nothing is encrypted, although %s", f"{' and '.join(given)} were given")
         return None
+    if certificate is None and key is None and settings.keystore is not None:
+        return _load_pem(read_keystore(settings.keystore, settings.keystore_pass), settings.keystore)
     if certificate is None or key is None:
         missing = " and ".join(name for name in ("certificate_file", "private_key_file") if getattr(settings, name) is None)
-        raise SettingError(f"{names[0]} is {getattr(settings, names[0])}, so {missing} must be set. {MAKE_ONE}")
+        raise SettingError(f"{names[0]} is {getattr(settings, names[0])}, so {missing} must be set, or keystore. {MAKE_ONE}")
     _check_pem(certificate, "certificate_file", "CERTIFICATE")
     _check_pem(key, "private_key_file", "PRIVATE KEY")
     if key.stat().st_mode & stat.S_IROTH:
@@ -55,9 +63,7 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     def ask() -> str:
         raise SettingError(f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in {key} -out key.pem")
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context = _server_context()
     try:
         context.load_cert_chain(certificate, key, ask)
     except ssl.SSLError as error:
@@ -70,10 +76,42 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
+def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
+    context = _server_context()
+    with _as_file(pem.key + pem.certificates) as path:
+        try:
+            context.load_cert_chain(path)
+        except ssl.SSLError as error:
+            raise SettingError(f"keystore {keystore}: its key and certificate cannot be used: {error.reason or error}.") from error
+    return context
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """What OpenSSL reads from files alone; on Linux from memory, so that no key lies on a disk."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("tsx-tls"), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+        return
+    with tempfile.TemporaryDirectory() as directory:  # nobody else may look into it
+        path = Path(directory, "pair.pem")
+        path.write_bytes(content)
+        yield str(path)
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
 def is_trusted_as(host: str, settings: Settings) -> bool:
     """Whether a client that trusts the certificate itself (`curl --cacert`) may call the server by this name: tried, in memory."""
-    assert settings.certificate_file is not None
-    assert settings.private_key_file is not None
+    if settings.certificate_file is None or settings.private_key_file is None:
+        return False  # a keystore: there is no file that a client could be given
     context = ssl.create_default_context(cafile=settings.certificate_file)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()

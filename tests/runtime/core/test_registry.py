@@ -7,6 +7,7 @@ import asyncio
 import psutil
 import pytest
 
+from tests.support.models import make_model
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.errors import (
@@ -40,6 +41,19 @@ def test_a_model_that_asks_for_what_is_not_there_is_served_with_a_warning(tmp_pa
 
     with_registry(test)
     assert "asks for sequenceBatching, which this version of tsx does not do" in caplog.text
+
+
+def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
+    handler = (
+        "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
+    )
+
+    async def test(registry):
+        version = await registry.register_path(make_model(tmp_path / "m", handler), order())
+        assert await ask(version, "HOME") == ""
+        assert await ask(version, "PATH") != ""
+
+    with_registry(test, blacklist_env_vars="HOM.|ATH")  # whole names: PATH stays
 
 
 def test_versions_stand_side_by_side(tmp_path):

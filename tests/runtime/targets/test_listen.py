@@ -32,6 +32,8 @@ def test_roles_with_the_same_address_share_one_socket_and_free_ports_are_never_s
     assert [roles for _, roles in addresses(same)] == [["inference", "management"], ["metrics"]]
     mixed = Settings(inference_address="http://127.0.0.1:9", management_address="http://127.0.0.1:9", metrics_address="https://127.0.0.1:9")
     assert [roles for _, roles in addresses(mixed)] == [["inference", "management"], ["metrics"]]
+    unmeasured = Settings(enable_metrics_api=False)
+    assert [roles for _, roles in addresses(unmeasured)] == [["inference"], ["management"]]
     free = Settings(inference_address="http://127.0.0.1:0", management_address="http://127.0.0.1:0", metrics_address="http://127.0.0.1:0")
     with listeners(free) as bound:
         assert [listener.roles for listener in bound] == [["inference"], ["management"], ["metrics"]]

@@ -27,7 +27,8 @@ import json, sys
 from pathlib import Path
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.server import models_from_settings, serve, start_model
+from tsx_runtime.targets.server import serve
+from tsx_runtime.targets.start import models_from_settings, start_model
 
 free = "http://127.0.0.1:0"
 addresses = dict.fromkeys(("inference_address", "management_address", "metrics_address"), free)

@@ -1,3 +1,5 @@
 """The release of TorchServe whose contract tsx keeps; handlers compare with it."""
 
-__version__ = "0.12.0"
+from tsx_runtime import version
+
+__version__ = version.TORCHSERVE_VERSION

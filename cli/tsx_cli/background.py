@@ -1,0 +1,131 @@
+"""The server that `torchserve` leaves running: its process, the file with its number, its end (contract 4.3)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+# SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop` does before it ends anything.
+MARK = "org.pytorch.serve.ModelServer"
+PATIENCE = 300.0  # seconds that a stopping server may take to answer what it has accepted
+
+# No `-m`: that would let a file of the working directory stand before tsx's own modules, and before Python's.
+_MAIN = "import sys; sys.path[:] = filter(None, sys.path); from tsx_cli.torchserve import main; sys.exit(main())"
+
+
+class AlreadyRunning(Exception):
+    """Another server has the file."""
+
+
+def pid_file() -> Path:
+    """Where TorchServe has it, so that either's `--stop` finds what the other has started."""
+    return Path(tempfile.gettempdir(), ".model_server.pid")
+
+
+def find_server(file: Path) -> psutil.Process | None:
+    """The process that the file names, if it is this user's, and a model server: numbers are used again, and anybody may write to /tmp."""
+    try:
+        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), encoding="ascii") as open_file:
+            owner = os.fstat(open_file.fileno()).st_uid
+            pid = int(open_file.read(32))
+        if hasattr(os, "getuid") and owner != os.getuid():
+            return None
+        process = psutil.Process(pid)
+        return process if MARK in process.cmdline() else None
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+@contextmanager
+def claimed(file: Path) -> Iterator[None]:
+    """Have this process's number in the file. Raises AlreadyRunning, and OSError where it cannot be written."""
+    _claim(file)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            if int(file.read_text("ascii")) == os.getpid():
+                file.unlink()
+
+
+def _claim(file: Path) -> None:
+    for _ in range(2):
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            found = find_server(file)
+            if found is not None and found.pid != os.getpid():
+                raise AlreadyRunning from None
+            with suppress(FileNotFoundError):
+                file.unlink()  # of one that ended without a word
+            continue
+        with open(descriptor, "w", encoding="ascii") as open_file:
+            open_file.write(str(os.getpid()))
+        return
+    raise AlreadyRunning
+
+
+def command(words: Sequence[str]) -> list[str]:
+    """What a server's process is started as."""
+    return [sys.executable, "-c", _MAIN, MARK, *words]
+
+
+def become_server(words: Sequence[str]) -> int:
+    """In this process and terminal, where the system can."""
+    if sys.platform == "win32":
+        return subprocess.call(command(words))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.execv(sys.executable, command(words))
+
+
+def leave_running(words: Sequence[str]) -> int:
+    """Start it beside this process, which then may end; 0 once it has its addresses, or the code with which it has ended before.
+
+    It writes where this process does, as TorchServe does: programs wait for its lines.
+    """
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as told:
+        try:
+            process = subprocess.Popen(
+                command(["--tell", str(theirs), *words]), stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[theirs]
+            )
+        finally:
+            os.close(theirs)
+        if told.read(1):
+            process.returncode = 0  # or Python would warn of a child that nobody waits for
+            return 0
+    return process.wait()
+
+
+def teller(descriptor: int | None) -> Callable[[], None]:
+    """What the server calls when it has its addresses."""
+    if descriptor is None:
+        return lambda: None
+    os.set_inheritable(descriptor, False)
+
+    def tell() -> None:
+        with suppress(OSError):  # who started it has gone
+            os.write(descriptor, b"1")
+        os.close(descriptor)
+
+    return tell
+
+
+def end_server(process: psutil.Process) -> bool:
+    """Ask it to stop, and wait until it has answered what it has accepted; false if it takes too long for that."""
+    try:
+        process.terminate()
+        process.wait(PATIENCE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""Snapshots: what a server has been told of its models, kept in files from which the next one can start (contract 4.4)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.properties import format_properties
+from tsx_runtime.torchserve_keys import SNAPSHOT, VersionSettings
+from tsx_runtime.torchserve_keys import Snapshot as Saved
+
+KINDS = ("startup", "snapshot", "shutdown")
+KEPT = 100  # of the kind `snapshot`, of which every change makes one
+
+logger = logging.getLogger("tsx.snapshots")
+
+
+class Snapshots:
+    """Writes them into `directory`, as TorchServe names and lays them out. `base` is the configuration that they go with."""
+
+    def __init__(self, directory: Path, base: Mapping[str, str], store: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._base = {key: text for key, text in base.items() if key != SNAPSHOT}
+        self._store = store
+        self._clock = clock
+
+    def begin(self, registry: Registry) -> None:
+        """From now on each change makes one."""
+        self.write("startup", registry.models.values())
+        registry.on_managed.append(lambda: self.write("snapshot", registry.models.values()))
+
+    def end(self, registry: Registry) -> None:
+        """Before anything is removed."""
+        registry.on_managed.clear()
+        self.write("shutdown", registry.models.values())
+
+    def write(self, kind: str, models: Iterable[Model]) -> None:
+        """A failure is told, and fails nothing: what was changed is changed."""
+        created = int(self._clock() * 1000)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path = self._free_name(created, kind)
+            text = format_properties(self._base | {SNAPSHOT: describe(models, path.name, created, self._store)})
+            _write_whole(path, f"#Saving snapshot\n{text}")
+            for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
+                old.unlink()
+        except OSError as error:
+            logger.error("no snapshot was written into %s: %s", self._directory, error.strerror)
+
+    def _free_name(self, created: int, kind: str) -> Path:
+        """A millisecond may see two changes."""
+        while True:
+            stamp = datetime.fromtimestamp(created / 1000).strftime("%Y%m%d%H%M%S%f")[:-3]
+            if not any((self._directory / f"{stamp}-{each}.cfg").exists() for each in KINDS):
+                return self._directory / f"{stamp}-{kind}.cfg"
+            created += 1
+
+
+def last_snapshot(directory: Path) -> Path | None:
+    """The one to start from: the last by its name, which begins with its time, by this server or by TorchServe."""
+    return next(iter(reversed(_in_order(directory, KINDS))), None)
+
+
+def describe(models: Iterable[Model], name: str, created: int, store: Path | None) -> str:
+    versions = {
+        model.name: {version.version: _saved(version, version.version == model.default, store) for version in model.versions.values()}
+        for model in models
+    }
+    count = sum(map(len, versions.values()))
+    saved = Saved(name=name, model_count=count, created=created, models=versions)
+    return json.dumps(saved.model_dump(by_alias=True, exclude_none=True), indent=2)
+
+
+def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> VersionSettings:
+    return VersionSettings(
+        default_version=is_default,
+        mar_name=_place(version, store),
+        min_workers=version.min_workers,
+        max_workers=version.max_workers,
+        batch_size=version.batch_size,
+        max_batch_delay=version.max_batch_delay,
+        response_timeout=version.response_timeout,
+        startup_timeout=version.startup_timeout,
+        runtime_type=version.runtime,
+    )
+
+
+def _place(version: ModelVersion, store: Path | None) -> str:
+    """Where the next server finds it: a file of the model store, else its whole path."""
+    source = version.archive.source.absolute()
+    if store is not None and source.is_relative_to(store.absolute()):
+        return source.relative_to(store.absolute()).as_posix()
+    return str(source)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Nobody reads half of it, and only this user any: a configuration may hold passwords."""
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def _in_order(directory: Path, kinds: Iterable[str]) -> list[Path]:
+    found = [path for kind in kinds for path in directory.glob(f"*-{kind}.cfg")]
+    return sorted(found, key=lambda path: path.name)

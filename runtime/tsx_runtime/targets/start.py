@@ -1,0 +1,138 @@
+"""The models that a server has from its start: which they are, and how they get there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import LoadFailed, SettingError, TsxError
+from tsx_runtime.settings import Settings
+from tsx_runtime.sources import Trust, is_url
+from tsx_runtime.torchserve_keys import Snapshot, VersionSettings
+
+logger = logging.getLogger("tsx.server")
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """A model to load at the start. Without a path the order's URL says where it comes from, as in a registration."""
+
+    path: Path | None
+    order: RegisterOrder
+    default: bool = False  # of several versions, the one for requests that name none
+
+
+async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
+    """All side by side, until their workers are ready; the first that fails ends the start."""
+    tasks = [asyncio.create_task(_load(registry, model)) for model in models]
+    try:
+        versions = list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    _set_defaults(registry, zip(models, versions, strict=True))
+    return versions
+
+
+async def register_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
+    """As TorchServe does: their workers load while the server answers already, and what cannot be registered is told and left out."""
+    found = await asyncio.gather(*(_register_or_tell(registry, model) for model in models))
+    there = [(model, version) for model, version in zip(models, found, strict=True) if version is not None]
+    _set_defaults(registry, there)
+    return [version for _, version in there]
+
+
+async def _load(registry: Registry, model: StartModel) -> ModelVersion:
+    try:
+        return await _register(registry, model, wait=True)
+    except LoadFailed as error:  # of several models, this one
+        raise LoadFailed(f"{model.order.url} does not load: {error.message}", traceback=error.traceback) from error
+
+
+async def _register_or_tell(registry: Registry, model: StartModel) -> ModelVersion | None:
+    try:
+        return await _register(registry, model, wait=False)
+    except TsxError as error:
+        logger.error("%s is not served: %s", model.order.url, error.message)
+        return None
+
+
+async def _register(registry: Registry, model: StartModel, *, wait: bool) -> ModelVersion:
+    if model.path is None:
+        return await registry.register(model.order, wait=wait, trust=Trust.OPERATOR)
+    return await registry.register_path(model.path, model.order, wait=wait)
+
+
+def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelVersion]]) -> None:
+    """Without this, the one whose archive happened to be opened first would be the default."""
+    described = registry.settings.model_versions
+    chosen: dict[str, str] = {}
+    for model, version in started:
+        own = described.get(version.name, {}).get(version.version)
+        if version.name not in chosen or model.default or (own is not None and own.default_version):
+            chosen[version.name] = version.version
+    for name, number in chosen.items():
+        registry.set_default(name, number)
+
+
+def models_from_settings(settings: Settings) -> list[StartModel]:
+    """What `model_snapshot` describes, else what `load_models` names: `all`, or `[name=]file` in the model store. Raises SettingError."""
+    if settings.model_snapshot is not None:
+        return _from_snapshot(settings.model_snapshot, settings.model_store)
+    if not settings.load_models:
+        return []
+    if [entry.lower() for entry in settings.load_models] != ["all"]:
+        return [_from_entry(*_split_name(entry), settings.model_store) for entry in settings.load_models]
+    if settings.model_store is None:
+        raise SettingError("load_models is 'all', but model_store is not set: give the directory that holds the archives")
+    files = sorted(path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
+    return [start_model(path) for path in files]
+
+
+def start_model(path: Path, name: str | None = None) -> StartModel:
+    return StartModel(path, RegisterOrder(url=path.name, model_name=name, loaded_at_startup=True))
+
+
+def _from_snapshot(snapshot: Snapshot, store: Path | None) -> list[StartModel]:
+    return [_restored(name, number, version, store) for name, versions in snapshot.models.items() for number, version in versions.items()]
+
+
+def _restored(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:
+    if not saved.mar_name:
+        raise SettingError(f"model_snapshot.models.{name}.{number} has no marName: say which file of the model store it is")
+    order = RegisterOrder(
+        url=saved.mar_name,
+        model_name=name,
+        version=number,
+        runtime=saved.runtime_type,
+        initial_workers=1 if saved.min_workers is None else saved.min_workers,
+        max_workers=saved.max_workers,
+        batch_size=saved.batch_size,
+        max_batch_delay=saved.max_batch_delay,
+        response_timeout=saved.response_timeout,
+        startup_timeout=saved.startup_timeout,
+    )
+    return replace(_from_entry(name, saved.mar_name, store), order=order, default=saved.default_version)
+
+
+def _from_entry(name: str, file: str, store: Path | None) -> StartModel:
+    order = RegisterOrder(url=file, model_name=name or None, loaded_at_startup=True)
+    if is_url(file):
+        return StartModel(None, order)
+    if store is None and not Path(file).is_absolute():
+        raise SettingError(f"'{file}' is to be loaded, but model_store is not set: give the directory that holds the archives")
+    return StartModel(Path(file) if store is None else store / file, order)
+
+
+def _split_name(entry: str) -> tuple[str, str]:
+    """A URL may hold a `=` of its own."""
+    name, equals, file = entry.partition("=")
+    return (name, file) if equals and "/" not in name else ("", entry)

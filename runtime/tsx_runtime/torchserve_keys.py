@@ -1,0 +1,233 @@
+"""TorchServe's configuration: the keys of config.properties, the variables TS_* that go before them, and models described in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.properties import parse_properties
+
+ENV_PREFIX = "TS_"
+MODELS, SNAPSHOT = "models", "model_snapshot"
+ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
+RULES = {ENABLE_ENV, ENABLE_ENV_URLS}  # they say how the rest is read; only the file itself can set them
+
+# What TorchServe writes into its snapshots of itself.
+_OWN_NOTES = {"python", "tsConfigFile", "version"}
+
+# What only its Java needs: threads and buffers of its HTTP library, its logging, the ports between its two halves.
+JAVA_ONLY = _OWN_NOTES | {
+    "async_logging",
+    "cpp_log_config",
+    "debug",
+    "initial_worker_port",
+    "io_ratio",
+    "keystore_type",
+    "model_server_home",
+    "netty_client_threads",
+    "number_of_netty_threads",
+    "prefer_direct_buffer",
+    "use_native_io",
+    "vmargs",
+}
+
+KEYS = (
+    JAVA_ONLY
+    | RULES
+    | {MODELS, SNAPSHOT, URLS}
+    | {f"{role}_address" for role in ("inference", "management", "metrics")}
+    | {f"grpc_{role}_{what}" for role in ("inference", "management") for what in ("address", "port")}
+    | {f"grpc_{role}_max_connection_age_{what}" for role in ("inference", "management") for what in ("ms", "grace_ms")}
+    | {"enable_grpc_ssl", "model_store", "workflow_store", "load_models", "default_workers_per_model"}
+    | {"default_response_timeout", "default_startup_timeout", "unregister_model_timeout", "job_queue_size", "number_of_gpu"}
+    | {"max_request_size", "max_response_size", "limit_max_image_pixels", "decode_input_request"}
+    | {"default_service_handler", "service_envelope", "install_py_dep_per_model", "blacklist_env_vars", "plugins_path"}
+    | {"metrics_config", "metrics_mode", "model_metrics_auto_detect", "metric_time_interval", "enable_metrics_api"}
+    | {"disable_system_metrics", "system_metrics_cmd", "disable_token_authorization", "token_expiration_min", "enable_model_api"}
+    | {"cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers"}
+    | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
+    | {"ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args", "initial_distribution_port"}
+    | {"ts_open_inference_protocol", "ts_header_key_sequence_id", "ts_header_key_sequence_start", "ts_header_key_sequence_end"}
+)
+
+_ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
+_PORTLESS = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
+_VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+
+class VersionSettings(_Described):
+    """What `models`, or a snapshot, says of one version of a model."""
+
+    default_version: bool = False
+    mar_name: str | None = None
+    min_workers: int | None = Field(default=None, ge=0)
+    max_workers: int | None = Field(default=None, ge=0)
+    batch_size: int | None = Field(default=None, ge=1)
+    max_batch_delay: int | None = Field(default=None, ge=0)  # ms
+    response_timeout: int | None = Field(default=None, ge=1)  # s
+    startup_timeout: int | None = Field(default=None, ge=1)  # s
+    runtime_type: str | None = None
+
+
+Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
+
+
+class Snapshot(_Described):
+    """The models that a server had. `name` and `created` (milliseconds) say which and when."""
+
+    name: str | None = None
+    model_count: int | None = None
+    created: int | None = None
+    models: Versions = Field(default_factory=dict)
+
+
+class Key(NamedTuple):
+    name: str
+    text: str
+    origin: str
+
+
+class Reading(NamedTuple):
+    """What a config.properties sets, and what a person should hear about it."""
+
+    keys: list[Key]
+    notices: list[str]
+
+
+def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> Reading:
+    """`settings` are the names that mean something here. Raises SettingError."""
+    return interpret(load_properties(path), env, settings, str(path))
+
+
+def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> Reading:
+    values = {name: Key(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
+    values |= {key.name: key for key in _from_variables(given, env)}
+    known = {*settings, MODELS, SNAPSHOT}
+    idle = sorted(name for name in values if name in JAVA_ONLY - known - _OWN_NOTES)
+    absent = sorted(name for name in values if name in KEYS - JAVA_ONLY - RULES - known)
+    notices = []
+    if idle:
+        notices.append(f"{origin}: without effect here, since only TorchServe's Java needs them: {', '.join(idle)}")
+    if absent:
+        notices.append(f"{origin}: not carried by this version of tsx: {', '.join(absent)}")
+    for name in values:
+        if name not in KEYS | known:
+            notices.append(f"{origin}: nobody knows the key '{name}', so it has no effect{suggestion(name, sorted(KEYS | known))}")
+    return Reading([_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices)
+
+
+def load_properties(path: Path) -> dict[str, str]:
+    """The file as it stands. Raises SettingError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"cannot read the configuration file '{path}': {error.strerror}") from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")  # as Java has it
+    try:
+        return parse_properties(text)
+    except ValueError as error:
+        raise SettingError(f"'{path}' is no properties file: {error}") from error
+
+
+def parse_versions(text: str, origin: str) -> tuple[Versions, list[str]]:
+    """The value of `models`: `{"name": {"version": {"batchSize": 4}}}`. Raises SettingError."""
+    return _versions(_json_object(text, MODELS, origin), MODELS, origin)
+
+
+def parse_snapshot(text: str, origin: str) -> tuple[Snapshot, list[str]]:
+    """The value of `model_snapshot`. Raises SettingError."""
+    data = _json_object(text, SNAPSHOT, origin)
+    models, notices = _versions(data.pop("models", None) or {}, f"{SNAPSHOT}.models", origin)
+    snapshot = _checked(Snapshot, data, SNAPSHOT, origin)
+    return snapshot.model_copy(update={"models": models}), notices
+
+
+def _versions(data: object, where: str, origin: str) -> tuple[Versions, list[str]]:
+    found: Versions = {}
+    notices = []
+    names = [to_camel(name) for name in VersionSettings.model_fields]
+    for model, versions in _objects(data, where, origin):
+        for version, values in _objects(versions, f"{where}.{model}", origin):
+            place = f"{where}.{model}.{version}"
+            if not isinstance(values, dict):
+                raise SettingError(f'{place} in {origin} takes an object such as {{"batchSize": 4}}, not {values!r}')
+            found.setdefault(model, {})[version] = _checked(VersionSettings, values, place, origin)
+            unknown = [name for name in values if name not in names]
+            notices += [f"{origin}: {place}.{name} has no effect here{suggestion(name, names)}" for name in unknown]
+    return found, notices
+
+
+def _objects(data: object, where: str, origin: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(data, dict):
+        raise SettingError(f'{where} in {origin} takes an object such as {{"noop": {{"1.0": {{"batchSize": 4}}}}}}, not {data!r}')
+    yield from data.items()
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _checked(kind: type[_Model], values: Mapping[str, Any], where: str, origin: str) -> _Model:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in (where, *first["loc"]))
+        raise SettingError(f"{name} cannot be {first['input']!r} (from {origin}): {first['msg']}") from error
+
+
+def _json_object(text: str, name: str, origin: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise SettingError(f"{name} in {origin} is not JSON: {error}. It takes an object; end each line but the last with a \\") from error
+    if not isinstance(data, dict):
+        raise SettingError(f"{name} in {origin} takes a JSON object, not {data!r}")
+    return data
+
+
+def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Key]:
+    """The TS_* variables, where the file lets them in. `allowed_urls` keeps a lock of its own: it says whose code may run."""
+    if not _is_true(given.get(ENABLE_ENV)):
+        return
+    closed = RULES if _is_true(given.get(ENABLE_ENV_URLS)) else RULES | {URLS}
+    for name in sorted(KEYS - closed):
+        # two of the keys begin with `ts_` themselves, and TorchServe does not say it twice
+        variable = name.upper() if name.startswith("ts_") else f"{ENV_PREFIX}{name.upper()}"
+        if variable in env:
+            yield Key(name, env[variable], f"environment variable {variable}")
+
+
+def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -> str:
+    """`$$NAME$$` is what the environment has under that name."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in env:
+            raise SettingError(f"{name} in {origin} holds {match[0]}, but there is no environment variable {match[1]}; set it")
+        return env[match[1]]
+
+    return _VARIABLE.sub(value, text)
+
+
+def _with_port(key: Key) -> Key:
+    """An address without a port has that of its scheme."""
+    match = _PORTLESS.fullmatch(key.text.strip()) if key.name in _ADDRESSES else None
+    return key._replace(text=f"{match[1]}:{443 if match[2] else 80}") if match else key
+
+
+def _is_true(text: str | None) -> bool:
+    return text is not None and text.strip().lower() == "true"

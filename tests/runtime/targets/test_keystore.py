@@ -1,0 +1,100 @@
+"""Keystores as Java's own keytool makes them, and what is said of one that cannot be opened."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.keystore import read_keystore
+from tsx_runtime.targets.tls import is_trusted_as, tls_context
+
+pytest.importorskip("cryptography")
+FORMS = ("PKCS12", "JKS")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("keytool") is None:
+        pytest.skip("needs Java's keytool")
+    place = tmp_path_factory.mktemp("keystores")
+    for form in FORMS:
+        make = ["-genkeypair", "-alias", "ts", "-keyalg", "RSA", "-keysize", "2048", "-dname", "CN=localhost", "-ext", "SAN=dns:localhost"]
+        keytool(place / form, form, *make, "-keypass", "changeit")
+        keytool(place / f"{form}-without-key", form, "-importcert", "-noprompt", "-alias", "c", "-file", exported(place / form, form))
+    keytool(place / "JCEKS", "JCEKS", *make, "-keypass", "changeit")
+    keytool(place / "other-key-password", "JKS", *make, "-keypass", "something")
+    return place
+
+
+def keytool(path: Path, form: str, *words: str | Path) -> None:
+    command = ["keytool", *words, "-keystore", path, "-storetype", form, "-storepass", "changeit"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def exported(path: Path, form: str) -> Path:
+    certificate = path.with_suffix(".cer")
+    keytool(path, form, "-exportcert", "-rfc", "-alias", "ts", "-file", certificate)
+    return certificate
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_keystore_speaks_tls_with_its_own_certificate(place: Path, form: str) -> None:
+    settings = Settings(inference_address="https://127.0.0.1:8443", keystore=place / form)
+    context = tls_context(settings)
+    assert context is not None
+    assert not is_trusted_as("localhost", settings)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    theirs.settimeout(30)
+
+    def answer() -> None:
+        with context.wrap_socket(theirs, server_side=True) as server:
+            server.sendall(b"hello")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    trusting = ssl.create_default_context(cafile=str(place / f"{form}.cer"))
+    with trusting.wrap_socket(ours, server_hostname="localhost") as client:
+        assert client.recv(5) == b"hello"
+    thread.join()
+
+
+def test_the_kind_is_told_by_its_bytes(place: Path) -> None:
+    assert read_keystore(place / "JKS", "changeit").key.startswith(b"-----BEGIN PRIVATE KEY-----\n")
+    assert read_keystore(place / "PKCS12", "changeit").certificates.startswith(b"-----BEGIN CERTIFICATE-----\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "reason"),
+    [
+        ("none", "changeit", "cannot read"),
+        ("JKS", "wrong", "its digest does not fit the password. Is keystore_pass right?"),
+        ("PKCS12", "wrong", "Is keystore_pass right?"),
+        ("JKS-without-key", "changeit", "holds no private key"),
+        ("PKCS12-without-key", "changeit", "holds no private key"),
+        ("other-key-password", "changeit", "its key has another password than the keystore"),
+        ("JCEKS", "changeit", "is JCEKS, which tsx does not read. keytool -importkeystore"),
+    ],
+)
+def test_a_keystore_that_gives_no_key_is_named_with_the_reason(place: Path, name: str, password: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=r"^keystore: ") as caught:
+        read_keystore(place / name, password)
+    assert reason in caught.value.message
+    assert password not in caught.value.message.replace(reason, "") or name == "none"
+
+
+def test_bytes_that_are_no_keystore_are_refused(place: Path, tmp_path: Path) -> None:
+    whole = (place / "JKS").read_bytes()
+    for junk in (b"", b"junk", whole[:100], b"\xfe\xed\xfe\xed", whole[:-1] + b"\x00"):
+        (tmp_path / "junk").write_bytes(junk)
+        with pytest.raises(SettingError):
+            read_keystore(tmp_path / "junk", "changeit")

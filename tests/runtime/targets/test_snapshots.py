@@ -1,0 +1,135 @@
+"""What a server has been told of its models is in a file from which the next one starts."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_model
+from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import ModelNotFound, SettingError
+from tsx_runtime.settings import Settings, load_settings
+from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot
+from tsx_runtime.targets.start import models_from_settings, register_all
+from tsx_runtime.torchserve_keys import Snapshot
+
+NOOP = "def handle(data, context):\n    return data\n"
+
+
+def with_registry(settings: Settings, test: Callable[[Registry], Awaitable[None]]) -> None:
+    async def run() -> None:
+        registry = Registry(settings)
+        try:
+            await test(registry)
+        finally:
+            await registry.close()
+
+    asyncio.run(run())
+
+
+def kinds(directory: Path) -> list[str]:
+    return [path.stem.partition("-")[2] for path in sorted(directory.iterdir())]
+
+
+def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
+    store, place = tmp_path / "store", tmp_path / "logs" / "config"
+    store.mkdir()
+    for version in ("1.0", "2.0"):
+        make_model(store / f"noop{version}.mar", NOOP, name="noop", version=version)
+    elsewhere = make_model(tmp_path / "elsewhere", NOOP)
+    snapshots = Snapshots(place, {"job_queue_size": "7", "model_snapshot": "old"}, store)
+
+    async def serve(registry: Registry) -> None:
+        await registry.register(RegisterOrder(url="noop1.0.mar", initial_workers=0, batch_size=4, response_timeout=5))
+        snapshots.begin(registry)
+        await registry.register(RegisterOrder(url="noop2.0.mar", initial_workers=0))
+        with pytest.raises(ModelNotFound):
+            await registry.register(RegisterOrder(url="none.mar"))
+        await registry.register_path(elsewhere, RegisterOrder(url="elsewhere"))
+        registry.set_default("noop", "2.0")
+        await registry.scale("noop", "1.0", 0, 3)
+        registry.change("noop", "1.0", {"max_batch_delay": 9})
+        snapshots.end(registry)
+        await registry.unregister("elsewhere")
+
+    with_registry(Settings(model_store=store), serve)
+    assert kinds(place) == ["startup", "snapshot", "snapshot", "snapshot", "snapshot", "shutdown"]
+    last = last_snapshot(place)
+    assert last is not None
+    assert stat.S_IMODE(last.stat().st_mode) == 0o600
+
+    settings, _ = load_settings({"model_store": store}, {}, last)
+    assert settings.job_queue_size == 7
+    assert settings.model_snapshot is not None
+    assert (settings.model_snapshot.name, settings.model_snapshot.model_count) == (last.name, 3)
+
+    async def serve_again(registry: Registry) -> None:
+        versions = await register_all(registry, models_from_settings(settings))
+        described = {(each.name, each.version): each for each in versions}
+        assert set(described) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
+        first = described["noop", "1.0"]
+        assert (first.min_workers, first.max_workers, first.batch_size, first.max_batch_delay, first.response_timeout) == (0, 3, 4, 9, 5)
+        assert (first.url, first.loaded_at_startup) == ("noop1.0.mar", False)
+        assert registry.find("noop").version == "2.0"
+
+    with_registry(settings, serve_again)
+
+
+def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path, {}, None, clock=lambda: 1700000000.5)
+    for _ in range(KEPT + 5):
+        snapshots.write("snapshot", [])
+    snapshots.write("shutdown", [])
+    assert len(kinds(tmp_path)) == KEPT + 1
+    last = last_snapshot(tmp_path)
+    assert last is not None
+    assert last.name.endswith("-shutdown.cfg")
+
+
+def test_the_last_is_the_one_whose_name_is_of_the_latest_time(tmp_path: Path) -> None:
+    assert last_snapshot(tmp_path / "none") is None
+    for name in ("20260101000000000-startup.cfg", "20260101000000001-snapshot.cfg", "20250101000000000-shutdown.cfg", "zzz.cfg"):
+        (tmp_path / name).touch()
+    assert last_snapshot(tmp_path) == tmp_path / "20260101000000001-snapshot.cfg"
+
+
+def test_a_place_that_cannot_be_written_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    Snapshots(tmp_path / "file" / "config", {}, None).write("startup", [])
+    assert "no snapshot was written" in caplog.text
+
+
+def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> None:
+    make_model(tmp_path / "a.mar", NOOP)
+    make_model(tmp_path / "b", NOOP)
+    (tmp_path / "readme.txt").touch()
+
+    def found(*words: str, store: Path | None = tmp_path) -> list[tuple[Path | None, str, str | None]]:
+        starts = models_from_settings(Settings(model_store=store, load_models=list(words)))
+        return [(start.path, start.order.url, start.order.model_name) for start in starts]
+
+    assert found() == []
+    assert found("ALL") == [(tmp_path / "a.mar", "a.mar", None), (tmp_path / "b", "b", None)]
+    assert found("a.mar", "x=b", "y=/opt/ml/model") == [
+        (tmp_path / "a.mar", "a.mar", None),
+        (tmp_path / "b", "b", "x"),
+        (Path("/opt/ml/model"), "/opt/ml/model", "y"),
+    ]
+    assert found("https://host/a.mar?x=1", "n=s3://b/a.mar", store=None) == [
+        (None, "https://host/a.mar?x=1", None),
+        (None, "s3://b/a.mar", "n"),
+    ]
+    for words in (["all"], ["a.mar"]):
+        with pytest.raises(SettingError, match="model_store is not set"):
+            found(*words, store=None)
+
+
+def test_a_snapshot_without_a_file_is_named() -> None:
+    snapshot = Snapshot.model_validate({"models": {"a": {"1.0": {"minWorkers": 1}}}})
+    with pytest.raises(SettingError, match=r"model_snapshot.models.a.1.0 has no marName"):
+        models_from_settings(Settings(model_snapshot=snapshot))

@@ -1,0 +1,51 @@
+"""config.properties is read as Java reads it, and what is written can be read by both."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.properties import format_properties, parse_properties
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=1", {"a": "1"}),
+        ("a: 1\nb 2\n c\t=\t3", {"a": "1", "b": "2", "c": "3"}),
+        ("# a=1\n  ! b=2\n\n   \nc=3 # 4", {"c": "3 # 4"}),
+        ("a=1\na=2", {"a": "2"}),
+        ("a", {"a": ""}),
+        ("a==1", {"a": "=1"}),
+        ("a = b = c ", {"a": "b = c "}),
+        ("a=1, \\\n   2, \\\r\n\t3", {"a": "1, 2, 3"}),
+        ("a=1\\\\\nb=2", {"a": "1\\", "b": "2"}),
+        ("a=1\\\n# no comment", {"a": "1# no comment"}),
+        ("a=1\\", {"a": "1"}),
+        ("a\\ b\\:c\\=d=e", {"a b:c=d": "e"}),
+        ('models={\\\n  "noop": {\\\n    "1.0": {}\\\n  }\\\n}', {"models": '{"noop": {"1.0": {}}}'}),
+        ('m={\\n  "name"\\: \\"x\\"}', {"m": '{\n  "name": "x"}'}),
+        ("a=\\u00e9\\ud83d\\ude00\\q", {"a": "é😀q"}),
+        ("a=c:\\\\temp", {"a": "c:\\temp"}),
+        ("a=http://127.0.0.1:8080", {"a": "http://127.0.0.1:8080"}),
+        ("", {}),
+    ],
+)
+def test_a_file_means_what_it_means_to_java(text: str, expected: dict[str, str]) -> None:
+    assert parse_properties(text) == expected
+
+
+def test_an_unfinished_unicode_escape_is_shown() -> None:
+    with pytest.raises(ValueError, match="four hexadecimal digits, near"):
+        parse_properties("store=c:\\users\\me")
+
+
+KEYS = st.text(min_size=1)
+
+
+@given(st.dictionaries(KEYS, st.text()))
+def test_what_is_written_is_read_back(values: dict[str, str]) -> None:
+    written = format_properties(values)
+    assert written.isascii()
+    assert parse_properties(written) == values

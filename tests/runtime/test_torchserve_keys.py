@@ -1,0 +1,230 @@
+"""config.properties of TorchServe: each key does what it did, or it is said that it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings import NESTED, Settings, load_settings
+from tsx_runtime.torchserve_keys import JAVA_ONLY, KEYS, RULES, Snapshot, VersionSettings, interpret
+
+NOOP = VersionSettings(default_version=True, mar_name="noop.mar", min_workers=1, max_workers=2, batch_size=4, response_timeout=120)
+NOOP_JSON = {"defaultVersion": True, "marName": "noop.mar", "minWorkers": 1, "maxWorkers": 2, "batchSize": "4", "responseTimeout": 120}
+
+
+def load(
+    directory: Path, text: str, env: dict[str, str] | None = None, cli: dict[str, object] | None = None
+) -> tuple[Settings, dict[str, str], list[str]]:
+    file = directory / "config.properties"
+    file.write_text(text)
+    told: list[str] = []
+    settings, origins = load_settings(cli or {}, env or {}, file, told.append)
+    return settings, origins, [line.replace(f"{file}: ", "") for line in told]
+
+
+def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingError) as caught:
+        load(directory, text, env)
+    return caught.value.message.replace(str(directory / "config.properties"), "FILE")
+
+
+def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_them(tmp_path: Path) -> None:
+    text = "inference_address = http://0.0.0.0:8080\nload_models=noop.mar, b=c.mar\njob_queue_size: 7 \ndecode_input_request FALSE\n"
+    settings, origins, told = load(tmp_path, text + "model_store=models\n", {"TSX_JOB_QUEUE_SIZE": "8"}, {"model_store": "others"})
+    assert settings.inference_address == "http://0.0.0.0:8080"
+    assert settings.load_models == ["noop.mar", "b=c.mar"]
+    assert (settings.job_queue_size, origins["job_queue_size"]) == (8, "environment variable TSX_JOB_QUEUE_SIZE")
+    assert (settings.decode_input_request, origins["decode_input_request"]) == (False, str(tmp_path / "config.properties"))
+    assert (settings.model_store, origins["model_store"]) == (Path("others"), "command line")
+    assert told == []
+
+
+def test_an_address_without_a_port_has_that_of_its_scheme(tmp_path: Path) -> None:
+    settings, _, _ = load(tmp_path, "inference_address=http://host\nmanagement_address=https://[::1]/\nmetrics_address=unix:/tmp/a")
+    assert (settings.inference_address, settings.management_address) == ("http://host:80", "https://[::1]:443")
+    assert settings.metrics_address == "unix:/tmp/a"
+
+
+def test_a_key_without_a_value_is_not_set(tmp_path: Path) -> None:
+    settings, origins, _ = load(tmp_path, "load_models=\ncertificate_file=\nmodels=\n")
+    assert settings == Settings()
+    assert origins["load_models"] == "default"
+
+
+def test_every_key_of_torchserve_is_a_setting_or_it_is_said_that_it_is_not(tmp_path: Path) -> None:
+    settings = set(Settings.model_fields) - NESTED
+    text = "".join(f"{key}=\n" for key in sorted(KEYS))
+    _, _, told = load(tmp_path, text)
+    named = {name for line in told for name in line.partition(": ")[2].split(", ")}
+    assert named == KEYS - settings - RULES - {"models", "model_snapshot", "python", "version", "tsConfigFile"}
+    assert all("nobody knows" not in line for line in told)
+
+
+def test_what_only_java_has_is_told_in_one_line(tmp_path: Path) -> None:
+    _, _, told = load(tmp_path, "vmargs=-Xmx4g\nnumber_of_netty_threads=32\nasync_logging=true\nversion=0.12.0\n")
+    reason = "without effect here, since only TorchServe's Java needs them"
+    assert told == [f"{reason}: async_logging, number_of_netty_threads, vmargs"]
+    assert {"vmargs", "number_of_netty_threads", "async_logging"} <= JAVA_ONLY
+
+
+def test_an_unknown_key_is_told_with_the_nearest_and_stops_nobody(tmp_path: Path) -> None:
+    settings, _, told = load(tmp_path, "job_queue_sise=3\nmy_own=1\ndrain_timeout=4")
+    assert settings == Settings(drain_timeout=4)
+    assert told == [
+        "nobody knows the key 'job_queue_sise', so it has no effect; did you mean 'job_queue_size'?",
+        "nobody knows the key 'my_own', so it has no effect",
+    ]
+
+
+def test_a_wrong_value_is_named_with_its_file(tmp_path: Path) -> None:
+    assert failure(tmp_path, "job_queue_size=many") == "job_queue_size cannot be 'many' (from FILE): it takes a whole number, at least 1"
+    assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is no properties file: \\u must be followed by")
+
+
+def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.properties"
+    file.write_bytes("model_store=modèles".encode("latin-1"))
+    assert load_settings({}, {}, file)[0].model_store == Path("modèles")
+    file.write_bytes("model_store=modèles".encode())
+    assert load_settings({}, {}, file)[0].model_store == Path("modèles")
+
+
+def test_a_variable_between_dollars_is_put_in(tmp_path: Path) -> None:
+    settings, _, _ = load(tmp_path, "model_store=/data/$$STORE$$/$$STORE$$", {"STORE": "x"})
+    assert settings.model_store == Path("/data/x/x")
+    assert failure(tmp_path, "model_store=$$STORE$$") == (
+        "model_store in FILE holds $$STORE$$, but there is no environment variable STORE; set it"
+    )
+
+
+def test_ts_variables_count_where_the_file_lets_them_in(tmp_path: Path) -> None:
+    env = {"TS_JOB_QUEUE_SIZE": "9", "TS_DRAIN_TIMEOUT": "1", "TS_ENABLE_ENVVARS_CONFIG": "true"}
+    assert load(tmp_path, "job_queue_size=8", env)[0].job_queue_size == 8
+    settings, origins, _ = load(tmp_path, "job_queue_size=8\nenable_envvars_config=True", env)
+    assert (settings.job_queue_size, origins["job_queue_size"]) == (9, "environment variable TS_JOB_QUEUE_SIZE")
+    assert settings.drain_timeout == 30  # TorchServe has no such key
+    models = {**env, "TS_MODELS": json.dumps({"noop": {"1.0": NOOP_JSON}})}
+    settings, origins, _ = load(tmp_path, "enable_envvars_config=true", models)
+    assert settings.model_versions == {"noop": {"1.0": NOOP}}
+    assert origins["model_versions"] == "environment variable TS_MODELS"
+
+
+@pytest.mark.parametrize(
+    ("lines", "given"),
+    [
+        (["enable_envvars_config=true"], False),
+        (["enable_envvars_config=true", "use_env_allowed_urls=true"], True),
+        (["use_env_allowed_urls=true"], False),
+    ],
+)
+def test_who_may_be_asked_for_models_is_no_variables_business_unless_the_file_says_so(lines: list[str], given: bool) -> None:
+    values = dict(line.split("=") for line in [*lines, "allowed_urls=https://here/.*"])
+    env = {"TS_ALLOWED_URLS": ".*", "TS_USE_ENV_ALLOWED_URLS": "true"}
+    keys, _ = interpret(values, env, {"allowed_urls"}, "file")
+    assert [(key.text, key.origin) for key in keys] == (
+        [(".*", "environment variable TS_ALLOWED_URLS")] if given else [("https://here/.*", "file")]
+    )
+
+
+def test_models_are_described_by_version(tmp_path: Path) -> None:
+    lines = json.dumps({"noop": {"1.0": NOOP_JSON, "2.0": {}}}, indent=2).replace("\n", "\\\n")
+    settings, _, told = load(tmp_path, f"models={lines}\n")
+    assert settings.model_versions == {"noop": {"1.0": NOOP, "2.0": VersionSettings()}}
+    assert told == []
+    _, _, told = load(tmp_path, 'models={"noop":{"1.0":{"batchSise":4}}}')
+    assert told == ["models.noop.1.0.batchSise has no effect here; did you mean 'batchSize'?"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("models={", "models in FILE is not JSON: Expecting property name"),
+        ("models=[]", "models in FILE takes a JSON object, not []"),
+        ('models={"noop": 1}', 'models.noop in FILE takes an object such as {"noop": {"1.0": {"batchSize": 4}}}, not 1'),
+        ('models={"noop": {"1.0": 1}}', 'models.noop.1.0 in FILE takes an object such as {"batchSize": 4}, not 1'),
+        ('models={"noop": {"1.0": {"batchSize": 0}}}', "models.noop.1.0.batchSize cannot be 0 (from FILE): Input should be greater"),
+        ('model_snapshot={"models": {"a": {"1": []}}}', "model_snapshot.models.a.1 in FILE takes an object"),
+        ('model_snapshot={"modelCount": "x"}', "model_snapshot.modelCount cannot be 'x' (from FILE)"),
+    ],
+)
+def test_models_that_cannot_be_read_are_named(tmp_path: Path, text: str, reason: str) -> None:
+    assert failure(tmp_path, text).startswith(reason)
+
+
+# As TorchServe 0.9 wrote it.
+SNAPSHOT = r"""#Saving snapshot
+#Thu Feb 08 04:34:52 UTC 2024
+python=/opt/conda/bin/python
+model_snapshot={\n  "name"\: "20240208043452822-shutdown.cfg",\n  "modelCount"\: 1,\n  "created"\: 1707366892822,\n  "models"\: {\n    "noop"\: {\n      "1.0"\: {\n        "defaultVersion"\: true,\n        "marName"\: "noop.mar",\n        "minWorkers"\: 1,\n        "maxWorkers"\: 2,\n        "batchSize"\: 4,\n        "responseTimeout"\: 120\n      }\n    }\n  }\n}
+tsConfigFile=logs/config/20240208043104864-shutdown.cfg
+version=0.9.0
+load_models=mnist\=mnist.mar
+model_store=model_store
+number_of_gpu=0
+"""  # noqa: E501  # a line of such a file
+
+
+def test_a_snapshot_of_torchserve_is_read(tmp_path: Path) -> None:
+    settings, _, told = load(tmp_path, SNAPSHOT)
+    name = "20240208043452822-shutdown.cfg"
+    assert settings.model_snapshot == Snapshot(name=name, model_count=1, created=1707366892822, models={"noop": {"1.0": NOOP}})
+    assert settings.load_models == ["mnist=mnist.mar"]
+    assert (settings.model_store, settings.number_of_gpu) == (Path("model_store"), 0)
+    assert told == []
+
+
+KSERVE = """inference_address=http://0.0.0.0:8085
+management_address=http://0.0.0.0:8085
+metrics_address=http://0.0.0.0:8082
+grpc_inference_port=7070
+grpc_management_port=7071
+enable_metrics_api=true
+metrics_mode=prometheus
+number_of_netty_threads=4
+job_queue_size=10
+enable_envvars_config=true
+install_py_dep_per_model=true
+service_envelope=kservev2
+model_store=/mnt/models/model-store
+model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"mnist":{"1.0":{"defaultVersion":true,"marName":"mnist.mar","minWorkers":1,\
+"maxWorkers":5,"batchSize":1,"maxBatchDelay":10,"responseTimeout":120}}}}
+"""
+
+SAGEMAKER = """enable_envvars_config=true
+decode_input_request=false
+load_models=ALL
+disable_token_authorization=true
+enable_model_api=true
+model_store=/.sagemaker/ts/models
+inference_address=http://0.0.0.0:8080
+management_address=http://0.0.0.0:8080
+default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle
+models={\\
+  "model": {\\
+    "1.0": {\\
+      "defaultVersion": true,\\
+      "marName": "model.mar",\\
+      "minWorkers": 1,\\
+      "maxWorkers": 4,\\
+      "batchSize": 8,\\
+      "maxBatchDelay": 100,\\
+      "responseTimeout": 60\\
+    }\\
+  }\\
+}
+"""
+
+
+def test_the_files_of_kserve_and_sagemaker_mean_what_they_say(tmp_path: Path) -> None:
+    settings, _, _ = load(tmp_path, KSERVE)
+    assert settings.inference_address == settings.management_address == "http://0.0.0.0:8085"
+    assert settings.model_snapshot is not None
+    assert settings.model_snapshot.models["mnist"]["1.0"].max_workers == 5
+    settings, _, _ = load(tmp_path, SAGEMAKER)
+    assert settings.load_models == ["ALL"]
+    assert settings.disable_token_authorization is True
+    assert settings.default_service_handler == "sagemaker_pytorch_serving_container.handler_service:handle"
+    assert settings.model_versions["model"]["1.0"].batch_size == 8
