@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tsx_runtime.core.model import Model, ModelVersion
@@ -17,6 +17,7 @@ from tsx_runtime.torchserve_keys import SNAPSHOT, VersionSettings
 from tsx_runtime.torchserve_keys import Snapshot as Saved
 
 KINDS = ("startup", "snapshot", "shutdown")
+STAMP = "%Y%m%d%H%M%S%f"  # a file's name begins with it, without the microseconds
 KEPT = 100  # of the kind `snapshot`, of which every change makes one
 
 logger = logging.getLogger("tsx.snapshots")
@@ -46,21 +47,19 @@ class Snapshots:
         created = int(self._clock() * 1000)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            path = self._free_name(created, kind)
+            path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
             text = format_properties(self._base | {SNAPSHOT: describe(models, path.name, created, self._store)})
             _write_whole(path, f"#Saving snapshot\n{text}")
             for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
                 old.unlink()
-        except OSError as error:
-            logger.error("no snapshot was written into %s: %s", self._directory, error.strerror)
+        except (OSError, ValueError) as error:  # ValueError: a file of such a name, but of no day that there is
+            logger.error("no snapshot was written into %s: %s", self._directory, error)
 
-    def _free_name(self, created: int, kind: str) -> Path:
-        """A millisecond may see two changes."""
-        while True:
-            stamp = datetime.fromtimestamp(created / 1000).strftime("%Y%m%d%H%M%S%f")[:-3]
-            if not any((self._directory / f"{stamp}-{each}.cfg").exists() for each in KINDS):
-                return self._directory / f"{stamp}-{kind}.cfg"
-            created += 1
+    def _time(self) -> datetime:
+        """Later than that of any other, also of one in the same millisecond, or when the clock went back."""
+        now = datetime.fromtimestamp(self._clock())
+        last = last_snapshot(self._directory)
+        return now if last is None else max(now, datetime.strptime(last.name.partition("-")[0], STAMP) + timedelta(milliseconds=1))
 
 
 def last_snapshot(directory: Path) -> Path | None:
@@ -110,5 +109,5 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _in_order(directory: Path, kinds: Iterable[str]) -> list[Path]:
-    found = [path for kind in kinds for path in directory.glob(f"*-{kind}.cfg")]
+    found = [path for kind in kinds for path in directory.glob(f"{'[0-9]' * 17}-{kind}.cfg")]
     return sorted(found, key=lambda path: path.name)
