@@ -175,6 +175,7 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             limit_max_image_pixels=True,
             decode_input_request=True,
             max_response_size=1 << 30,
+            envelope="",
             server_version="0",
         )
     )

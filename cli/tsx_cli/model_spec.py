@@ -22,7 +22,13 @@ KINDS = {
     "onnx": "ONNX",
     "unknown": "a file that only its handler knows",
 }
-SERVED_HANDLERS = ("base_handler", "image_classifier")  # of the names that TorchServe knows, those that this version carries
+SERVED_HANDLERS = (
+    "base_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+)  # of the names that TorchServe knows, those that this version carries
 NEEDS_MODEL_FILE = ("eager", "safetensors")
 
 

@@ -139,6 +139,9 @@ class Settings(BaseModel):
     limit_max_image_pixels: bool = Field(True, description="refuse images that would unpack to a gigantic size")
     decode_input_request: bool = Field(True, description="hand JSON and text bodies to the handler decoded")
     default_service_handler: str | None = Field(None, description="the handler of archives that name none")
+    service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
+        None, description="what clients wrap requests in: body, json, kserve or kservev2; nothing if not set"
+    )
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")

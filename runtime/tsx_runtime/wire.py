@@ -95,6 +95,7 @@ class LoadOrder(TypedDict):
     decode_input_request: bool
     max_response_size: int
     server_version: str
+    envelope: str  # what stands around requests and answers; empty where nothing does
 
 
 class MetricDelta(TypedDict):

@@ -190,6 +190,7 @@ class ModelVersion:
         self.plan = chosen
         self.url = order.url
         self.handler = order.handler or archive.manifest.handler or settings.default_service_handler or ""
+        self.envelope = str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
         self.runtime = order.runtime or archive.manifest.runtime
         self.loaded_at_startup = order.loaded_at_startup
         self.min_workers = chosen.min_workers
@@ -308,6 +309,7 @@ class ModelVersion:
             decode_input_request=self._settings.decode_input_request,
             max_response_size=self._settings.max_response_size,
             server_version=__version__,
+            envelope=self.envelope,
         )
 
 

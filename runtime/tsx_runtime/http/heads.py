@@ -90,7 +90,7 @@ class Heads:
         waits = waits_for_go(found.headers)
         if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
             return None
-        block = wire.header_block(with_headers(found.headers, url.target.headers))
+        block = wire.header_block(with_headers(found.as_sent(), url.target.headers))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits), url.version
 
@@ -152,7 +152,8 @@ class Found:
     parser: httptools.HttpRequestParser | None = None
 
     def __init__(self) -> None:
-        self.headers: list[Pair] = []
+        self.headers: list[Pair] = []  # names in lower case
+        self.names: list[bytes] = []  # as they were sent, which is how handlers see them
 
     def on_message_begin(self) -> None:
         self.messages += 1
@@ -162,6 +163,10 @@ class Found:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
+        self.names.append(name)
+
+    def as_sent(self) -> list[Pair]:
+        return [(name, value) for name, (_, value) in zip(self.names, self.headers, strict=True)]
 
     def on_headers_complete(self) -> None:
         self.complete = True

@@ -35,6 +35,7 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.http.routes import find_target, is_form, model_in_form, resolve, with_headers
 
@@ -93,9 +94,8 @@ class Predictions:
         if form:
             target = target._replace(name=model_in_form(headers, body))
         version = resolve(self.registry, target)  # not before: it may be unregistered while the body comes
-        headers = with_headers(headers, target.headers)
         now = time.monotonic()
-        meta = wire.request_meta(request_id.decode(), scope["query_string"], headers)
+        meta = wire.request_meta(request_id.decode(), scope["query_string"], with_headers(as_sent(scope), target.headers))
         return version, WaitingJob(meta, body, now, deadline(now, version.client_timeout, timeout_ms), priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:

@@ -24,10 +24,9 @@ import enum
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
 from tsx_runtime.http.asgi import new_request_id
+from tsx_runtime.http.cased import CasedProtocol
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
 from tsx_runtime.http.limits import deadline
@@ -71,7 +70,7 @@ class Lane:
         self.clock = Clock(connections)
 
 
-class FastLane(HttpToolsProtocol):
+class FastLane(CasedProtocol):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:

@@ -105,7 +105,7 @@ def url_path(rest: str) -> bytes:
 def with_headers(headers: list[Pair], own: tuple[Pair, ...]) -> list[Pair]:
     """`own` in place of whatever the client sent under those names."""
     names = [name for name, _ in own]
-    return [*(other for other in headers if other[0] not in names), *own] if own else headers
+    return [*(other for other in headers if other[0].lower() not in names), *own] if own else headers
 
 
 def is_form(headers: list[Pair]) -> bool:

@@ -42,16 +42,22 @@ RELIED_ON = {
     "RequestResponseCycle": ("response_complete", "response_started"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
+NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")  # of HttpToolsProtocol, to keep header names as they were sent
 
 logger = logging.getLogger("tsx.http")
 
 
 def http_protocol() -> Any:
-    """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which gives the same answers by way of FastAPI."""
+    """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which gives the same answers by way of FastAPI.
+
+    Where uvicorn's own does not even tell header names as they were sent, handlers see them in lower case.
+    """
     if sys.platform == "win32":
         return "auto"
+    module: ModuleType | None = None
     try:
-        missing = missing_parts(importlib.import_module(MODULE))
+        module = importlib.import_module(MODULE)
+        missing = missing_parts(module)
     except ImportError as error:
         missing = [f"{MODULE} ({error})"]
     if missing:
@@ -60,10 +66,19 @@ def http_protocol() -> Any:
             "and slow or large headers are not refused; `pip install --upgrade tsx-serve`, or an older uvicorn, brings it back",
             ", ".join(missing),
         )
-        return "auto"
+        return _cased_protocol(module)
     from tsx_runtime.http.protocol import FastLane  # here, because with another uvicorn it may not even be imported
 
     return FastLane
+
+
+def _cased_protocol(module: ModuleType | None) -> Any:
+    there = parts_of(getattr(module, "HttpToolsProtocol", object))
+    if not there.issuperset(NAMES_NEED):
+        return "auto"
+    from tsx_runtime.http.cased import CasedProtocol  # here, as above
+
+    return CasedProtocol
 
 
 def missing_parts(module: ModuleType) -> list[str]:

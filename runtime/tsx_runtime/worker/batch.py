@@ -20,7 +20,7 @@ from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes
 from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.requests import read_row
 
-EXPLAIN, DESCRIBE = "\r\nexplain: True\r\n", "\r\ndescribe: True\r\n"  # headers, as they stand in a request's meta
+WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
 
 _GIVEN_UP = "%d more requests of the batch are failed, untried: those that were tried failed alike, or its time is nearly over. %s"
 
@@ -129,12 +129,16 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], decode: bool,
 
 def groups(requests: Requests) -> list[Requests]:
     """Handlers ask the first request of a batch whether to explain or describe: one that wants that is a batch of its own."""
-    joined = "".join(requests.metas)  # one look for all, and first for a letter: nearly no batch holds one
-    if "T" not in joined or (EXPLAIN not in joined and DESCRIBE not in joined):
+    if not may_wish("".join(requests.metas)):  # one look for all: nearly no batch holds one
         return [requests]
-    alone = [idx for idx, meta in enumerate(requests.metas) if EXPLAIN in meta or DESCRIBE in meta]
+    alone = [idx for idx, meta in enumerate(requests.metas) if any(wish in meta.lower() for wish in WISHES)]
     others = [idx for idx in range(len(requests.metas)) if idx not in alone]
     return [_only(requests, group) for group in ([others] if others else []) + [[idx] for idx in alone]]
+
+
+def may_wish(meta: str) -> bool:
+    """Whether an explanation or a description may be asked for: a quick look at one request's meta, or at many."""
+    return ": True\r\n" in meta
 
 
 def _only(requests: Requests, kept: Sequence[int]) -> Requests:

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,6 +203,21 @@ class Context:
         """The turn of a batch that was prepared ahead."""
         state.send_piece = send_piece
         self._batch = state
+
+    @contextmanager
+    def only(self, idx: int) -> Iterator[None]:
+        """A batch of this one request: an envelope whose requests do not fit one call makes a call for each."""
+        whole = self._state()
+        send, parts = whole.send_piece, whole.parts or {}
+        part = BatchState([whole.metas[idx]], {0: parts[idx]} if idx in parts else None, processors={0: self._processor(idx)})
+        if send is not None:
+            part.send_piece = lambda _, headers, body: send(idx, headers, body)
+        self._batch = part
+        try:
+            yield
+        finally:
+            whole.processors[idx] = part.processors[0]
+            self._batch = whole
 
     def end(self) -> None:
         """The batch is answered: a part that a thread of the handler's sends now has come too late."""

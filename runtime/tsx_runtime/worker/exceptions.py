@@ -3,6 +3,7 @@
 PredictionException     the handler's own refusal of the whole batch, with a status
 ├── BadRows             ... of some rows only: the others are run again without them
 LoadError               the model cannot be loaded; the message tells what to do
+MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric that is reported wrongly
 """
 
 from __future__ import annotations
@@ -36,6 +37,21 @@ class BadRows(PredictionException):
 
 class LoadError(Exception):
     """The model cannot be loaded, for a reason that is known: the message names it and the next step."""
+
+
+class MetricsCacheKeyError(KeyError):
+    """No metric of this name and type has been added."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # a KeyError quotes its text
+
+
+class MetricsCacheTypeError(TypeError):
+    """What is no name, or no type, of a metric."""
+
+
+class MetricsCacheValueError(ValueError):
+    """A name or a unit that a metric cannot have."""
 
 
 def in_words(error: BaseException) -> str:

@@ -28,8 +28,15 @@ logger = logging.getLogger("tsx.worker")
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
+    "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
+    "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",
+    "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }
 DEFAULT_HANDLER = "base_handler"
+ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
+    "vllm_handler": "a language model is served best by vLLM's own server (`vllm serve`), which has the same OpenAI routes.",
+    "trt_llm_handler": "a language model compiled by TensorRT-LLM is served best by `trtllm-serve`, which has the same OpenAI routes.",
+}
 
 
 class Entry(NamedTuple):
@@ -65,17 +72,35 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
+def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines, envelope: str = "") -> Entry:
     """Import and initialise. Raises `LoadError`, with the handler's own exception as its cause where it raised one."""
-    handler = handler.strip() or DEFAULT_HANDLER
+    entry = _load(handler.strip() or DEFAULT_HANDLER, model_dir, context, coroutines)
+    return _enveloped(entry, envelope, coroutines) if envelope else entry
+
+
+def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
+    from tsx_runtime.worker.envelopes import ENVELOPES  # here: few models have one
+
+    if envelope not in ENVELOPES:
+        raise LoadError(f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}.")
+    around = ENVELOPES[envelope](lambda data, context: coroutines.finish(entry.call(data, context)))
+    return entry._replace(call=around.handle)
+
+
+def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
+    builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
+    elif builtin in BUILTIN and module_name.startswith("ts."):
+        return _from_class(_builtin(builtin), builtin, context, coroutines)
     elif (installed := _find_installed(module_name)) is not None:
         module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
-    elif module_name in BUILTIN:
-        return _from_class(_builtin(module_name), module_name, context, coroutines)
+    elif builtin in BUILTIN:
+        return _from_class(_builtin(builtin), builtin, context, coroutines)
+    elif builtin in ELSEWHERE:
+        raise LoadError(f"tsx does not carry TorchServe's {builtin}: {ELSEWHERE[builtin]}")
     else:
         raise LoadError(_not_found(handler, model_dir))
     return _from_module(module, function_name, handler, context, coroutines)
@@ -164,6 +189,9 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
         _initialised(handler, lambda: coroutines.finish(entry(None, context)))
         return Entry(entry, handler, None)
     classes = classes_of(module)
+    if len(classes) > 1:  # those that help it do not count
+        handlers = [kind for kind in classes if callable(getattr(kind, "handle", None)) and callable(getattr(kind, "initialize", None))]
+        classes = handlers if len(handlers) == 1 else classes
     if function_name and classes:
         logger.warning("%s has no function %r, so its class %s is used", handler, function_name, classes[0].__name__)
     if not classes:

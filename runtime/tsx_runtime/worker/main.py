@@ -178,7 +178,7 @@ def load_model(order: LoadOrder) -> Model:
         yaml.safe_load(order["model_config"]),
     )
     coroutines = loader.Coroutines()
-    entry = loader.load_entry(order["handler"], model_dir, context, coroutines)
+    entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"])
     return Model(
         entry,
         context,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_runtime.wire import MetricDelta
+from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError
 
 logger = logging.getLogger("tsx.worker")
 
@@ -23,10 +24,6 @@ class MetricTypes(enum.Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-
-
-class MetricsCacheKeyError(Exception):
-    """No metric of this name and type has been added."""
 
 
 class Dimension:
@@ -57,11 +54,14 @@ class CachingMetric:
         self._pending = pending
 
     def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
-        """A counter grows by `value`, a gauge is set to it, a histogram observes it."""
+        """A counter grows by `value`, a gauge is set to it, a histogram observes it.
+
+        Too few or too many dimension values are logged, as in TorchServe: a metric that is off is no reason to fail a request.
+        """
         if len(dimension_values) != len(self.dimension_names):
-            raise ValueError(
-                f"metric {self.metric_name} has the dimensions {self.dimension_names}, but {len(dimension_values)} values were given"
-            )
+            given = ", ".join(map(str, dimension_values)) or "none"
+            logger.error("metric %s is not updated: its dimensions are %s, the values: %s", self.metric_name, self.dimension_names, given)
+            return
         self._pending.add(self, value, tuple(zip(self.dimension_names, map(str, dimension_values), strict=True)))
 
     def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
@@ -117,18 +117,32 @@ class Metrics:
 
     def add_metric(
         self,
-        name: str,
-        value: float,
-        unit: str,
-        idx: int | None = None,
+        name: Any = None,
+        value: Any = None,
+        unit: Any = None,
+        idx: Any = None,
         dimensions: Sequence[Dimension] | None = None,
-        metric_type: MetricTypes = MetricTypes.COUNTER,
-    ) -> None:
-        _check_name(name)
-        metric = self.cache[metric_type].get(name)
-        labels = [*(dimensions or ()), *self._defaults]
+        metric_type: MetricTypes | str = MetricTypes.COUNTER,
+        *,
+        metric_name: str | None = None,
+        dimension_names: Sequence[str] | None = None,
+    ) -> CachingMetric | None:
+        """`add_metric(name, value, unit)`; or, as TorchServe 0.6.1 to 0.8.1 had it, what is now `add_metric_to_cache`:
+        `add_metric(metric_name, unit, dimension_names, metric_type)`, by position or by name.
+        """
+        if value is None or (isinstance(value, str) and not isinstance(unit, str)):
+            by_position = isinstance(value, str)
+            names = unit if by_position and unit is not None else dimension_names
+            kind = idx if by_position and idx is not None else metric_type
+            return self.add_metric_to_cache(name if metric_name is None else metric_name, value if by_position else unit, names, kind)
+        self._add(name, value, unit, [*(dimensions or ()), *self._defaults], metric_type)
+        return None
+
+    def _add(self, name: str, value: float, unit: str, labels: Sequence[Dimension], metric_type: MetricTypes | str) -> None:
+        kind = _type_of(metric_type)
+        metric = self.cache[kind].get(name)
         if metric is None:
-            metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], metric_type)
+            metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], kind)
         metric.update(value, dimensions=labels)
 
     def add_counter(self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] | None = None) -> None:
@@ -141,10 +155,10 @@ class Metrics:
         idx: int | None = None,
         unit: str = "ms",
         dimensions: Sequence[Dimension] | None = None,
-        metric_type: MetricTypes = MetricTypes.GAUGE,
+        metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
         if unit not in TIME_UNITS:
-            raise ValueError(f"metric {name}: {unit!r} is not a unit of time; use one of {', '.join(TIME_UNITS)}")
+            raise MetricsCacheValueError(f"metric {name}: {unit!r} is not a unit of time; use one of {', '.join(TIME_UNITS)}")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_size(
@@ -154,10 +168,10 @@ class Metrics:
         idx: int | None = None,
         unit: str = "MB",
         dimensions: Sequence[Dimension] | None = None,
-        metric_type: MetricTypes = MetricTypes.GAUGE,
+        metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
         if unit not in SIZE_UNITS:
-            raise ValueError(f"metric {name}: {unit!r} is not a unit of size; use one of {', '.join(SIZE_UNITS)}")
+            raise MetricsCacheValueError(f"metric {name}: {unit!r} is not a unit of size; use one of {', '.join(SIZE_UNITS)}")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_percent(
@@ -166,43 +180,56 @@ class Metrics:
         value: float,
         idx: int | None = None,
         dimensions: Sequence[Dimension] | None = None,
-        metric_type: MetricTypes = MetricTypes.GAUGE,
+        metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float | str, dimensions: Sequence[Dimension] | None = None) -> None:
-        """An error's text is logged, and counted as one."""
+        """Of the level `Error`, for all models. An error's text is logged, and counted as one."""
         if isinstance(value, str):
             logger.error("%s: %s", name, value)
             value = 1
-        self.add_metric(name, value, "", None, dimensions, MetricTypes.COUNTER)
+        self._add(name, value, "", [*(dimensions or ()), Dimension("Level", "Error")], MetricTypes.COUNTER)
 
     def add_metric_to_cache(
         self,
         metric_name: str,
         unit: str,
         dimension_names: Sequence[str] | None = None,
-        metric_type: MetricTypes = MetricTypes.COUNTER,
+        metric_type: MetricTypes | str = MetricTypes.COUNTER,
     ) -> CachingMetric:
         _check_name(metric_name)
-        metric = CachingMetric(self.pending, metric_name, str(unit), dimension_names or (), MetricTypes(metric_type))
+        metric = CachingMetric(self.pending, metric_name, str(unit), dimension_names or (), _type_of(metric_type))
         self.cache[metric.metric_type][metric_name] = metric
         return metric
 
-    def get_metric(self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER) -> CachingMetric:
+    def get_metric(self, metric_name: str, metric_type: MetricTypes | str = MetricTypes.COUNTER) -> CachingMetric:
+        kind = _type_of(metric_type)
         try:
-            return self.cache[metric_type][metric_name]
+            return self.cache[kind][metric_name]
         except KeyError:
-            known = ", ".join(sorted(self.cache[metric_type])) or "none"
-            raise MetricsCacheKeyError(f"there is no {metric_type.value} called {metric_name!r}; there is: {known}") from None
+            known = ", ".join(sorted(self.cache[kind])) or "none"
+            raise MetricsCacheKeyError(f"there is no {kind.value} called {metric_name!r}; there is: {known}") from None
 
     def set_request_ids(self, request_ids: dict[int, str] | str | None) -> None:
         self.request_ids = request_ids
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"{name!r} cannot be the name of a metric")
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise MetricsCacheTypeError(f"{name!r} cannot be the name of a metric: it is not a str")
+    if not name.strip():
+        raise MetricsCacheValueError(f"{name!r} cannot be the name of a metric")
+
+
+def _type_of(value: MetricTypes | str) -> MetricTypes:
+    if isinstance(value, MetricTypes):
+        return value
+    try:
+        return MetricTypes(value)
+    except ValueError:
+        kinds = ", ".join(kind.value for kind in MetricTypes)
+        raise MetricsCacheTypeError(f"{value!r} is no type of metric; use one of MetricTypes: {kinds}") from None
 
 
 class Metric:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
 from tsx_runtime.worker.answers import Answer
-from tsx_runtime.worker.batch import Ahead, Model, read_requests
+from tsx_runtime.worker.batch import Ahead, Model, may_wish, read_requests
 from tsx_runtime.worker.channel import Channel
 
 BASE = "tsx_runtime.worker.handlers.base"
@@ -50,7 +50,8 @@ def overlaps(model: Model) -> bool:
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)
     if wanted is False or (wanted is not True and not _is_cuda(handler)):
         return False
-    if base is None or not isinstance(handler, base) or type(handler).handle is not base.handle or os.environ.get("ENABLE_TORCH_PROFILER"):
+    own = base is None or not isinstance(handler, base) or model.entry.call != base.handle.__get__(handler)
+    if own or os.environ.get("ENABLE_TORCH_PROFILER"):
         if wanted is True:
             text = "overlapPreprocessing is on, but %s is not derived from BaseHandler, or handles batches in its own way: nothing overlaps"
             logger.warning(text, model.entry.name)
@@ -112,7 +113,7 @@ def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
     handler = model.entry.instance
     state = model.context.begin_ahead(requests.metas, requests.parts, _refuse_piece)
     for idx in range(len(requests.rows)):  # an explanation or a description is made in its turn, and alone
-        if "T" in requests.metas[idx] and any(model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")):
+        if may_wish(requests.metas[idx]) and any(model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")):
             return None
     steps = _Steps(handler, side)
     try:

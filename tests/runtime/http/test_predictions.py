@@ -81,8 +81,9 @@ def test_every_verb_predicts(server, verb):
     assert server.inference.request(verb, PATH, content=b"x", headers={"x-do": "bytes"}).text == "x"
 
 
-def test_the_handler_sees_the_clients_headers(server):
-    assert server.inference.post(PATH, headers={"X-Mine": "1"}).json()["headers"]["x-mine"] == "1"
+def test_the_handler_sees_the_clients_headers_as_they_were_written(server):
+    headers = server.inference.post(PATH, headers={"X-Mine": "1", "x-YOURS": "2"}).json()["headers"]
+    assert (headers["X-Mine"], headers["x-YOURS"]) == ("1", "2")
 
 
 def test_the_answer_is_the_handlers_with_an_id_and_without_caching(server):

@@ -167,4 +167,5 @@ ORDER = {
     "decode_input_request": True,
     "max_response_size": 100_000,
     "server_version": "0.1",
+    "envelope": "",
 }

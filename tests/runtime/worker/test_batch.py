@@ -114,3 +114,17 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
     ]
     assert [(status, bytes(body)) for status, _, body in answers[0]] == [(200, b"good/0"), (200, b"good/1")]
     assert [(status, "expect: 2, got: 0" in json.loads(bytes(body))["message"]) for status, _, body in answers[1]] == [(503, True)] * 2
+
+
+def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> None:
+    seen: list[list[str]] = []
+
+    def notes(data: Any, context: Context) -> list[Any]:
+        seen.append([str(context.get_request_header(idx, "explain")) for idx in range(len(data))])
+        return [""] * len(data)
+
+    model = Model(Entry(notes, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics())
+    blocks = [[], [(b"Explain", b"True")], [(b"X-Cached", b"True")], [(b"explain", b"False")]]
+    batch = [(0, request_meta(f"id-{idx}", b"", block), b"") for idx, block in enumerate(blocks)]
+    assert [status for status, _, _ in answer_batch(model, batch, lambda *piece: None).answers] == [200] * 4
+    assert seen == [["None", "None", "False"], ["True"]]

@@ -63,6 +63,19 @@ def test_a_class_may_be_named(start_worker: StartWorker) -> None:
     assert start_worker(CLASS + "\n    class Helper: pass\n", handler="handler.py:Handler").ask(b"")[0].body == b"m"
 
 
+def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(start_worker: StartWorker) -> None:
+    helpers = "\n    class Config: pass\n    class Part:\n        def handle(self, data, context): pass\n"
+    assert start_worker(CLASS + helpers).ask(b"")[0].body == b"m"
+
+
+@pytest.mark.parametrize("name", ["vllm_handler", "trt_llm_handler"])
+def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(start_worker: StartWorker, name: str) -> None:
+    worker = start_worker(handler=name)
+    assert not worker.loaded
+    assert f"tsx does not carry TorchServe's {name}" in worker.report["message"]
+    assert "OpenAI routes" in worker.report["message"]
+
+
 def test_imported_classes_do_not_count(start_worker: StartWorker) -> None:
     assert start_worker("from collections import OrderedDict\nfrom pathlib import Path\n" + "\n".join(CLASS.split("\n    "))).loaded
 

@@ -88,7 +88,7 @@ def test_a_counter_does_not_shrink(metrics: Metrics, caplog: pytest.LogCaptureFi
 def test_an_error_counts_and_its_text_is_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     metrics.add_error("failures", "disk full")
     metrics.add_error("failures", 2)
-    assert [(name, kind, value) for name, kind, _, value, _ in taken(metrics)] == [("failures", "counter", 3)]
+    assert taken(metrics) == [("failures", "counter", "", 3, {"Level": "Error"})]
     assert "disk full" in caplog.text
 
 
@@ -103,10 +103,47 @@ def test_a_metric_of_the_cache_is_found_and_updated_both_ways(metrics: Metrics) 
     ]
 
 
-def test_too_few_dimension_values_are_refused(metrics: Metrics) -> None:
+def test_too_few_dimension_values_are_logged_and_fail_no_request(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     metric = metrics.add_metric_to_cache("jobs", "count", ["queue", "state"])
-    with pytest.raises(ValueError, match="1 values were given"):
-        metric.add_or_update(1, ["fast"])
+    metric.add_or_update(1, ["fast"])
+    assert taken(metrics) == []
+    assert "jobs is not updated: its dimensions are ['queue', 'state'], the values: fast" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("jobs", "count", ["queue"], MetricTypes.GAUGE), {}),
+        (("jobs", "count"), {"dimension_names": ["queue"], "metric_type": MetricTypes.GAUGE}),
+        (("jobs",), {"unit": "count", "dimension_names": ["queue"], "metric_type": "gauge"}),
+        ((), {"metric_name": "jobs", "unit": "count", "dimension_names": ["queue"], "metric_type": MetricTypes.GAUGE}),
+    ],
+)
+def test_add_metric_of_older_releases_makes_a_metric_to_be_updated(metrics: Metrics, args: Any, named: Any) -> None:
+    metric = metrics.add_metric(*args, **named)
+    assert metric is metrics.get_metric("jobs", MetricTypes.GAUGE)
+    metric.add_or_update(4, ["fast"])
+    assert taken(metrics) == [("jobs", "gauge", "count", 4, {"queue": "fast"})]
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("x", 1, "ms"), {}),
+        (("x", 1, "ms", None, []), {}),
+        (("x", 1, "ms", "ALL", None, MetricTypes.COUNTER), {}),
+        (("x",), {"value": 1, "unit": "ms", "idx": 0, "dimensions": [], "metric_type": "counter"}),
+        ((), {"name": "x", "value": 1, "unit": "ms"}),
+    ],
+)
+def test_add_metric_reports_at_once_in_every_form(metrics: Metrics, args: Any, named: Any) -> None:
+    assert metrics.add_metric(*args, **named) is None
+    assert taken(metrics) == [("x", "counter", "ms", 1, DEFAULTS)]
+
+
+def test_an_unknown_type_of_metric_is_refused_with_the_right_ones(metrics: Metrics) -> None:
+    with pytest.raises(TypeError, match="counter, gauge, histogram"):
+        metrics.add_metric("x", 1, "ms", metric_type="summary")
 
 
 def test_a_metric_that_was_not_added_is_a_key_error_with_the_known_ones(metrics: Metrics) -> None:
@@ -117,9 +154,9 @@ def test_a_metric_that_was_not_added_is_a_key_error_with_the_known_ones(metrics:
         metrics.get_metric("known", MetricTypes.GAUGE)
 
 
-@pytest.mark.parametrize("name", ["", " ", None])
+@pytest.mark.parametrize("name", ["", " ", None, 3])
 def test_a_metric_needs_a_name(metrics: Metrics, name: Any) -> None:
-    with pytest.raises(ValueError, match="name of a metric"):
+    with pytest.raises((ValueError, TypeError), match="name of a metric"):
         metrics.add_counter(name, 1)
 
 

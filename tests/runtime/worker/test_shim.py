@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
+import io
 import json
+import os
 import sys
+import textwrap
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,18 +19,36 @@ from .conftest import StartWorker
 
 NAMES = {
     "ts.context": ["Context", "RequestProcessor"],
+    "ts.handler_utils.distributed.deepspeed": ["get_ds_engine"],
+    "ts.handler_utils.distributed.pt_pippy": ["get_pipeline_driver", "initialize_rpc_workers"],
+    "ts.handler_utils.hf_batch_streamer": ["TextIteratorStreamerBatch"],
+    "ts.handler_utils.text_utils": ["ngrams_iterator"],
     "ts.handler_utils.timer": ["timed"],
     "ts.handler_utils.utils": ["import_class", "send_intermediate_predict_response"],
     "ts.metrics.caching_metric": ["CachingMetric"],
     "ts.metrics.dimension": ["Dimension"],
     "ts.metrics.metric": ["Metric"],
-    "ts.metrics.metric_cache_errors": ["MetricsCacheKeyError"],
+    "ts.metrics.metric_cache_errors": ["MetricsCacheKeyError", "MetricsCacheTypeError", "MetricsCacheValueError"],
     "ts.metrics.metric_type_enum": ["MetricTypes"],
+    "ts.metrics.process_memory_metric": ["check_process_mem_usage", "get_cpu_usage"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
     "ts.service": ["PredictionException"],
     "ts.torch_handler.base_handler": ["BaseHandler"],
+    "ts.torch_handler.densenet_handler": ["DenseNetHandler"],
+    "ts.torch_handler.distributed.base_deepspeed_handler": ["BaseDeepSpeedHandler"],
+    "ts.torch_handler.distributed.base_pippy_handler": ["BasePippyHandler"],
     "ts.torch_handler.image_classifier": ["ImageClassifier"],
+    "ts.torch_handler.image_segmenter": ["ImageSegmenter"],
+    "ts.torch_handler.object_detector": ["ObjectDetector"],
+    "ts.torch_handler.request_envelope.base": ["BaseEnvelope"],
+    "ts.torch_handler.request_envelope.body": ["BodyEnvelope"],
+    "ts.torch_handler.request_envelope.json": ["JSONEnvelope"],
+    "ts.torch_handler.request_envelope.kserve": ["KServeEnvelope"],
+    "ts.torch_handler.request_envelope.kservev2": ["KServev2Envelope"],
+    "ts.torch_handler.text_classifier": ["TextClassifier"],
+    "ts.torch_handler.text_handler": ["CLEANUP_REGEX", "TextHandler"],
     "ts.torch_handler.unit_tests.test_utils.mock_context": ["MockContext"],
+    "ts.torch_handler.unit_tests.test_utils.model_dir": ["copy_files", "download_model"],
     "ts.torch_handler.vision_handler": ["VisionHandler"],
     "ts.utils.util": [
         "PredictionException",
@@ -95,3 +119,71 @@ def test_a_class_that_is_not_there_is_an_import_error(name: str) -> None:
 
     with pytest.raises(ImportError, match="NoSuchClass"):
         import_class(name)
+
+
+def test_processes_are_told_with_their_resident_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    from tsx_runtime.worker.ts.metrics.process_memory_metric import check_process_mem_usage
+
+    check_process_mem_usage(io.StringIO(f"{os.getpid()},{1 << 30}\n"))
+    (own, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
+    assert (int(own), gone) == (os.getpid(), [str(1 << 30), "0"])
+    assert int(size) > 1 << 20
+
+
+def test_a_model_for_a_unit_test_is_downloaded_once(tmp_path: Path) -> None:
+    from tsx_runtime.worker.ts.torch_handler.unit_tests.test_utils.model_dir import copy_files, download_model
+
+    class Once(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name that http.server calls
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"weights")
+
+        def log_message(self, *args: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Once) as server:
+        threading.Thread(target=server.handle_request).start()
+        url = f"http://127.0.0.1:{server.server_port}/models/net.pth?x=1"
+        download_model(url, tmp_path / "new")
+        download_model(url, tmp_path / "new")  # nobody would answer
+    copy_files(tmp_path / "new", tmp_path, {"net.pth": "copy.pth"})
+    assert (tmp_path / "copy.pth").read_bytes() == b"weights"
+    with pytest.raises(ValueError, match="no http or https address"):
+        download_model("file:///etc/hosts", tmp_path)
+
+
+def test_what_needs_pippy_says_what_became_of_it(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from ts.torch_handler.distributed.base_pippy_handler import BasePippyHandler
+        class Big(BasePippyHandler): pass
+    """)
+    assert "torch.distributed.pipelining" in worker.report["message"]
+
+
+DEEPSPEED = """
+import json
+
+def init_inference(model, config):
+    return lambda x: json.dumps([model(x), config["dtype"], config.get("checkpoint", "").rpartition("/")[2]])
+"""
+
+
+def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartWorker) -> None:
+    source = """
+        from ts.handler_utils.distributed.deepspeed import get_ds_engine
+        from ts.torch_handler.distributed.base_deepspeed_handler import BaseDeepSpeedHandler
+        class Big(BaseDeepSpeedHandler):
+            def initialize(self, ctx):
+                super().initialize(ctx)
+                self.model = get_ds_engine(lambda x: x + 1, ctx)
+            def handle(self, data, context):
+                return [self.model(1) for _ in data]
+    """
+    files: dict[str, str | bytes] = {"ds.json": '{"dtype": "fp16"}', "weights.json": "{}"}  # the double speaks DeepSpeed's documented call
+    config = {"deepspeed": {"config": "ds.json", "checkpoint": "weights.json"}}
+    worker = start_worker(source, files={**files, "deepspeed.py": DEEPSPEED}, model_config=config)
+    assert worker.loaded, worker.report
+    assert json.loads(worker.ask(b"")[0].body) == [2, "fp16", "weights.json"]
+    for wrong, said in (({}, "does not say"), ({"deepspeed": {"config": "no.json"}}, "no.json"), (config, "pip install deepspeed")):
+        worker = start_worker("import sys\nsys.modules['deepspeed'] = None\n" + textwrap.dedent(source), files=files, model_config=wrong)
+        assert said in worker.report["message"]

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import LoadError, PredictionException
-from tsx_runtime.worker.handlers.compiling import compiled
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handlers.compiling import compiled, load_library, wants_ahead
+from tsx_runtime.worker.handlers.explaining import input_attributions
 from tsx_runtime.worker.handlers.labels import load_label_mapping
 from tsx_runtime.worker.handlers.model_files import load_model_file, load_torchscript
 from tsx_runtime.worker.handlers.staging import to_device
@@ -55,19 +56,34 @@ class BaseHandler:
         path = model_dir / files["serializedFile"]
         self.model_pt_path = str(path)
         if path.suffix == ".so":
-            raise LoadError(
-                f"{path.name} is a compiled library of torch before 2.6. "
-                "Compile the model into a package instead: torch._inductor.aoti_compile_and_package writes a .pt2 file."
-            )
-        if model_file is not None and type(self)._load_pickled_model is not BaseHandler._load_pickled_model:
+            self.model = self._load_library(path)
+        elif model_file is not None and type(self)._load_pickled_model is not BaseHandler._load_pickled_model:
             self.model = self._load_pickled_model(str(model_dir), files["modelFile"], self.model_pt_path).to(self.device).eval()
         elif model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
             self.model = self._load_torchscript_model(self.model_pt_path)
         else:
-            self.model = load_model_file(path, model_file, self.device, weights_only=self._weights_only())
+            ahead = self._use_torch_export_aot_compile()
+            self.model = load_model_file(path, model_file, self.device, weights_only=self._weights_only(), compile_ahead=ahead)
         self.model = compiled(self.model, context.model_yaml_config.get("pt2"))
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
+
+    def _load_library(self, path: Path) -> Any:
+        if not path.is_file():
+            raise LoadError(f"The model {path.name} is not in the archive. Name it with --serialized-file when packing.")
+        if not self._use_torch_export_aot_compile():
+            raise LoadError(
+                f"{path.name} is a library, and loading it runs its code. If torch's AOTInductor wrote it and you trust it, "
+                "set `pt2: {export: {aot_compile: true}}` in model-config.yaml."
+            )
+        return self._load_torch_export_aot_compile(str(path))
+
+    def _use_torch_export_aot_compile(self) -> bool:
+        return wants_ahead(self.context.model_yaml_config.get("pt2"))
+
+    def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
+        """For handlers that load a compiled library in a way of their own."""
+        return load_library(model_so_path, self.device)
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         """For handlers that load a model without a model file in a way of their own."""
@@ -129,8 +145,10 @@ class BaseHandler:
             target = row.get("target") or 0
         return self.get_insights(data_preprocess, inputs, target)
 
-    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any) -> Any:
-        raise PredictionException(f"{type(self).__name__} cannot explain its predictions: it has no get_insights.", 501)
+    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
+        """How much each number of what `preprocess` made speaks for class `target`: Captum's integrated gradients."""
+        result: list[Any] = input_attributions(self.model, tensor_data, target).tolist()
+        return result
 
     def _is_explain(self) -> bool:
         return bool(self.context) and self.context.get_request_header(0, "explain") == "True"

@@ -1,12 +1,16 @@
-"""`pt2:` of model-config.yaml: torch.compile, and eager where that fails. Contract sections 3.3 and 5.3."""
+"""`pt2:` of model-config.yaml: torch.compile or AOTInductor, and the model as it is where that fails. Contract sections 3.3 and 5.3."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from tsx_runtime.worker.exceptions import LoadError
 
 logger = logging.getLogger("tsx.worker")
 
@@ -33,6 +37,38 @@ def compile_options(pt2: Any) -> dict[str, Any] | None:
     if "export" in pt2:  # the model was compiled when it was packed
         return None
     return dict(pt2)
+
+
+def wants_ahead(pt2: Any) -> bool:
+    """Whether `{export: {aot_compile: true}}` is asked for: a model that AOTInductor compiles, or has compiled, ahead of its first call."""
+    export = pt2.get("export") if isinstance(pt2, dict) else None
+    return isinstance(export, dict) and export.get("aot_compile") is True
+
+
+def compiled_ahead(program: torch.export.ExportedProgram, name: str) -> Any:
+    """The program as machine code, or None with a warning. torch keeps what it compiles, so the next worker need not."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package  # here: importing the compiler takes seconds
+
+    with tempfile.TemporaryDirectory(prefix="tsx-aot-") as directory:
+        try:
+            return aoti_load_package(str(aoti_compile_and_package(program, package_path=str(Path(directory, "model.pt2")))))
+        except Exception as error:  # the boundary to a compiler, which raises what the programs that it calls make it raise
+            logger.warning("%s is not compiled, it runs as it was exported: %s", name, str(error).partition("\n")[0])
+            return None
+
+
+def load_library(path: str, device: torch.device) -> Any:
+    """What `torch._export.aot_compile` wrote. Loading it runs its code."""
+    from torch._export import aot_load  # as above
+
+    try:
+        return aot_load(path, device.type)
+    except (RuntimeError, OSError) as error:
+        text = str(error).strip().partition("\n")[0]
+        raise LoadError(
+            f"{Path(path).name} cannot be loaded by torch {torch.__version__}: {text}. Libraries load in the version that compiled them: "
+            "export the model with torch.export.save, and leave `pt2: {export: {aot_compile: true}}`, so that it is compiled here."
+        ) from error
 
 
 def is_backend(name: str) -> bool:

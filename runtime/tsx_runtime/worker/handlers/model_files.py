@@ -12,13 +12,16 @@ from torch.utils._pytree import tree_map  # what torch.export itself shapes resu
 
 from tsx_archiver import describe_model_file
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handlers.compiling import compiled_ahead
 from tsx_runtime.worker.handlers.sharing import share_with_file
 from tsx_runtime.worker.handlers.weights import load_eager, read_weights
 
 logger = logging.getLogger("tsx.worker")
 
 
-def load_model_file(path: Path, model_file: Path | None, device: torch.device, *, weights_only: bool = True) -> Any:
+def load_model_file(
+    path: Path, model_file: Path | None, device: torch.device, *, weights_only: bool = True, compile_ahead: bool = False
+) -> Any:
     """Told by its bytes, not by its name. On the CPU its weights share the file's pages with other workers."""
     if not path.is_file():
         raise LoadError(f"The model {path.name} is not in the archive. Name it with --serialized-file when packing.")
@@ -26,11 +29,13 @@ def load_model_file(path: Path, model_file: Path | None, device: torch.device, *
     if file.kind == "torchscript":
         return load_torchscript(path, device)
     if file.kind == "exported":
-        return load_exported(path, device)
+        return load_exported(path, device, compile_ahead=compile_ahead)
     if file.kind == "aotinductor":
         return load_aotinductor(path, device, file.device)
     if file.kind == "onnx":
         return load_onnx(path, device)
+    if compile_ahead:
+        logger.warning("pt2 asks for aot_compile, which takes an exported program (torch.export.save): %s runs as it is", path.name)
     if file.kind == "unknown":
         problem = file.problem or f"{path.name} is no kind of model that is known."
         raise LoadError(f"{problem} Pack the archive again with a file that works.")
@@ -63,7 +68,7 @@ def _constants(model: Any) -> list[torch.Tensor]:
     return [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
 
 
-def load_exported(path: Path, device: torch.device) -> Any:
+def load_exported(path: Path, device: torch.device, *, compile_ahead: bool = False) -> Any:
     try:
         program = torch.export.load(path)
     except Exception as error:  # torch raises whatever its readers raise; this is the boundary to a foreign file
@@ -75,9 +80,11 @@ def load_exported(path: Path, device: torch.device) -> Any:
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)
-    model = program.module()
-    if device.type == "cpu":
-        share_with_file([*model.parameters(), *model.buffers()], path)
+    model = compiled_ahead(program, path.name) if compile_ahead else None
+    if model is None:
+        model = program.module()
+        if device.type == "cpu":
+            share_with_file([*model.parameters(), *model.buffers()], path)
     size = fixed_batch(program)
     return model if size is None else FixedBatch(model, size)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
 
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
+from tsx_runtime.worker.exceptions import BadRows, in_words
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_processing import Transform
 from tsx_runtime.worker.handlers.staging import stack_on_device
@@ -43,16 +44,11 @@ class VisionHandler(BaseHandler):
                 faults[position] = str(error)
         if faults:
             raise BadRows(faults)
-        return stack_on_device(tensors, self.device)
+        return self.collate(tensors)
 
-    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
-        """How much each pixel speaks for class `target`: Captum's integrated gradients in 15 steps."""
-        try:
-            from captum.attr import IntegratedGradients  # an extra
-        except ModuleNotFoundError as error:
-            raise PredictionException("Explanations of images need captum: pip install 'tsx-serve[explain]'", 501) from error
-        attributions = IntegratedGradients(self.model).attribute(tensor_data, target=int(target), n_steps=15)
-        return attributions.tolist()
+    def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the model takes, made of the images of a batch."""
+        return stack_on_device(tensors, self.device)
 
     def _tensor(self, row: Any) -> torch.Tensor:
         value = row.get("data") if isinstance(row, dict) else row

@@ -242,10 +242,29 @@ def test_describe_and_explain_requests_reach_their_methods(start_worker: StartWo
     assert json.loads(explained.body) == [[1, 3], [1, 2, 3], "1"]
 
 
-def test_a_handler_that_cannot_explain_says_so(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
-    worker = start_worker(ROWS, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
+@pytest.mark.parametrize("file", ["weights.pth", "script.pt", "program.pt2"])
+def test_an_explanation_tells_what_each_number_of_a_row_weighs(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
+) -> None:
+    files = {file: model_bytes[file], "model.py": MODEL}
+    worker = start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py" if file == "weights.pth" else None})
+    answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
+    assert answer.status == 200, answer
+    weights = json.loads(answer.body)
+    row = torch.tensor([[1.0, 2.0, 3.0]])
+    with torch.inference_mode():
+        change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
+    assert sum(weights) == pytest.approx(change, rel=0.1)  # what integrated gradients promise
+    wrong = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=2"))[0]
+    assert (wrong.status, wrong.message) == (400, "target 2 is no class of the model, which has 2, counted from 0.")
+
+
+def test_what_gradients_cannot_explain_is_refused_with_the_way_out(start_worker: StartWorker, onnx_bytes: bytes) -> None:
+    pytest.importorskip("onnxruntime")
+    worker = start_worker(ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"})
     answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")]))[0]
-    assert (answer.status, answer.message) == (501, "Rows cannot explain its predictions: it has no get_insights.")
+    assert answer.status == 501
+    assert "cannot be explained by gradients" in answer.message or "override get_insights" in answer.message
 
 
 def test_torchs_profiler_leaves_a_trace(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Any) -> None:

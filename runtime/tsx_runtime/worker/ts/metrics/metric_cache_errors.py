@@ -1,5 +1,5 @@
 """`ts.metrics.metric_cache_errors`."""
 
-from tsx_runtime.worker.metrics import MetricsCacheKeyError
+from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError
 
-__all__ = ["MetricsCacheKeyError"]
+__all__ = ["MetricsCacheKeyError", "MetricsCacheTypeError", "MetricsCacheValueError"]

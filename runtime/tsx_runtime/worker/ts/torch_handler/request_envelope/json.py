@@ -1,0 +1,5 @@
+"""`ts.torch_handler.request_envelope.json`."""
+
+from tsx_runtime.worker.envelopes import JSONEnvelope
+
+__all__ = ["JSONEnvelope"]

@@ -1,0 +1,160 @@
+"""Text in, named probabilities out, and which words they come from. Contract section 5.4."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tsx_runtime.worker.handlers.text_cleaning import (
+    expand_contractions,
+    ngrams_iterator,
+    remove_accents,
+    remove_html_tags,
+    remove_punctuation,
+    tokenize,
+)
+
+from ..conftest import Request, StartWorker, Worker
+
+WORDS = ["<unk>", "good", "bad", "day", "it", "is", "cafe", "good day"]
+
+
+class Net(torch.nn.Module):
+    """Each word speaks for one class: good for 1, bad for 2, all others for 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.EmbeddingBag(8, 3, mode="sum")
+
+    def forward(self, text: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.embedding(text, offsets)  # type: ignore[no-any-return]  # torch's modules
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def weights() -> dict[str, torch.Tensor]:
+    table = torch.zeros(8, 3)
+    for number, column, value in ((1, 1, 2.0), (2, 2, 3.0), (7, 1, 1.0)):
+        table[number, column] = value
+    return {"embedding.weight": table}
+
+
+FILES: dict[str, str | bytes] = {
+    "model.py": f"import torch\n\n\n{inspect.getsource(Net)}",
+    "weights.pth": saved(weights()),
+    "source_vocab.pt": saved({word: number for number, word in enumerate(WORDS)}),
+    "index_to_name.json": json.dumps({"0": "neither", "1": "good", "2": "bad"}),
+}
+EAGER = {"serializedFile": "weights.pth", "modelFile": "model.py"}
+
+
+def start(start_worker: StartWorker, files: dict[str, str | bytes] | None = None, **order: Any) -> Worker:
+    return start_worker(files={**FILES, **(files or {})}, **{"model": EAGER, "handler": "text_classifier", **order})
+
+
+def expected(*counts: float) -> dict[str, Any]:
+    return dict(zip(["neither", "good", "bad"], torch.softmax(torch.tensor(counts, dtype=torch.float32), 0).tolist(), strict=True))
+
+
+def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: StartWorker) -> None:
+    worker = start(start_worker)
+    assert worker.loaded, worker.report
+    plain = [(b"Content-Type", b"text/plain")]
+    form = b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\na good day\r\n--x--\r\n'
+    answers = worker.ask(
+        Request(b"<p>It's a <b>GOOD</b>, good day!</p>", plain),
+        Request("Café, bad".encode()),
+        Request(form, [(b"Content-Type", b"multipart/form-data; boundary=x")]),
+        Request(b'{"a": 1}', [(b"Content-Type", b"application/json")]),
+        Request(b"\xff\xfe"),
+        Request(b"", plain),
+    )
+    assert [answer.status for answer in answers] == [200, 200, 200, 400, 400, 400]
+    for answer, counts in zip(answers, [(0, 5, 0), (0, 0, 3), (0, 3, 0)], strict=False):
+        assert json.loads(answer.body) == pytest.approx(expected(*counts))
+    assert [answer.message.partition(":")[0] for answer in answers[3:5]] == [
+        "The request holds a dict, not text",
+        "The request is not text in UTF-8",
+    ]
+    assert answers[5].message == "The text has no word that is in the model's vocabulary."
+    assert worker.ask(Request(b"bad day", plain))[0].status == 200
+
+
+def test_an_explanation_names_the_words_and_what_they_weigh(start_worker: StartWorker) -> None:
+    scripted = io.BytesIO()
+    net = Net()
+    net.load_state_dict(weights())
+    torch.jit.save(torch.jit.script(net), scripted)
+    for files, model in (({}, EAGER), ({"script.pt": scripted.getvalue()}, {"serializedFile": "script.pt"})):
+        worker = start(start_worker, files, model=model)
+        answer = worker.ask(Request(b"It is a good day", [(b"explain", b"True")], b"target=1"))[0]
+        insight = json.loads(answer.body)
+        assert insight["words"] == ["it", "is", "a", "good", "day"]
+        length = (2.5**2 + 0.5**2) ** 0.5  # "good day" weighs 1, a half for each of its words
+        assert insight["importances"] == pytest.approx([0, 0, 0, 2.5 / length, 0.5 / length], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "said"),
+    [
+        ({"source_vocab.pt": saved(7)}, {}, "source_vocab.pt holds a int, not a vocabulary"),
+        ({"source_vocab.pt": saved(WORDS)}, {}, None),
+        ({"source_vocab.pt": saved(collections.OrderedDict(good=1, bad=2))}, {}, None),
+        (
+            {"source_vocab.pt": saved(inspect.Parameter("x", inspect.Parameter.VAR_KEYWORD))},
+            {},
+            "torch.save(vocab.get_stoi(), 'source_vocab.pt')",
+        ),
+        ({"source_vocab.pt": saved(collections.ChainMap({"good": 1}))}, {"weightsOnly": False}, None),
+    ],
+)
+def test_a_vocabulary_is_plain_data_unless_the_archive_is_trusted(
+    start_worker: StartWorker, files: dict[str, str | bytes], config: dict[str, Any], said: str | None
+) -> None:
+    worker = start(start_worker, files, model_config=config)
+    if said is None:
+        assert worker.loaded, worker.report
+        assert json.loads(worker.ask(b"good")[0].body) == pytest.approx(expected(0, 2, 0))
+    else:
+        assert not worker.loaded
+        assert said in worker.report["message"]
+
+
+def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(start_worker: StartWorker) -> None:
+    files = {"vocab.pt": saved({"good": 1})}
+    worker = start(start_worker, files, model={**EAGER, "sourceVocab": "vocab.pt"})
+    assert json.loads(worker.ask(b"a good bad day")[0].body) == pytest.approx(expected(0, 2, 0))
+
+
+def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> None:
+    worker = start_worker(files={name: FILES[name] for name in ("model.py", "weights.pth")}, model=EAGER, handler="text_classifier")
+    assert "The vocabulary source_vocab.pt is not in the archive." in worker.report["message"]
+
+
+@pytest.mark.parametrize(
+    ("step", "text", "result"),
+    [
+        (remove_html_tags, "naïve <b>bold</b><br/>x &amp; y", "naïve boldx  y"),
+        (expand_contractions, "I can't, won't; it's what's he'd've y'all", "I cannot, will not; it is what is he would have you all"),
+        (expand_contractions, "Can\u2019t WON'T the dog's 'n' where'd", "Cannot Will not the dogs n where did"),
+        (remove_accents, "Café naïve", "Cafe naive"),
+        (remove_punctuation, "Hello, it-s_fine (a.b) $5.00", "Hello itsfine ab 500"),
+        (tokenize, "Hello, world! it-s (a.b) 'q' \"z\"", ["hello", ",", "world", "!", "it-s", "(", "a", ".", "b", ")", "'", "q", "'", "z"]),
+    ],
+)
+def test_each_step_of_cleaning_does_what_torchserves_does(step: Any, text: str, result: Any) -> None:
+    assert step(text) == result
+
+
+def test_runs_of_words_come_by_length() -> None:
+    assert list(ngrams_iterator(["a", "b", "c"], 3)) == ["a", "b", "c", "a b", "b c", "a b c"]
