@@ -131,10 +131,11 @@ class Metrics:
         `add_metric(metric_name, unit, dimension_names, metric_type)`, by position or by name.
         """
         if value is None or (isinstance(value, str) and not isinstance(unit, str)):
-            by_position = isinstance(value, str)
-            names = unit if by_position and unit is not None else dimension_names
-            kind = idx if by_position and idx is not None else metric_type
-            return self.add_metric_to_cache(name if metric_name is None else metric_name, value if by_position else unit, names, kind)
+            name = name if metric_name is None else metric_name
+            if value is None:
+                return self.add_metric_to_cache(name, unit, dimension_names, metric_type)
+            names = dimension_names if unit is None else unit
+            return self.add_metric_to_cache(name, value, names, metric_type if idx is None else idx)
         self._add(name, value, unit, [*(dimensions or ()), *self._defaults], metric_type)
         return None
 
