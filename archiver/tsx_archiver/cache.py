@@ -38,6 +38,7 @@ class Keep(NamedTuple):
 
     age: float = 30 * DAY
     total: int = 64 * GIB
+    entries: int = 10_000
     orphan_age: float = 3600.0  # of a partial entry that has no lock file yet
 
 
@@ -63,8 +64,9 @@ def default_cache() -> Path:
 
 
 class Cache:
-    def __init__(self, directory: Path, keep: Keep = Keep()) -> None:  # noqa: B008 - an immutable tuple
-        self.root = Path(directory) / "archives"
+    def __init__(self, directory: Path, keep: Keep = Keep(), kind: str = "archives") -> None:  # noqa: B008 - an immutable tuple
+        """`kind`: what the entries are, which is also the name of their directory."""
+        self.root = Path(directory) / kind
         self._keep = keep
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,13 +109,13 @@ class Cache:
         for note in self._listing("seen"):
             if _age(note, now) > self._keep.age:
                 note.unlink(missing_ok=True)
-        kept = 0
+        kept = count = 0
         for entry in sorted(self._listing("entries"), key=lambda path: _age(path / "complete.json", now)):
             size = _recorded_size(entry)
             too_old = _age(entry / "complete.json", now) > self._keep.age
-            if (too_old or kept + size > self._keep.total) and self._remove_unused(entry):
+            if (too_old or kept + size > self._keep.total or count >= self._keep.entries) and self._remove_unused(entry):
                 continue
-            kept += size
+            kept, count = kept + size, count + 1
 
     def _find(self, digest: str) -> Entry | None:
         for directory in self._listing("entries"):

@@ -75,7 +75,7 @@ TORCHSERVE_KEYS = (
     Key("maxBatchDelay", "max_batch_delay", whole(0)),
     Key("responseTimeout", "response_timeout", whole(1)),
     Key("startupTimeout", "startup_timeout", whole(1)),
-    Key("deviceType", "device_type", one_of("cpu", "gpu")),
+    Key("deviceType", "device_type", one_of("cpu", "gpu", "cuda", "xpu", "mps")),
     Key("deviceIds", "device_ids", device_ids),
     Key("parallelType", "parallel_type", one_of("pp", "tp", "pptp", "custom")),
     Key("parallelLevel", "parallel_level", whole(1)),

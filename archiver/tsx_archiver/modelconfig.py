@@ -53,7 +53,7 @@ class ModelConfig:
     max_batch_delay: int | None = None  # milliseconds
     response_timeout: int | None = None  # seconds
     startup_timeout: int | None = None  # seconds
-    device_type: str | None = None  # cpu or gpu
+    device_type: str | None = None  # cpu, gpu, or what torch calls one: cuda, xpu, mps
     device_ids: tuple[int, ...] | None = None
     parallel_type: str | None = None  # pp, tp, pptp or custom
     parallel_level: int | None = None

@@ -28,6 +28,7 @@ BUILTIN_HANDLERS = (
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}
+CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")  # that TorchServe's C++ backend has itself
 _SKIPPED_DIRECTORIES = ("__pycache__",)  # compiled files hold timestamps, and are made anew anyway
 
 Warn = Callable[[str], None]
@@ -160,7 +161,7 @@ def _check_names(spec: ArchiveSpec) -> None:
 
 def _add_handler(spec: ArchiveSpec, members: _Members) -> str:
     """Returns the handler as the manifest has it: without directories, with its function."""
-    if spec.handler in BUILTIN_HANDLERS:
+    if spec.handler in BUILTIN_HANDLERS or (spec.runtime == "LSP" and spec.handler in CPP_HANDLERS):
         return spec.handler
     file, function = split_handler(spec.handler)
     suffix = _HANDLER_SUFFIX.get(spec.runtime, ".py")

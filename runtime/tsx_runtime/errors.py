@@ -3,6 +3,7 @@
     TsxError                     500  InternalServerException
     ├── BadRequest               400  BadRequestException
     ├── DownloadFailed           400  DownloadArchiveException
+    ├── InvalidModel             400  ModelException
     ├── InvalidToken             401  InvalidKeyException
     ├── ForeignOrigin            403  ForeignOriginException
     ├── CannotRemoveDefault      403  InvalidModelVersionException
@@ -59,6 +60,13 @@ class DownloadFailed(TsxError):
 
     status = 400
     type = "DownloadArchiveException"
+
+
+class InvalidModel(TsxError):
+    """The model cannot be made ready to be loaded: what it needs cannot be installed."""
+
+    status = 400
+    type = "ModelException"
 
 
 class InvalidToken(TsxError):

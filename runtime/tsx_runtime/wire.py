@@ -91,6 +91,10 @@ class LoadOrder(TypedDict):
     batch_size: int
     response_timeout: float  # seconds that the front end gives a batch
     threads: int | None  # torch's threads within one operation; None leaves torch's own choice
+    cores: list[int] | None  # that the process keeps to; None for all that the server has
+    variables: dict[str, str]  # of the environment, set before anything is imported for the model
+    ranks: int  # processes of the worker; 1 unless it is a torchrun group
+    gpus: int  # that the worker has, `gpu_id` first
     limit_max_image_pixels: bool
     decode_input_request: bool
     max_response_size: int

@@ -6,6 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import psutil
+
 from tests.support.models import make_model
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
@@ -65,6 +67,14 @@ async def until(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended; whoever inherits an orphan may take its time to say good-bye to it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def with_registry(test, **settings) -> None:

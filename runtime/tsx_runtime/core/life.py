@@ -23,6 +23,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.channel import LoadError
 from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.health import MEGA, Heartbeat, Recycling, Verdict
+from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.running import Running, death, describe_exit
 from tsx_runtime.core.worker import Worker, WorkerState
@@ -45,6 +46,7 @@ class Terms:
     dispatcher: Dispatcher
     starter: ProcessStarter
     order: Callable[[Worker], wire.LoadOrder]  # made anew for each start, since threads depend on how many workers there are
+    launch: Callable[[Worker], Launch | None]  # as a program of its own, where a fork will not do
     response_timeout: float
     startup_timeout: float
     max_retry_timeout: float
@@ -127,7 +129,9 @@ class Life:
         return running.channel.answered > 0 or running.age > SERVED_WELL
 
     async def _begin(self) -> Running:
-        return await Running.start(self._terms.starter, self._terms.dispatcher, f"{self._terms.label} {self._worker.id}")
+        return await Running.start(
+            self._terms.starter, self._terms.dispatcher, f"{self._terms.label} {self._worker.id}", self._terms.launch(self._worker)
+        )
 
     def _take_over(self, running: Running) -> None:
         if self._worker.stopping.is_set():
@@ -219,6 +223,8 @@ class Life:
     def _reason_to_recycle(self, running: Running) -> str | None:
         if self._terms.replacing or time.monotonic() < running.not_before:
             return None
+        if running.cores is not None and running.cores != self._terms.order(self._worker)["cores"]:
+            return "cores"  # the number of workers has changed since, and with it what each of them has
         limits = self._terms.recycling
         if running.loaded_memory >= limits.memory * MEGA:  # a fresh one would be due at once, and so on without end
             limits = limits._replace(memory=0)
@@ -276,8 +282,8 @@ class Life:
     async def _why_not_loaded(self, running: Running, error: Exception) -> tuple[str, str | None]:
         """What is wrong, and the traceback if there is one; the process is ended."""
         running.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError):
-            running.process.kill()
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadError) and running.process.unheard_grace):
+            running.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await running.exit_code()
         if isinstance(error, LoadError):
             return error.message, error.traceback

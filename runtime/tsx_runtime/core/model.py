@@ -10,11 +10,16 @@ import yaml
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.devices import cpu_count
+from tsx_runtime.core.devices import candidates, gpus_for
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.environments import Environment
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.pace import retry_after
+from tsx_runtime.core.parallel import Parallel, parallel_of
+from tsx_runtime.core.places import Machine, Place, launch_of, place_of
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.stats import Stats
@@ -73,9 +78,6 @@ NOT_CARRIED = {  # fields of ModelConfig that nothing acts on yet, by their keys
     "sequence_batching": "sequenceBatching",
     "continuous_batching": "continuousBatching",
     "async_communication": "asyncCommunication",
-    "use_venv": "useVenv",
-    "parallel_type": "parallelType",
-    "torchrun": "torchrun",
 }
 
 
@@ -104,6 +106,8 @@ class Plan:
     device_type: str | None
     device_ids: tuple[int, ...]
     threads: int | None
+    parallel: Parallel
+    gpus: tuple[int, ...]  # that workers are spread over; empty for the CPU
     wait: bool
     recycling: Recycling
 
@@ -118,8 +122,14 @@ class Plan:
 
 
 def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> Plan:
-    """`own` is what a config.properties says of this version. Raises BadRequest for more workers than any machine has room for."""
-    workers, most = _workers(order, config, settings, gpus, own)
+    """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
+
+    Raises BadRequest for more workers, or more GPUs a worker, than there is room for.
+    """
+    device_type = order.device_type or config.device_type
+    gpus = gpus_for(device_type, gpus)
+    parallel = parallel_of(config, gpus)
+    workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
     check_workers(workers)
     return Plan(
         batch_size=_first(order.batch_size, config.batch_size, own.batch_size, 1),
@@ -134,9 +144,11 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
         max_workers=most,
-        device_type=order.device_type or config.device_type,
+        device_type=device_type,
         device_ids=tuple(config.device_ids or ()),
         threads=config.threads,
+        parallel=parallel,
+        gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
         recycling=Recycling(
             _first(order.max_worker_requests, config.max_worker_requests, settings.max_worker_requests),
@@ -152,6 +164,7 @@ def check_workers(count: int) -> None:
 
 
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
+    """`gpus`: for how many workers there are GPUs."""
     if order.initial_workers is not None:
         return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
     if config.min_workers and config.min_workers > 0 and (config.max_workers or config.min_workers) >= config.min_workers:
@@ -160,7 +173,7 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
         return own.min_workers, max(own.min_workers, own.max_workers or 0)
     workers = settings.default_workers_per_model
     if order.loaded_at_startup:
-        workers = workers or (gpus if order.device_type != "cpu" and config.device_type != "cpu" else 0) or order.default_workers or 1
+        workers = workers or gpus or order.default_workers or 1
     return workers, workers
 
 
@@ -182,20 +195,27 @@ class ModelVersion:
         starter: ProcessStarter,
         *,
         ids: Iterator[int],
-        next_gpu: Callable[[tuple[int, ...]], int | None],
+        choose_gpus: Callable[[Plan], tuple[int, ...]],
+        here: Machine,
+        environment: Environment | None = None,
     ) -> None:
+        """Raises BadRequest for an archive that no worker of this server can run."""
         self.name = name
         self.version = version
         self.archive = archive
         self.plan = chosen
         self.url = order.url
-        self.handler = order.handler or archive.manifest.handler or settings.default_service_handler or ""
         self.envelope = str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
         self.runtime = order.runtime or archive.manifest.runtime
+        self.handler = handler_of(
+            archive, order.handler or archive.manifest.handler or settings.default_service_handler or "", self.runtime
+        )
         self.loaded_at_startup = order.loaded_at_startup
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
         self._settings = settings
+        self._here = here
+        self._environment = environment
         label = f'Model "{name}" [Version {version}]'
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
         self._dispatcher = Dispatcher(label, chosen.limits, chosen.bounds)
@@ -205,7 +225,8 @@ class ModelVersion:
             starter,
             self._load_order,
             ids=ids,
-            next_gpu=lambda: None if chosen.device_type == "cpu" else next_gpu(chosen.device_ids),
+            next_gpus=lambda: choose_gpus(chosen),
+            launch=self._launch,
             response_timeout=chosen.response_timeout,
             startup_timeout=chosen.startup_timeout,
             max_retry_timeout=chosen.max_retry_timeout,
@@ -290,9 +311,21 @@ class ModelVersion:
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
         self.archive.close()
+        if self._environment is not None:
+            self._environment.close()
+
+    def _place(self, worker: Worker) -> Place:
+        workers = self.workers
+        position = workers.index(worker) if worker in workers else 0  # one that ends is placed no more
+        plan = self.plan
+        return place_of(self._here, plan.parallel, threads=plan.threads, worker=position, workers=len(workers), gpus=worker.gpus)
+
+    def _launch(self, worker: Worker) -> Launch | None:
+        use_venv, threads = bool(self.config.use_venv), self._place(worker).threads
+        return launch_of(self.plan.parallel, self._environment, use_venv=use_venv, threads=threads, group=f"{self.name}_{worker.id}")
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
-        threads = self.plan.threads or max(1, cpu_count() // max(1, len(self.workers)))
+        place = self._place(worker)
         return wire.LoadOrder(
             model_name=self.name,
             model_version=self.version,
@@ -301,10 +334,14 @@ class ModelVersion:
             model_config=yaml.safe_dump(self.config.raw),
             handler=self.handler,
             worker=worker.id,
-            gpu_id=worker.gpu_id,
+            gpu_id=place.gpu_id,
             batch_size=self.batch_size,
             response_timeout=self.response_timeout,
-            threads=threads,
+            threads=place.threads,
+            cores=list(place.cores) or None,
+            variables=place.variables,
+            ranks=self.plan.parallel.ranks,
+            gpus=len(worker.gpus),
             limit_max_image_pixels=self._settings.limit_max_image_pixels,
             decode_input_request=self._settings.decode_input_request,
             max_response_size=self._settings.max_response_size,

@@ -1,4 +1,7 @@
-"""Worker processes, from a fork server that has torch imported already; where fork is not to be had, spawned."""
+"""Worker processes, from a fork server that has torch imported already; where fork is not to be had, spawned.
+
+A worker with packages of its own, or of several processes, is a program instead (`core/command.py`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,9 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
+from tsx_runtime.core.command import CommandProcess, start_program
+from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.waiting import open_pidfd, readable
 from tsx_runtime.worker.entry import run
 
 PRELOAD = "tsx_runtime.worker.preload"
@@ -46,9 +52,10 @@ class WorkerProcess:
     def __init__(self, process: BaseProcess, forked: bool) -> None:
         assert process.pid is not None
         self.pid = process.pid
+        self.unheard_grace: float | None = None
         self._process = process
         self._forked = forked
-        self._pidfd = _open_pidfd(process.pid)
+        self._pidfd = open_pidfd(process.pid)
         self._over = False
 
     @property
@@ -65,11 +72,15 @@ class WorkerProcess:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def members(self) -> Iterator[psutil.Process]:
+        """Itself: a worker's programs are its handler's business. Raises psutil.Error."""
+        yield psutil.Process(self.pid)
+
     async def ended(self) -> int | None:
         """Wait for the end: the exit code, minus the signal's number, or None where nobody was there to see it. To be called once."""
         if self._pidfd is not None:
-            await _readable(self._pidfd)
-        told = await _readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
+            await readable(self._pidfd)
+        told = await readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
         code = self._exit_code() if told else None
         self._release()
         return code
@@ -102,10 +113,11 @@ class ProcessStarter:
         self._context: BaseContext = multiprocessing.get_context(method)
         self._forks = method == "forkserver"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
-        self._alive: set[WorkerProcess] = set()
+        self._alive: set[WorkerProcess | CommandProcess] = set()
+        self._lock = threading.Lock()  # of that set: forks and programs are started in different threads
         self._preload = preload
         self._worker_files = worker_files
-        self._hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
+        self.hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
         self._began: float | None = None  # when the start that is under way began
         if self._forks:
             self._set_preload(exported=False)
@@ -121,8 +133,12 @@ class ProcessStarter:
         modules = [PRELOAD_EXPORTED if exported else PRELOAD] if self._preload else []
         self._context.set_forkserver_preload(modules)
 
-    async def start(self, name: str) -> tuple[WorkerProcess, socket.socket]:
-        """A new worker and the front end's end of its socket. Raises OSError or EOFError."""
+    async def start(self, name: str, launch: Launch | None = None) -> tuple[WorkerProcess | CommandProcess, socket.socket]:
+        """A new worker and the front end's end of its socket. Raises OSError or EOFError. `launch`: as a program of its own."""
+        if launch is not None:
+            program, front = start_program(launch, self._worker_files, self.hidden)
+            self._keep(program)
+            return program, front
         starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
         stopped = 0
         while not starting.done():
@@ -161,11 +177,15 @@ class ProcessStarter:
         finally:
             self._began = None
         front.setblocking(False)
-        self._alive = {process for process in self._alive if process.alive} | {started}
+        self._keep(started)
         return started, front
 
+    def _keep(self, process: WorkerProcess | CommandProcess) -> None:
+        with self._lock:
+            self._alive = {each for each in self._alive if each.alive} | {process}
+
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
-        args = (back, self._worker_files, self._hidden)
+        args = (back, self._worker_files, self.hidden)
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
         with _no_main():
             process.start()
@@ -227,20 +247,12 @@ def _fork_server_pid() -> int | None:
 
 def _wait_for_end(pid: int | None) -> None:
     """It is about to end: multiprocessing makes a new one only of a process that has."""
-    fd = None if pid is None else _open_pidfd(pid)
+    fd = None if pid is None else open_pidfd(pid)
     if fd is not None:
         poller = select.poll()
         poller.register(fd, select.POLLIN)
         poller.poll(1000 * REPORT_GRACE)
         os.close(fd)
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A descriptor that stands for the process; None where the system has none, or the process is gone already."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def _exit_code_of_orphan(pid: int) -> int | None:
@@ -252,20 +264,4 @@ def _exit_code_of_orphan(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-async def _readable(fd: int, timeout: float | None = None) -> bool:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _resolve, ready)
-    try:
-        done, _ = await asyncio.wait([ready], timeout=timeout)
-        return bool(done)
-    finally:
-        loop.remove_reader(fd)
-
-
 _main_lock = threading.Lock()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

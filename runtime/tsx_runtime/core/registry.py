@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
-from tsx_runtime.core.devices import gpu_count
-from tsx_runtime.core.model import NOTHING_OWN, Model, ModelVersion, RegisterOrder, not_carried, plan, with_own_settings
+from tsx_runtime.core.devices import gpu_count, least_used
+from tsx_runtime.core.environments import Environment, Environments
+from tsx_runtime.core.model import NOTHING_OWN, Model, ModelVersion, Plan, RegisterOrder, not_carried, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
+from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import (
@@ -44,9 +48,12 @@ class Registry:
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
+        self._here = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars)
         self._ids = itertools.count(FIRST_WORKER_ID)
-        self._turn = itertools.count()
+        self._environments = Environments(
+            settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
+        )
         self._taken: set[tuple[str, str]] = set()
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
         self._fetcher = Fetcher(settings)
@@ -95,10 +102,15 @@ class Registry:
             raise ModelNotFound(f"Model not found: {order.url}. {error}") from error
         except ArchiveError as error:
             raise BadRequest(str(error)) from error
+        environment = None
         try:
-            version = self._add(archive, order)
+            self._check_name(archive, order)  # before minutes are spent on its packages
+            environment = await self._environment(archive, order)
+            version = self._add(archive, order, environment)
         except BaseException:
             archive.close()
+            if environment is not None:
+                environment.close()
             raise
         for problem in [*archive.problems, *not_carried(archive.config)]:
             logger.warning("%s: %s", order.url, problem)
@@ -113,7 +125,18 @@ class Registry:
             self._in_background(starting)
         return version
 
-    def _add(self, archive: OpenArchive, order: RegisterOrder) -> ModelVersion:
+    async def _environment(self, archive: OpenArchive, order: RegisterOrder) -> Environment | None:
+        """What the archive needs beside the server's own packages. Raises InvalidModel."""
+        requirements = archive.manifest.requirements_file
+        if requirements and not self.settings.install_py_dep_per_model:
+            text = "%s: the packages of %s are not installed, since install_py_dep_per_model is false"
+            logger.warning(text, order.url, requirements)
+            requirements = None
+        if not requirements and not archive.config.use_venv:
+            return None
+        return await self._environments.open(order.model_name or archive.manifest.model_name, archive.directory, requirements)
+
+    def _check_name(self, archive: OpenArchive, order: RegisterOrder) -> tuple[str, str]:
         name = order.model_name or archive.manifest.model_name
         number = order.version or archive.manifest.version
         for what, value in (("model name", name), ("version", number)):
@@ -121,11 +144,26 @@ class Registry:
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if (name, number) in self._taken:
             raise Conflict(f"Model version {number} is already registered for model {name}")
+        return name, number
+
+    def _add(self, archive: OpenArchive, order: RegisterOrder, environment: Environment | None) -> ModelVersion:
+        name, number = self._check_name(archive, order)
         order = with_own_settings(order, self.settings.models.get(name))
         own = self.settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
         chosen = plan(order, archive.config, self.settings, self.gpus, own)
-        gpus = GpuChooser(self.gpus, self._turn)
-        version = ModelVersion(name, number, archive, order, chosen, self.settings, self._starter, ids=self._ids, next_gpu=gpus)
+        version = ModelVersion(
+            name,
+            number,
+            archive,
+            order,
+            chosen,
+            self.settings,
+            self._starter,
+            ids=self._ids,
+            choose_gpus=self._choose_gpus,
+            here=self._here,
+            environment=environment,
+        )
         self._taken.add((name, number))
         self._put_in(version)
         return version
@@ -213,7 +251,7 @@ class Registry:
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
         self._fetcher.close()
-        versions = [*self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
+        versions = self._all()
         if drain:
             finished = [asyncio.ensure_future(version.finished()) for version in versions]
             if finished:
@@ -225,7 +263,16 @@ class Registry:
         await asyncio.gather(*(self._remove(version) for version in versions))
         if self._background:
             await asyncio.wait(self._background)
+        await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)
+
+    def _all(self) -> list[ModelVersion]:
+        return [*self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
+
+    def _choose_gpus(self, plan: Plan) -> tuple[int, ...]:
+        """For one more worker: those with the fewest workers of all models."""
+        used = Counter(gpu for version in self._all() for worker in version.workers for gpu in worker.gpus)
+        return least_used(plan.gpus, used, plan.parallel.gpus)
 
     def _put_in(self, version: ModelVersion) -> None:
         model = self.models.setdefault(version.name, Model(version.name))
@@ -265,22 +312,6 @@ class Registry:
         task = asyncio.create_task(_swallow_load_failure(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-class GpuChooser:
-    """Devices by turns: over all models where a model names none, over its own `deviceIds` where it does."""
-
-    def __init__(self, gpus: int, turn: Iterator[int]) -> None:
-        self._gpus = gpus
-        self._turn = turn
-        self._own_turn = itertools.count()
-
-    def __call__(self, device_ids: tuple[int, ...]) -> int | None:
-        if not self._gpus:
-            return None
-        if device_ids:
-            return device_ids[next(self._own_turn) % len(device_ids)]
-        return next(self._turn) % self._gpus
 
 
 async def _swallow_load_failure(work: Coroutine[Any, Any, None]) -> None:

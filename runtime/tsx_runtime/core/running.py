@@ -11,6 +11,8 @@ import psutil
 
 from tsx_runtime import wire
 from tsx_runtime.core.channel import Channel, Owner, Sent
+from tsx_runtime.core.command import CommandProcess
+from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
@@ -21,12 +23,13 @@ UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its 
 class Running:
     """A worker has one at a time, or two while one takes over from the other."""
 
-    def __init__(self, process: WorkerProcess, channel: Channel, began: float) -> None:
+    def __init__(self, process: WorkerProcess | CommandProcess, channel: Channel, began: float) -> None:
         self.process = process
         self.channel = channel
         self.began = began
         self.load_seconds: float | None = None
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
+        self.cores: list[int] | None = None  # that it was pinned to
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
         self.stuck = False  # it was killed although its requests had done nothing wrong
@@ -38,10 +41,10 @@ class Running:
         self.ended = asyncio.create_task(self._watch_process())
 
     @classmethod
-    async def start(cls, starter: ProcessStarter, owner: Owner, name: str) -> Running:
+    async def start(cls, starter: ProcessStarter, owner: Owner, name: str, launch: Launch | None = None) -> Running:
         """Raises OSError or EOFError when there is no process to be had."""
         began = time.monotonic()
-        process, sock = await starter.start(name)
+        process, sock = await starter.start(name, launch)
         channel = Channel(owner)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
         return cls(process, channel, began)
@@ -57,6 +60,7 @@ class Running:
     async def load(self, order: wire.LoadOrder, timeout: float) -> None:
         """Raises LoadError (the worker's own report), EOFError (it ended), TimeoutError."""
         self.channel.load(order)
+        self.cores = order["cores"]
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
         self.loaded_memory = self.memory()
@@ -68,7 +72,7 @@ class Running:
 
     async def exit_code(self) -> int | None:
         """How the process ended, once its channel is closed. A thread that the handler left behind would keep it alive, unheard."""
-        late = await self._is_late(UNHEARD_GRACE if self.channel.sent else EXIT_GRACE)
+        late = await self._is_late(self.process.unheard_grace or UNHEARD_GRACE if self.channel.sent else EXIT_GRACE)
         if late and not self.memory():  # it has given that back: only its files and devices are still being closed
             late = await self._is_late(EXIT_GRACE)
         if late:
@@ -83,14 +87,14 @@ class Running:
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process."""
         try:
-            return int(psutil.Process(self.pid).memory_info().rss) if self.process.alive else 0
+            return sum(int(each.memory_info().rss) for each in self.process.members()) if self.process.alive else 0
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return 0
 
     def is_stopped(self) -> bool:
         """Whether a SIGSTOP holds the process. A debugger that does is somebody's purpose."""
         try:
-            return self.process.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+            return self.process.alive and any(each.status() == psutil.STATUS_STOPPED for each in self.process.members())
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return False
 

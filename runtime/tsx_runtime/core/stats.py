@@ -71,7 +71,7 @@ class Stats:
         self.last_queue_seconds = 0.0  # of the newest batch: its oldest request's wait
         self.last_worker_seconds = 0.0  # of the newest batch
         self.restarts = 0
-        self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory or age
+        self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
         self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and nobody sees, by the name of the metric

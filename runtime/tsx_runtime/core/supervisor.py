@@ -12,6 +12,7 @@ from typing import Any
 from tsx_runtime import wire
 from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.health import Recycling
+from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.life import NOT_NEEDED, Life, Terms
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.running import EXIT_GRACE
@@ -38,7 +39,8 @@ class Supervisor:
         order: Callable[[Worker], wire.LoadOrder],
         *,
         ids: Iterator[int],
-        next_gpu: Callable[[], int | None],
+        next_gpus: Callable[[], tuple[int, ...]],
+        launch: Callable[[Worker], Launch | None],
         response_timeout: float,
         startup_timeout: float,
         max_retry_timeout: float,
@@ -50,12 +52,13 @@ class Supervisor:
         self._dispatcher = dispatcher
         dispatcher.seconds_until_ready = self.seconds_until_ready
         self._ids = ids
-        self._next_gpu = next_gpu
+        self._next_gpus = next_gpus
         self._terms = Terms(
             label,
             dispatcher,
             starter,
             order,
+            launch,
             response_timeout,
             startup_timeout,
             max_retry_timeout,
@@ -86,9 +89,11 @@ class Supervisor:
 
         Raises `LoadFailed` when a new worker could not load the model; workers that could go on.
         """
-        new = [Worker(str(next(self._ids)), self._next_gpu(), time.monotonic()) for _ in range(count - len(self.workers))]
-        ending = self.workers[count:]
-        self.workers = self.workers[:count] + new
+        ending, new = self.workers[count:], []
+        self.workers = self.workers[:count]
+        while len(self.workers) < count:
+            new.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
+            self.workers.append(new[-1])
         for worker in new:
             worker.task = asyncio.create_task(Life(worker, self._terms).run(), name=f"{self._terms.label} worker {worker.id}")
             worker.task.add_done_callback(functools.partial(self._on_task_done, worker))

@@ -22,9 +22,9 @@ class WorkerState(enum.Enum):
 class Worker:
     """One worker of a version, over all the processes it has had."""
 
-    def __init__(self, id: str, gpu_id: int | None, now: float) -> None:
+    def __init__(self, id: str, gpus: tuple[int, ...], now: float) -> None:
         self.id = id
-        self.gpu_id = gpu_id
+        self.gpus = gpus  # as the server numbers them; empty on a CPU
         self.state = WorkerState.LOADING
         self.started = datetime.now(timezone.utc)
         self.since = now  # time.monotonic() when it came into its state
@@ -36,6 +36,11 @@ class Worker:
         self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
         self.stopping = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def gpu_id(self) -> int | None:
+        """The first of its GPUs."""
+        return self.gpus[0] if self.gpus else None
 
     @property
     def pid(self) -> int | None:

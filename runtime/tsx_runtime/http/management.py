@@ -25,7 +25,7 @@ from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterPa
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings import TUNABLE
 
-RUNTIMES = ("python", "python3", "python2")  # what archives name; all run in this server's own Python
+RUNTIMES = ("python", "python3", "python2", "lsp")  # what archives name; all run in this server's own Python
 PROCESSING = "Processing worker updates..."
 
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]

@@ -138,7 +138,7 @@ def _add_workers(families: Families, reading: Reading) -> None:
         samples = [(model | {"state": state.value}, states.count(state)) for state in WorkerState]
         families.add("tsx_workers", "gauge", "workers by state", samples)
         families.add("tsx_worker_restarts_total", "counter", "workers started again", [(model, version.stats.restarts)])
-        recycled = [(model | {"reason": reason}, version.stats.recycled[reason]) for reason in ("requests", "memory", "age")]
+        recycled = [(model | {"reason": reason}, version.stats.recycled[reason]) for reason in ("requests", "memory", "age", "cores")]
         families.add("tsx_worker_recycles_total", "counter", "workers replaced for what they had served, held or lived", recycled)
         stuck = [(model | {"reason": reason}, version.stats.stuck[reason]) for reason in ("stopped", "silent")]
         families.add("tsx_worker_stuck_total", "counter", "workers killed because they did not go on", stuck)

@@ -40,6 +40,7 @@ class Model(NamedTuple):
     retry: bool = True  # whether a batch that failed is tried again in parts
     response_timeout: float = 120.0  # seconds
     worker: str = ""  # its id, as metrics show it
+    alone: bool = True  # whether this process is the whole worker: ranks of a group have to do the same in the same order
 
 
 class Outcome(NamedTuple):

@@ -1,10 +1,11 @@
-"""The first function in a worker's process. The front end imports this module to name it, so it imports nothing itself."""
+"""The first functions in a worker's process. The front end imports this module to name the first, so it imports nothing itself."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Iterable
+from typing import Any
 
 
 def run(sock: socket.socket, files: int | None = None, hidden: Iterable[str] = ()) -> None:
@@ -15,3 +16,28 @@ def run(sock: socket.socket, files: int | None = None, hidden: Iterable[str] = (
 
     main.begin_process(sock, files)  # here, because `main.run` may also serve in a thread of somebody else's process
     main.run(sock)
+
+
+def run_program(fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None) -> None:
+    """The same, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/launch.py."""
+    from tsx_runtime.worker import group as groups  # here, as above
+    from tsx_runtime.worker.program import put_first
+
+    if packages is not None:
+        put_first(packages)
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)  # the programs that a handler starts would hold it open
+    if group is None:
+        run(sock, files)
+    else:
+        groups.launch(sock, files, packages, **group)
+
+
+def run_rank(directory: str, files: int | None, packages: str | None, broadcast: bool) -> None:
+    """One process of a torchrun group. See worker/group.py."""
+    from tsx_runtime.worker.program import put_first
+    from tsx_runtime.worker.rank import serve
+
+    if packages is not None:
+        put_first(packages)
+    serve(directory, files, broadcast=broadcast)

@@ -23,7 +23,7 @@ import yaml
 
 from tsx_runtime.output import keep_going
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import loader, shim
+from tsx_runtime.worker import loader, profiling, shim
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
@@ -38,9 +38,12 @@ END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits f
 logger = logging.getLogger("tsx.worker")
 
 
-def run(sock: socket.socket) -> None:
-    """Serve one model on `sock`. The front end ends this by closing its end, or by killing the process."""
-    if threading.current_thread() is threading.main_thread():
+def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = True) -> None:
+    """Serve one model on `sock`. The front end ends this by closing its end, or by killing the process.
+
+    `stay`: whether SIGINT and SIGTERM mean nothing to this process. `channel`: what speaks on the socket, where that is more than one.
+    """
+    if stay and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
             signal.signal(number, _stay)  # not SIG_IGN, which the programs that a handler starts would inherit
             if hasattr(signal, "siginterrupt"):
@@ -51,7 +54,7 @@ def run(sock: socket.socket) -> None:
             )  # blocked by the fork server; a handler's own programs need not be
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
     keep_freed_memory()
-    channel = Channel(sock)
+    channel = channel or Channel(sock)
     try:
         model = _load(channel)
         if model is not None:
@@ -125,14 +128,20 @@ def _serve(channel: Channel, model: Model) -> None:
                 return
             del waiting  # an idle worker holds on to no body
         return
-    while (frame := channel.read()) is not None:
-        if frame.kind is not Kind.BATCH:
-            _answer_ping(idle, channel, frame)
-        else:
-            idle.asked = 0
-            if not _reply(channel, model, frame.batch, frame.items):
-                return
-        del frame  # an idle worker holds on to no body
+    profile = profiling.Profile(model.context.model_name, model.worker) if profiling.is_wanted() else None
+    reply = partial(profile.call, _reply) if profile else _reply
+    try:
+        while (frame := channel.read()) is not None:
+            if frame.kind is not Kind.BATCH:
+                _answer_ping(idle, channel, frame)
+            else:
+                idle.asked = 0
+                if not reply(channel, model, frame.batch, frame.items):
+                    return
+            del frame  # an idle worker holds on to no body
+    finally:
+        if profile:
+            profile.write()
 
 
 def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None) -> bool:
@@ -162,6 +171,7 @@ def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, bo
 def load_model(order: LoadOrder) -> Model:
     """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
     model_dir = Path(order["model_dir"])
+    _take_place(order)
     _enter(model_dir)
     shim.install()
     _limit_threads(order["threads"])
@@ -171,7 +181,7 @@ def load_model(order: LoadOrder) -> Model:
         order["model_dir"],
         order["manifest"],
         order["batch_size"],
-        order["gpu_id"],
+        gpu_of_rank(order),
         order["server_version"],
         order["limit_max_image_pixels"],
         metrics,
@@ -187,9 +197,10 @@ def load_model(order: LoadOrder) -> Model:
         order["max_response_size"],
         Ceiling(),
         metrics,
-        retry=context.model_yaml_config.get("retryFailedBatch") is not False,
+        retry=order["ranks"] == 1 and context.model_yaml_config.get("retryFailedBatch") is not False,  # ranks would fall out of step
         response_timeout=order["response_timeout"],
         worker=order["worker"],
+        alone=order["ranks"] == 1,
     )
 
 
@@ -198,7 +209,25 @@ def device_of(instance: Any, order: LoadOrder) -> str:
     device = getattr(instance, "device", None)
     if device is not None:
         return str(device)
-    return "cpu" if order["gpu_id"] is None else f"cuda:{order['gpu_id']}"
+    gpu = gpu_of_rank(order)
+    return "cpu" if gpu is None else f"cuda:{gpu}"
+
+
+def gpu_of_rank(order: LoadOrder) -> int | None:
+    """The GPU of this process, counted among those that it sees. The ranks of a group share out the worker's GPUs in their order."""
+    if order["gpu_id"] is None or order["ranks"] == 1:
+        return order["gpu_id"]
+    return int(os.environ["LOCAL_RANK"]) * max(1, order["gpus"] // order["ranks"])
+
+
+def _take_place(order: LoadOrder) -> None:
+    """The cores and devices that the server has for this worker; before anything looks how many there are."""
+    os.environ.update(order["variables"])
+    if order["cores"] is not None and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, order["cores"])
+        except OSError as error:
+            logger.warning("the worker cannot be pinned to the cores %s: %s", order["cores"], error.strerror)
 
 
 def _enter(model_dir: Path) -> None:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
+from tsx_runtime.worker import profiling
 from tsx_runtime.worker.answers import Answer
 from tsx_runtime.worker.batch import Ahead, Model, may_wish, read_requests
 from tsx_runtime.worker.channel import Channel
@@ -48,7 +49,7 @@ def overlaps(model: Model) -> bool:
     wanted = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
     handler = model.entry.instance
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)
-    if wanted is False or (wanted is not True and not _is_cuda(handler)):
+    if wanted is False or not model.alone or profiling.is_wanted() or (wanted is not True and not _is_cuda(handler)):
         return False
     own = base is None or not isinstance(handler, base) or model.entry.call != base.handle.__get__(handler)
     if own or os.environ.get("ENABLE_TORCH_PROFILER"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 
 from tsx_archiver import ModelConfig, parse_model_config
 from tsx_runtime.core.devices import count_visible, cpu_count
 from tsx_runtime.core.model import NOT_CARRIED, RegisterOrder, not_carried, plan, with_own_settings
-from tsx_runtime.core.registry import GpuChooser
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings import ModelSettings, Settings
@@ -73,7 +71,7 @@ def test_what_a_model_asks_for_and_does_not_get_is_named():
     asked, _ = parse_model_config(
         {"sequenceBatching": True, "useVenv": True, "parallelType": "tp", "continuousBatching": False, "batchSize": 4}
     )
-    assert [text.split()[3].rstrip(",") for text in not_carried(asked)] == ["sequenceBatching", "useVenv", "parallelType"]
+    assert [text.split()[3].rstrip(",") for text in not_carried(asked)] == ["sequenceBatching"]
     everything = {field.name for field in dataclasses.fields(ModelConfig)}
     assert set(NOT_CARRIED) <= everything
 
@@ -81,14 +79,6 @@ def test_what_a_model_asks_for_and_does_not_get_is_named():
 def test_waiting_for_company_exists_only_by_name():
     assert not planned(yaml={"batchSize": 4, "maxBatchDelay": 500}).wait
     assert planned(yaml={"batchSize": 4, "batchPolicy": "wait"}).wait
-
-
-def test_devices_go_round_over_all_models_unless_a_model_names_its_own():
-    turn = itertools.count()
-    one, two = GpuChooser(2, turn), GpuChooser(2, turn)
-    assert [one(()), two(()), one(()), two(())] == [0, 1, 0, 1]
-    assert [one((3, 5)), one((3, 5)), one((3, 5))] == [3, 5, 3]
-    assert GpuChooser(0, turn)((3,)) is None
 
 
 @pytest.mark.parametrize(("value", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("1,-1,2", 1), ("GPU-8f,GPU-9e", 2), ("0,,1", 1)])

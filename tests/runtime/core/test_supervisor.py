@@ -338,3 +338,24 @@ def test_exits_are_told_in_words():
     assert describe_exit(3) == "exit code 3"
     assert describe_exit(-11) == "killed by SIGSEGV"
     assert "out of memory" in describe_exit(-9)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux")
+def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
+    pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core", heartbeat_interval=1)
+
+    async def main():
+        first, *_ = have = sorted(os.sched_getaffinity(0))
+        async with open_model(talker(tmp_path / "m"), pinned) as version:
+            [worker] = version.workers
+            assert psutil.Process(worker.pid).cpu_affinity() == have
+            assert await ask(version, "threads") == str(len(have))
+            before = worker.pid
+            await version.scale(2, 2)
+            await until(lambda: version.stats.recycled["cores"] == 1)
+            shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
+            assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
+            assert first in shares[0]
+            assert worker.pid != before
+
+    asyncio.run(main())

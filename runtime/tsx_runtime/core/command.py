@@ -1,0 +1,81 @@
+"""A worker that is a program of its own, with all that it has started: it is watched, measured and ended as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+
+import psutil
+
+from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.waiting import open_pidfd, readable
+
+GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
+
+
+class CommandProcess:
+    """The same as a forked `WorkerProcess`, for a program. It leads a session, so no terminal's Ctrl-C reaches it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], *, is_group: bool) -> None:
+        self.pid = process.pid
+        self.unheard_grace = GROUP_GRACE if is_group else None
+        self._process = process
+        self._is_group = is_group
+        self._pidfd = open_pidfd(process.pid)
+        self._over = False
+
+    @property
+    def alive(self) -> bool:
+        """As far as is known here: false once its end was waited for."""
+        return not self._over
+
+    def kill(self) -> None:
+        """Its process group; the ranks of a torchrun, which have groups of their own, see to it themselves that they end with it."""
+        if not self._over:
+            with suppress(ProcessLookupError, PermissionError):  # macOS: nobody is left in it
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def ended(self) -> int | None:
+        """Wait for the end: the exit code, minus the signal's number. To be called once."""
+        if self._pidfd is not None:
+            await readable(self._pidfd)
+            self.kill()  # what it has left behind, while its number is still its own
+            os.close(self._pidfd)
+            code = self._process.wait()
+        else:
+            code = await asyncio.to_thread(self._process.wait)
+        self._over = True
+        return code
+
+    def members(self) -> Iterator[psutil.Process]:
+        """Itself, and the ranks of its group. Raises psutil.Error."""
+        first = psutil.Process(self.pid)
+        yield first
+        if self._is_group:
+            yield from first.children(recursive=True)
+
+
+def start_program(launch: Launch, files: int | None, hidden: Collection[str] = ()) -> tuple[CommandProcess, socket.socket]:
+    """A worker and the front end's end of its socket. `hidden`: variables that it must not have. Raises OSError."""
+    if os.name == "nt":
+        raise OSError("a worker with packages of its own, or of several processes, needs Linux or macOS")
+    front, back = socket.socketpair()
+    with back:
+        try:
+            process = subprocess.Popen(
+                launch.command(back.fileno(), files),
+                env={name: value for name, value in os.environ.items() if name not in hidden} | launch.variables,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[back.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            front.close()
+            raise
+    front.setblocking(False)
+    return CommandProcess(process, is_group=bool(launch.torchrun)), front

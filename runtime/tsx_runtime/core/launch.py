@@ -1,0 +1,37 @@
+"""How a worker's process is started where forking will not do: another interpreter, packages of the model's own, a torchrun group."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import tsx_archiver
+import tsx_runtime
+
+# The new interpreter has to find this installation, and nothing by accident: `-c` puts the working directory first on the path.
+BOOT = (
+    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = [place for place in sys.path if place]; "
+    "sys.path += [root for root in told.pop('roots') if root not in sys.path]; "
+    "from tsx_runtime.worker.entry import run_program; run_program(**told)"
+)
+
+
+class Launch(NamedTuple):
+    """A program instead of a fork. With `torchrun` it starts that many processes, of which rank 0 speaks to the front end."""
+
+    python: str = sys.executable
+    packages: str | None = None  # a directory of packages that come before those of the server
+    variables: dict[str, str] = {}
+    torchrun: tuple[str, ...] = ()  # its arguments; without them the program is the worker itself
+    ranks: int = 1  # on this machine
+    broadcast: bool = True  # whether every rank gets the requests, or only rank 0
+
+    def command(self, fd: int, files: int | None) -> list[str]:
+        """`fd`: the worker's end of its socket, which the program inherits. `files`: how many it may have open."""
+        roots = [str(Path(package.__file__ or "").parents[1]) for package in (tsx_runtime, tsx_archiver)]
+        told: dict[str, object] = {"roots": list(dict.fromkeys(roots)), "fd": fd, "files": files, "packages": self.packages}
+        if self.torchrun:
+            told["group"] = {"arguments": self.torchrun, "ranks": self.ranks, "broadcast": self.broadcast}
+        return [self.python, "-c", BOOT, json.dumps(told)]

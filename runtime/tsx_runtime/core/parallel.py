@@ -1,0 +1,84 @@
+"""How many processes and GPUs one worker of a model takes, from `parallelType`, `parallelLevel` and `torchrun`. Contract section 6.7."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tsx_archiver import ModelConfig, TorchRun
+from tsx_runtime.core.devices import cpu_count
+from tsx_runtime.errors import BadRequest
+
+
+class Parallel(NamedTuple):
+    """`ranks` of 1 without `torchrun` is a worker like any other."""
+
+    ranks: int = 1  # processes of one worker on this machine
+    gpus: int = 1  # of one worker, where there are GPUs
+    broadcast: bool = True  # whether every rank gets the requests; a pipeline is fed by rank 0
+    torchrun: TorchRun | None = None  # None: one process, which may still see several GPUs
+    threads: int | None = None  # of each process
+
+    @property
+    def is_group(self) -> bool:
+        return self.torchrun is not None
+
+    def arguments(self, group: str) -> tuple[str, ...]:
+        """Of torchrun; `group` names the group among those of this machine."""
+        asked = self.torchrun or TorchRun()
+        meeting = asked.rdzv_backend or asked.rdzv_endpoint or asked.rdzv_conf or (asked.nnodes or 1) > 1
+        given = {
+            "nnodes": asked.nnodes or 1,
+            "nproc-per-node": self.ranks,
+            "node-rank": asked.node_rank or 0,
+            "max-restarts": 0,  # the front end starts a group anew, with pauses, and says so
+            "monitor-interval": asked.monitor_interval or None,  # seconds; torch's own is a tenth of one
+            "rdzv-id": group,
+            "rdzv-backend": (asked.rdzv_backend or "c10d") if meeting else None,
+            "rdzv-endpoint": (asked.rdzv_endpoint or "localhost:0") if meeting else None,
+            "rdzv-conf": asked.rdzv_conf,
+        }
+        return tuple(f"--{name}={value}" for name, value in given.items() if value is not None) + (() if meeting else ("--standalone",))
+
+
+def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
+    """Raises BadRequest for a worker that takes more GPUs than there are, or for nodes that cannot meet.
+
+    A group is asked for by `torchrun`, or by a `parallelType` of pp, tp or pptp with a `parallelLevel`; `custom` without `torchrun`
+    is one process that sees as many GPUs as `parallelLevel` says.
+    """
+    asked = config.torchrun
+    if asked is None and config.parallel_type in ("pp", "tp", "pptp") and (config.parallel_level or 1) > 1:
+        asked = TorchRun()
+    if asked is None:
+        found = Parallel(gpus=config.parallel_level or 1)
+    else:
+        ranks = _ranks(asked.nproc_per_node, config.parallel_level, gpus)
+        broadcast = config.parallel_type != "pp"
+        found = Parallel(ranks, config.parallel_level or ranks, broadcast, asked, asked.omp_number_threads)
+        if (asked.nnodes or 1) > 1 and not asked.rdzv_endpoint:
+            raise BadRequest(
+                f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: give rdzv-endpoint, the HOST:PORT where they meet, as well."
+            )
+    if 0 < gpus < found.gpus and config.device_type != "cpu":
+        raise BadRequest(
+            f"A worker of this model takes {found.gpus} GPUs, and this server has {gpus}. "
+            "Lower parallelLevel, or torchrun's nproc-per-node, in model-config.yaml."
+        )
+    return found
+
+
+def _ranks(asked: int | str | None, level: int | None, gpus: int) -> int:
+    """torchrun's own words for nproc-per-node are a number, cpu, gpu and auto."""
+    if asked is None:
+        return level or 1
+    if isinstance(asked, int):
+        return asked
+    word = asked.strip().lower()
+    if word.isdecimal() and int(word):
+        return int(word)
+    if word == "cpu" or (word == "auto" and not gpus):
+        return cpu_count()
+    if word in ("gpu", "auto") and gpus:
+        return gpus
+    why = "this server has no GPU" if word == "gpu" else "it must be a number, cpu, gpu or auto"
+    raise BadRequest(f"nproc-per-node under torchrun in model-config.yaml is {asked!r}: {why}.")

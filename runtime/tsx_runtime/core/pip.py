@@ -1,0 +1,136 @@
+"""pip, run for an environment that is being built: what it says is logged as it says it, and it has a time limit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tsx_runtime.core.requirements import Requirements
+
+OPTIONS = (
+    "--disable-pip-version-check",
+    "--no-input",
+    "--no-warn-script-location",
+    "--progress-bar=off",
+    "--upgrade-strategy=only-if-needed",
+)
+ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_DRY_RUN", "PIP_PYTHON", "PIP_REQUIREMENT", "PIP_EDITABLE")
+LAST_LINES = 8  # of what pip said, in the error
+LONGEST_LINE = 300
+
+logger = logging.getLogger("tsx.environments")
+
+
+class PipFailed(Exception):
+    """The text says why, in pip's own words, and what to do."""
+
+
+class Runs:
+    """The pip processes that are under way, so that a server that stops can end them."""
+
+    def __init__(self, hidden: Collection[str] = ()) -> None:
+        self.hidden = frozenset(hidden)  # variables that what pip builds must not have
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+
+    def add(self, process: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.add(process)
+            if self._ended:
+                end(process)
+
+    def remove(self, process: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.discard(process)
+
+    def end_all(self) -> None:
+        with self._lock:
+            self._ended = True
+            for process in self._running:
+                end(process)
+
+
+def install(label: str, environment: Path, model_dir: Path, requirements: Requirements, *, timeout: float, runs: Runs) -> None:
+    """Install into the environment, from the archive's own wheels alone where they are enough. Raises PipFailed, OSError."""
+    deadline = time.monotonic() + timeout
+    begin = [str(environment / "bin" / "python"), "-I", "-m", "pip", "install", *OPTIONS]
+    links = [f"--find-links={place}" for place in requirements.wheel_places]
+    asked = ["--requirement", str(requirements.file)]
+    logger.info("%s: installing what %s asks for into an environment of its own", label, requirements.file)
+    began, failed = time.monotonic(), ""
+    for index in (["--no-index"], []) if links else ([],):
+        said = _run([*begin, *index, *links, *asked], label, model_dir, deadline, runs)
+        if said is None:
+            logger.info("%s: its environment is ready after %.1f s", label, time.monotonic() - began)
+            return
+        failed = said
+        if index:
+            logger.info("%s: the wheels in the archive are not all that it needs, so the package index is asked as well", label)
+    if "No module named pip" in failed:
+        failed = f"pip is not installed where the server runs ({sys.prefix}). Install it there: python -m ensurepip"
+    raise PipFailed(failed)
+
+
+def environment_of_pip(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that pip is told: all that people set for it, but none that would lead it elsewhere."""
+    return {name: value for name, value in environ.items() if name.startswith("PIP_") and name not in ELSEWHERE}
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """With what it has started: compilers, git."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _run(command: list[str], label: str, directory: Path, deadline: float, runs: Runs) -> str | None:
+    """None where all went well, else what pip said last."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") and name not in runs.hidden}
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env={**others, **environment_of_pip(os.environ), "PIP_USER": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    late = threading.Event()
+
+    def end_late() -> None:
+        late.set()
+        end(process)
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), end_late)
+    timer.daemon = True
+    runs.add(process)
+    timer.start()
+    said: deque[str] = deque(maxlen=LAST_LINES)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if told := line.rstrip()[:LONGEST_LINE]:
+                said.append(told)
+                logger.info("%s: pip: %s", label, told)
+        code = process.wait()
+    finally:
+        timer.cancel()
+        runs.remove(process)
+        if process.poll() is None:  # this thread was interrupted
+            end(process)
+            process.wait()
+    if late.is_set():
+        said.append("It was ended, because it took longer than install_timeout allows: raise that, or put wheels into the archive.")
+    return None if code == 0 else "\n".join(said) or f"pip ended with exit code {code} and said nothing."

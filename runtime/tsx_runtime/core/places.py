@@ -1,0 +1,82 @@
+"""Where a worker runs: its cores, threads, GPUs and processes, as one decision from what the model asks for and the machine has."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tsx_runtime.core.affinity import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
+from tsx_runtime.core.devices import cpu_count, visible_devices
+from tsx_runtime.core.environments import Environment
+from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.parallel import Parallel
+from tsx_runtime.errors import SettingError
+
+logger = logging.getLogger("tsx.places")
+
+
+class Machine(NamedTuple):
+    """What all workers of this server share."""
+
+    cores: int  # that it may use
+    cpus: tuple[Cpu, ...] = ()  # which these are; looked for only to pin workers
+    pinning: Pinning | None = None
+    visible: str | None = None  # the server's own CUDA_VISIBLE_DEVICES
+
+
+class Place(NamedTuple):
+    cores: tuple[int, ...]  # empty: not pinned
+    threads: int  # of each process, within one operation
+    gpu_id: int | None  # the first, as the worker numbers those that it sees
+    variables: dict[str, str]
+
+
+def machine(launcher: bool, arguments: str, visible: str | None) -> Machine:
+    """Raises SettingError for `cpu_launcher_args` that this machine cannot follow."""
+    if not launcher:
+        return Machine(cpu_count(), visible=visible)
+    try:
+        pinning, cpus = parse_pinning(arguments), read_cpus()
+        check_pinning(pinning, cpus)
+    except ValueError as error:
+        raise SettingError(f"cpu_launcher_args cannot be {arguments!r}: {error}") from error
+    if not cpus:
+        logger.warning("cpu_launcher_enable is on, but this system does not let a process choose its cores, so none is pinned")
+    if pinning.ignored:
+        text = "cpu_launcher_args: %s does nothing here; libraries that come before the interpreter are LD_PRELOAD of the server itself"
+        logger.warning(text, ", ".join(pinning.ignored))
+    return Machine(cpu_count(), tuple(cpus), pinning, visible)
+
+
+def place_of(here: Machine, parallel: Parallel, *, threads: int | None, worker: int, workers: int, gpus: Sequence[int]) -> Place:
+    """For worker number `worker`, from 0, of so many. Only workers without a GPU are pinned.
+
+    A process that is given several GPUs, or is one of several, sees only its worker's: torch numbers what it sees from 0.
+    """
+    pinned = here.pinning is not None and not gpus
+    cores = choose_cores(here.pinning, here.cpus, worker, workers) if here.pinning is not None and pinned else ()
+    share = (len(cores) or max(1, here.cores // max(1, workers))) // parallel.ranks
+    chosen = (parallel.threads if parallel.is_group else None) or threads or max(1, share)
+    hides = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
+    variables = {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if hides else {}
+    return Place(cores, chosen, 0 if hides else gpus[0] if gpus else None, variables)
+
+
+def launch_of(parallel: Parallel, environment: Environment | None, *, use_venv: bool, threads: int, group: str) -> Launch | None:
+    """None where a fork will do: packages of the model's own must come before those that a fork has imported already."""
+    if environment is None and not parallel.is_group:
+        return None
+    activated = environment is not None and use_venv
+    variables = environment.variables() if environment is not None and activated else {}
+    if parallel.is_group:
+        variables["OMP_NUM_THREADS"] = str(threads)  # torchrun would set it to 1
+    return Launch(
+        python=environment.python if environment is not None and activated else sys.executable,
+        packages=environment.packages if environment is not None and not activated else None,
+        variables=variables,
+        torchrun=parallel.arguments(group) if parallel.is_group else (),
+        ranks=parallel.ranks,
+        broadcast=parallel.broadcast,
+    )

@@ -1,0 +1,104 @@
+"""One process of a group: rank 0 answers the front end, and tells the others what it was told.
+
+Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets every batch: the handler runs in
+step on all of them, and only what rank 0 returns is an answer. Without it (pipelines) rank 0 alone gets requests, and what the
+others do is up to what they have joined in `initialize`. Contract section 6.7.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import socket
+import threading
+from collections.abc import Sequence
+
+from tsx_runtime.wire import Buffer, Frame, Kind, encode
+from tsx_runtime.worker import main
+from tsx_runtime.worker.channel import Channel, send_buffers
+from tsx_runtime.worker.group import fetch
+from tsx_runtime.worker.program import end_with_parent
+
+MOMENT = 200  # ms in which the death of another rank shows, when it was the reason why a batch failed
+
+logger = logging.getLogger("tsx.worker")
+
+
+def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
+    end_with_parent()
+    rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    sock, *others = fetch(directory, rank, ranks)
+    main.begin_process(sock, files)
+    channel = Leader(sock, others, broadcast=broadcast) if rank == 0 else Follower(sock, rank)
+    main.run(sock, channel, stay=False)  # the agent ends a rank with SIGTERM
+
+
+class Leader(Channel):
+    """Rank 0's: reads from the front end and tells the others; answers once all of them have loaded."""
+
+    def __init__(self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool) -> None:
+        super().__init__(sock)
+        self._others = others
+        self._told = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
+        self._loaded = threading.Semaphore(0)
+        self._refused = threading.Lock()
+        for position, other in enumerate(others, start=1):
+            threading.Thread(target=self._listen, args=(other, position), name=f"tsx-rank-{position}", daemon=True).start()
+
+    def read(self) -> Frame | None:
+        frame = super().read()
+        if frame is not None and frame.kind in self._told:
+            for other in self._others:
+                send_buffers(other, encode(frame.kind, frame.batch, frame.items, frame.extra))
+        return frame
+
+    def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
+        if kind is Kind.LOADED:
+            for _ in self._others:
+                self._loaded.acquire()
+        elif kind is Kind.FAILED:
+            self._fail(extra)
+            return
+        elif kind is Kind.REPLY and any(code >= 500 for code, _, _ in items) and self._is_alone(MOMENT):
+            logger.error("a batch failed because another rank has ended")
+            threading.Event().wait()  # its death is told by the end of the group, which the agent is about to bring about
+        super().send(kind, batch, items, extra)
+
+    def _listen(self, other: socket.socket, position: int) -> None:
+        """What another rank says: that it has loaded, or why not. Its end is the agent's business."""
+        channel = Channel(other)
+        try:
+            while (frame := channel.read()) is not None:
+                if frame.kind is Kind.LOADED:
+                    self._loaded.release()
+                else:
+                    told = json.loads(bytes(frame.extra))
+                    self._fail(json.dumps({**told, "message": f"rank {position}: {told['message']}"}).encode())
+        except ConnectionError:
+            return
+
+    def _fail(self, extra: Buffer) -> None:
+        """The first of them says why; the front end then ends the group."""
+        if self._refused.acquire(blocking=False):
+            super().send(Kind.FAILED, 0, extra=extra)
+
+    def _is_alone(self, timeout: int) -> bool:
+        """Whether another rank has ended, or does within so many milliseconds."""
+        poller = select.poll()
+        for other in self._others:
+            poller.register(other, 0)  # wakes for a hang-up only
+        return bool(poller.poll(timeout))
+
+
+class Follower(Channel):
+    """Another rank's: reads from rank 0, and says nothing but how loading went."""
+
+    def __init__(self, sock: socket.socket, rank: int) -> None:
+        super().__init__(sock)
+        self.rank = rank
+
+    def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
+        if kind in (Kind.LOADED, Kind.FAILED):
+            super().send(kind, batch, items, extra)

@@ -1,0 +1,92 @@
+"""Which cores a worker keeps to: decisions about machines that are not here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.affinity import Cpu, Pinning, check_pinning, choose_cores, parse_cores, parse_pinning, read_cpus
+
+# Two packages of four cores, two threads a core, numbered as Linux does: first threads first.
+SERVER = [Cpu(number, number % 8 % 4, number % 8 // 4, number % 8 // 4) for number in range(16)]
+
+
+def cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
+    return [choose_cores(parse_pinning(arguments), SERVER, worker, workers) for worker in range(workers)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers", "expected"),
+    [
+        ("", 1, [(0, 1, 2, 3, 4, 5, 6, 7)]),  # physical cores only
+        ("", 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("--use-logical-core", 2, [(0, 8, 1, 9, 2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)]),
+        ("--ncores-per-instance 3", 2, [(0, 1, 2), (3, 4, 5)]),
+        ("--ncores_per_instance 3 --skip_cross_node_cores", 2, [(0, 1, 2), (4, 5, 6)]),
+        ("--node-id 1", 2, [(4, 5), (6, 7)]),
+        ("--node_id=1 --ncores_per_instance=4", 1, [(4, 5, 6, 7)]),
+        ("--core-list 6,2,4-5 --ncores_per_instance 2", 2, [(6, 2), (4, 5)]),
+        ("--latency-mode", 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("--throughput-mode", 3, [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]),
+        ("--ninstances 4", 2, [(0, 1), (2, 3)]),
+        ("--ncores_per_instance 4", 3, [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]),  # more workers than room: they share
+        ("--ncores_per_instance 99", 1, [(0, 1, 2, 3, 4, 5, 6, 7)]),
+        ("--disable-numactl --disable-taskset", 1, [()]),
+    ],
+)
+def test_cores_are_shared_out_as_the_launcher_of_torch_does(arguments, workers, expected):
+    assert cores(arguments, workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--ncores_per_instnce 2", "unrecognized arguments"),
+        ("--ncores_per_instance two", "invalid int value"),
+        ("--ncores_per_instance 0", "must be 1 or more"),
+        ("--core-list 0-x", "is no core"),
+        ("--latency-mode --throughput-mode", "exclude each other"),
+        ("'", "quotation"),
+    ],
+)
+def test_options_that_cannot_be_followed_are_errors(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        parse_pinning(arguments)
+
+
+def test_cores_and_nodes_that_are_not_there_are_errors():
+    with pytest.raises(ValueError, match="core 16 is not among those"):
+        check_pinning(Pinning(core_list=(3, 16)), SERVER)
+    with pytest.raises(ValueError, match="no node 2; this process may use node 0, 1"):
+        check_pinning(Pinning(node=2), SERVER)
+    check_pinning(Pinning(core_list=(15,), node=1), SERVER)
+
+
+def test_options_for_libraries_that_are_loaded_before_are_known_and_named():
+    assert parse_pinning("--enable_tcmalloc --disable-iomp --log-path /tmp").ignored == (
+        "--enable-tcmalloc",
+        "--disable-iomp",
+        "--log-path",
+    )
+
+
+def test_lists_of_cores_are_read_as_linux_writes_them():
+    assert parse_cores("0-2,5, 7\n") == (0, 1, 2, 5, 7)
+
+
+@given(st.integers(1, 20), st.integers(1, 16), st.booleans(), st.booleans())
+def test_workers_that_fit_share_no_core_and_each_has_as_many_as_were_asked_for(workers, size, logical, skip):
+    pinning = Pinning(cores_per_instance=size, logical=logical, skip_cross_node=skip)
+    places = [choose_cores(pinning, SERVER, worker, workers) for worker in range(workers)]
+    room = 1 + max(index for index in range(workers) if places[index] not in places[:index])
+    taken = [core for place in places[:room] for core in place]
+    assert len(taken) == len(set(taken))
+    assert len({len(place) for place in places}) == 1
+    assert all(places)
+
+
+def test_this_machine_tells_its_cores():
+    import os
+
+    assert [cpu.number for cpu in read_cpus()] == sorted(os.sched_getaffinity(0))

@@ -1,0 +1,173 @@
+"""GPUs, threads and processes of a worker: decisions about machines with GPUs, which are not here."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_archiver import parse_model_config
+from tsx_runtime.core import devices
+from tsx_runtime.core.affinity import Cpu, Pinning
+from tsx_runtime.core.devices import candidates, gpus_for, least_used, visible_devices
+from tsx_runtime.core.model import RegisterOrder, plan
+from tsx_runtime.core.parallel import Parallel, parallel_of
+from tsx_runtime.core.places import Machine, launch_of, machine, place_of
+from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.settings import Settings
+
+FOUR = tuple(Cpu(number, number, 0, 0) for number in range(4))
+
+
+def parallel(yaml: dict[str, object], gpus: int = 0) -> Parallel:
+    config, problems = parse_model_config(yaml)
+    assert not problems
+    return parallel_of(config, gpus)
+
+
+def spread(among: list[int], need: int, workers: int) -> list[tuple[int, ...]]:
+    used: dict[int, int] = {}
+    given = []
+    for _ in range(workers):
+        given.append(least_used(among, used, need))
+        for number in given[-1]:
+            used[number] = used.get(number, 0) + 1
+    return given
+
+
+def test_workers_go_round_the_gpus():
+    assert spread([0, 1, 2], 1, 4) == [(0,), (1,), (2,), (0,)]
+    assert spread([3, 1], 1, 3) == [(3,), (1,), (3,)]
+    assert spread([0, 1, 2, 3], 2, 3) == [(0, 1), (2, 3), (0, 1)]
+
+
+def test_a_gpu_that_has_become_free_is_the_next():
+    assert least_used([0, 1, 2], {0: 2, 1: 1, 2: 2}) == (1,)
+    assert least_used([], {}) == ()
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 30))
+def test_no_gpu_has_two_workers_more_than_another(gpus, need, workers):
+    need = min(need, gpus)
+    given_out = list(itertools.chain(*spread(list(range(gpus)), need, workers)))
+    counts = [given_out.count(number) for number in range(gpus)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
+    assert candidates([], 3) == [0, 1, 2]
+    assert candidates([2, 0, 2], 3) == [2, 0]
+    assert candidates([2, 3], 3) == [0, 1, 2]
+    assert "deviceIds [2, 3]" in caplog.text
+    assert candidates([1], 3, need=2) == [0, 1, 2]
+    assert candidates([1], 0) == []
+
+
+def test_devices_that_only_torch_knows_are_given_to_who_asks_for_them_by_name(monkeypatch):
+    assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("xpu", 0), gpus_for("cpu", 4), gpus_for("cuda", 4)) == (0, 0, 1, 0, 4)
+    monkeypatch.setattr(devices, "has_mps", lambda: True)
+    assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("mps", 0), gpus_for("cpu", 0)) == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "numbers", "visible"),
+    [(None, [0, 2], "0,2"), ("3,5,7", [0, 2], "3,7"), ("GPU-8f,GPU-9e", [1], "GPU-9e"), ("MIG-1, MIG-2", [0, 1], "MIG-1,MIG-2")],
+)
+def test_a_process_sees_devices_by_the_names_that_the_server_has_for_them(setting, numbers, visible):
+    assert visible_devices(setting, numbers) == visible
+
+
+def test_amds_devices_are_counted_by_their_driver(tmp_path):
+    for node, simd in enumerate((0, 304, 304)):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd}\n")
+    assert devices._amd_count(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("yaml", "gpus", "expected"),
+    [
+        ({}, 0, (1, 1, True, False)),
+        ({"parallelType": "tp", "torchrun": {"nproc-per-node": 4}}, 8, (4, 4, True, True)),
+        ({"parallelType": "pp", "torchrun": {"nproc-per-node": 2}}, 0, (2, 2, False, True)),
+        ({"parallelType": "pptp", "parallelLevel": 4}, 4, (4, 4, True, True)),
+        ({"parallelType": "tp", "parallelLevel": 4, "torchrun": {"nproc-per-node": 2}}, 4, (2, 4, True, True)),
+        ({"parallelType": "custom", "parallelLevel": 4}, 4, (1, 4, True, False)),
+        ({"parallelType": "tp"}, 4, (1, 1, True, False)),
+        ({"torchrun": {"nproc-per-node": "gpu"}}, 3, (3, 3, True, True)),
+        ({"torchrun": {"nproc-per-node": "2"}}, 0, (2, 2, True, True)),
+    ],
+)
+def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
+    found = parallel(yaml, gpus)
+    assert (found.ranks, found.gpus, found.broadcast, found.is_group) == expected
+
+
+@pytest.mark.parametrize(
+    ("yaml", "gpus", "text"),
+    [
+        ({"parallelType": "tp", "torchrun": {"nproc-per-node": 4}}, 2, "takes 4 GPUs, and this server has 2"),
+        ({"torchrun": {"nproc-per-node": "gpu"}}, 0, "this server has no GPU"),
+        ({"torchrun": {"nproc-per-node": "many"}}, 0, "must be a number, cpu, gpu or auto"),
+        ({"torchrun": {"nnodes": 2}}, 0, "give rdzv-endpoint"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
+    with pytest.raises(BadRequest, match=text):
+        parallel(yaml, gpus)
+
+
+def test_torchruns_keys_are_its_arguments():
+    one = parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
+    assert one == ("--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--max-restarts=0", "--rdzv-id=m_9000", "--standalone")
+    keys = {
+        "nnodes": 2,
+        "node-rank": 1,
+        "rdzv-endpoint": "host:29500",
+        "rdzv-conf": "timeout=60",
+        "monitor-interval": 5,
+        "nproc-per-node": 1,
+    }
+    two = parallel({"torchrun": keys}).arguments("m_9000")
+    assert {"--nnodes=2", "--node-rank=1", "--monitor-interval=5", "--rdzv-backend=c10d", "--rdzv-endpoint=host:29500"} < set(two)
+    assert "--rdzv-conf=timeout=60" in two
+    assert "--standalone" not in two
+
+
+def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
+    here = Machine(8, visible="4,5,6,7")
+    alone = place_of(here, Parallel(), threads=None, worker=0, workers=2, gpus=(2,))
+    assert (alone.gpu_id, alone.variables, alone.threads) == (2, {}, 4)
+    group = place_of(here, parallel({"torchrun": {"nproc-per-node": 2}}, 4), threads=None, worker=1, workers=2, gpus=(2, 3))
+    assert (group.gpu_id, group.variables, group.threads) == (0, {"CUDA_VISIBLE_DEVICES": "6,7"}, 2)
+    several = place_of(here, parallel({"parallelType": "custom", "parallelLevel": 2}, 4), threads=3, worker=0, workers=1, gpus=(0, 1))
+    assert (several.gpu_id, several.variables, several.threads) == (0, {"CUDA_VISIBLE_DEVICES": "4,5"}, 3)
+
+
+def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_otherwise():
+    here = Machine(4, FOUR, Pinning())
+    assert place_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == ((2, 3), 2)
+    assert place_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == ((2, 3), 1)
+    assert place_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=(0,)).cores == ()
+    openmp = {"torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}}
+    assert place_of(here, parallel(openmp), threads=None, worker=0, workers=1, gpus=())[:2] == ((0, 1, 2, 3), 3)
+
+
+def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
+    with pytest.raises(SettingError, match="cpu_launcher_args cannot be '--core-list 4096': core 4096 is not among those"):
+        machine(True, "--core-list 4096", None)
+    assert machine(False, "--core-list 4096", None).pinning is None
+
+
+def test_only_who_needs_it_is_a_program_of_its_own():
+    assert launch_of(Parallel(gpus=4), None, use_venv=False, threads=1, group="m_1") is None
+    group = launch_of(parallel({"torchrun": {"nproc-per-node": 2}}), None, use_venv=False, threads=3, group="m_1")
+    assert group is not None
+    assert (group.ranks, group.variables, group.packages) == (2, {"OMP_NUM_THREADS": "3"}, None)
+
+
+def test_a_model_over_several_gpus_starts_with_as_many_workers_as_fit():
+    config, _ = parse_model_config({"parallelType": "tp", "torchrun": {"nproc-per-node": 2}})
+    assert plan(RegisterOrder(url="m", loaded_at_startup=True), config, Settings(), 5).min_workers == 2

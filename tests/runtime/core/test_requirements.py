@@ -1,0 +1,122 @@
+"""What a requirements file of an archive may hold, before pip sees it: contract section 10, row 13."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.wheels import make_wheel
+from tsx_runtime.core.requirements import NOTHING, BadRequirements, read_requirements
+
+
+def read(directory: Path, text: str):
+    (directory / "requirements.txt").write_text(text)
+    return read_requirements(directory, "requirements.txt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "numpy>=1.2,<2 ; python_version < '3.12'\n\n# a comment\nfoo[bar]==1.0  # another",
+        "torch==2.1.0+cpu\n--extra-index-url https://download.pytorch.org/whl/cpu",
+        "foo==1.0 --hash=sha256:0a1b \\\n    --hash=sha256:2c3d",
+        "foo @ https://example.com/foo-1.0-py3-none-any.whl",
+        "git+https://github.com/a/b@v1#egg=b",
+        "-i https://mirror.example.com/simple\n--pre\n--no-binary :all:\nfoo",
+        "foo (>=1.0)",
+    ],
+)
+def test_what_pip_users_write_is_taken(tmp_path, text):
+    assert read(tmp_path, text).inputs == (("requirements.txt", text),)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "foo; $(touch here)",
+        "foo `id`",
+        "foo | sh",
+        "foo && id",
+        "foo > /etc/passwd",
+        "foo\x1b[2J",
+        "foo bar baz",
+        "-e .",
+        "--install-option=--prefix=/",
+        "--global-option x",
+        "--config-settings a=b",
+        "--index-url file:///srv/packages",
+        "--target /tmp/x",
+        "foo --python /bin/sh",
+        "file://elsewhere/share/foo.whl",
+    ],
+)
+def test_what_is_no_requirement_is_refused_with_its_line(tmp_path, line):
+    with pytest.raises(BadRequirements, match=r"^line 2 of requirements.txt, "):
+        read(tmp_path, f"numpy\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r ../other.txt",
+        "-c /etc/passwd",
+        "--find-links ../..",
+        "-f/etc",
+        "../foo.whl",
+        "/etc/foo.whl",
+        "foo @ file:///etc/passwd",
+        "link/foo.whl",
+    ],
+)
+def test_no_path_leads_out_of_the_archive(tmp_path, line):
+    outside = tmp_path / "outside"
+    make_wheel(outside, "foo", "1.0").rename(outside / "foo.whl")
+    (tmp_path / "other.txt").write_text("numpy\n")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "link").symlink_to(outside)
+    with pytest.raises(BadRequirements, match="leads out of the archive"):
+        read(model, line)
+
+
+def test_the_file_itself_cannot_be_a_link_out_of_the_archive(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "secret.txt").write_text("numpy\n")
+    (model / "requirements.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(BadRequirements, match="leads out of the archive"):
+        read_requirements(model, "requirements.txt")
+
+
+def test_what_is_taken_from_the_archive_decides_with_the_text_what_is_installed(tmp_path):
+    (tmp_path / "more.txt").write_text("six\n")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "setup.py").write_text("")
+    found = read(tmp_path, "-r more.txt\n./package\n")
+    assert [name for name, _ in found.inputs] == ["more.txt", "package/setup.py", "requirements.txt"]
+    (package / "setup.py").write_text("changed = True")
+    assert read(tmp_path, "-r more.txt\n./package\n").inputs != found.inputs
+
+
+def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
+    first, second = make_wheel(tmp_path, "one", "1.0"), make_wheel(tmp_path / "wheels", "two", "1.0")
+    found = read(tmp_path, "one\ntwo\n")
+    assert found.wheel_places == (first.parent, second.parent)
+    assert {"one-1.0-py3-none-any.whl", "wheels/two-1.0-py3-none-any.whl"} < dict(found.inputs).keys()
+
+
+def test_an_included_file_that_is_wrong_is_named_with_its_own_line(tmp_path):
+    (tmp_path / "more.txt").write_text("six\nfoo | sh\n")
+    with pytest.raises(BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh': that is no requirement"):
+        read(tmp_path, "numpy\n-r more.txt\n")
+
+
+def test_files_that_include_each_other_come_to_an_end(tmp_path):
+    (tmp_path / "more.txt").write_text("-r requirements.txt\n")
+    assert len(read(tmp_path, "-r more.txt\n").inputs) == 2
+
+
+def test_without_a_file_there_is_nothing_to_do(tmp_path):
+    assert read_requirements(tmp_path, None) == NOTHING
