@@ -181,6 +181,9 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             max_response_size=1 << 30,
             envelope="",
             server_version="0",
+            output="",
+            model_metrics=[],
+            every_prediction_time=False,
         )
     )
     model.context.begin([f"id-{number}\r\n\r\n" for number in range(batch)])

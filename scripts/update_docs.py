@@ -76,7 +76,7 @@ def tree() -> str:
 def settings_table() -> str:
     lines = ["| setting | default | what it is |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = "not set" if field.default is None else f"`{json.dumps(field.default)}`"
+        default = "not set" if field.default is None else f"`{json.dumps(field.default, default=str)}`"
         lines.append(f"| `{name}` | {default} | {field.description} |")
     return "\n".join(lines) + "\n"
 

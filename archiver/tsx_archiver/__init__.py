@@ -36,6 +36,7 @@ from .modelfile import ModelFile, describe_model_file
 from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_model_name
 from .opening import OpenArchive, open_archive
 from .packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
+from .safeyaml import load_yaml_file
 from .writing import FORMATS, Format, write_archive
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "inspect_archive",
     "is_model_name",
     "load_model_config",
+    "load_yaml_file",
     "open_archive",
     "parse_model_config",
     "plan_archive",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
@@ -21,8 +20,9 @@ from tsx_cli.startup_page import show
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.errors import Conflict
-from tsx_runtime.output import keep_going, log_to_stderr
+from tsx_runtime.output import keep_going
 from tsx_runtime.settings import Settings
+from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.server import USUAL, Manner, Started, serve
 from tsx_runtime.targets.start import StartModel, models_from_settings, start_model
 
@@ -121,7 +121,7 @@ def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str 
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
     keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
-    set_up_logging()
+    set_up_logging(settings)
     console = Console()
     if console.is_terminal and starts:
         console.print(f"loading {', '.join(start.order.url for start in starts)} ...", style="dim", markup=False, highlight=False)
@@ -132,13 +132,6 @@ def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str 
             print(ready_line, flush=True)
 
     serve(settings, starts, on_ready, manner)
-
-
-def set_up_logging() -> None:
-    """One line an event, on stderr."""
-    log_to_stderr("%(asctime)s %(levelname)-7s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells its own start, once for each address
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 def _split(word: str) -> tuple[str | None, Path]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tsx_cli.failure import FAILED, INTERRUPTED, CliError, UsageError, report
+from tsx_cli.failure import FAILED, INTERRUPTED, CliError, report
 from tsx_cli.inputs import split_list
 from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 READY = "Model server started."  # what TorchServe's scripts wait for
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
 WITHOUT_EFFECT = {
-    "log_config": "it is for Java's logging; the server logs to stderr and its workers to stdout and stderr",
     "cpp_log_config": "there is no C++ backend",
     "plugins_path": "plugins of Java cannot be loaded",
 }
@@ -55,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="neither write snapshots nor start from one")
     made.add_argument("--disable-token-auth", "--dt", action="store_true", help="serve without tokens")
     made.add_argument("--enable-model-api", action="store_true", help="let requests register and remove models")
-    made.add_argument("--log-config", metavar="FILE", type=Path, help="accepted: a configuration of Java's logging has no effect here")
+    made.add_argument(
+        "--log-config", metavar="FILE", type=Path, help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config"
+    )
     made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted: there is no C++ backend")
     made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted: plugins of Java cannot be loaded")
     made.add_argument("--tell", type=int, help=argparse.SUPPRESS)  # between this command and the server that it starts
@@ -147,7 +148,6 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
             raise
         raise SettingError(f"{error.message}. That is the last snapshot; --ncs starts without it") from error
     settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
-    _refuse_what_would_be_ignored(arguments, settings)
     base = load_properties(file) if file is not None and file.suffix != ".toml" else {}
     return Setup(settings, base | {name: as_text(value) for name, value in kept.items() if value}, file, restored)
 
@@ -175,19 +175,6 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
     strict = {"generate_tokens": True, "enable_model_api": False}
     return {**strict, "metrics_mode": "log", "access_log": True, "log_location": logs, "metrics_location": metrics}
-
-
-def _refuse_what_would_be_ignored(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Until this version has them: where TorchServe is the stricter one, its user has to say so."""
-    fields = type(settings).model_fields
-    if "enable_model_api" not in fields and not arguments.enable_model_api:
-        raise UsageError("this version of tsx cannot switch the model API off yet; add --enable-model-api if requests may register models")
-    tokens = settings.disable_token_authorization or (settings.inference_token and settings.management_token)
-    if "generate_tokens" not in fields and not tokens:
-        raise UsageError(
-            "TorchServe asks for tokens, and this version of tsx does not make them up yet: "
-            "set TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN, or add --disable-token-auth"
-        )
 
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:

@@ -4,7 +4,7 @@
     ├── BadRequest               400  BadRequestException
     ├── DownloadFailed           400  DownloadArchiveException
     ├── InvalidModel             400  ModelException
-    ├── InvalidToken             401  InvalidKeyException
+    ├── InvalidToken             400  InvalidKeyException (401 where token_failure_status = 401)
     ├── ForeignOrigin            403  ForeignOriginException
     ├── CannotRemoveDefault      403  InvalidModelVersionException
     ├── ResourceNotFound         404  ResourceNotFoundException
@@ -70,8 +70,12 @@ class InvalidModel(TsxError):
 
 
 class InvalidToken(TsxError):
-    status = 401
+    status = 400
     type = "InvalidKeyException"
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ForeignOrigin(TsxError):

@@ -18,7 +18,7 @@ import select
 import socket
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import BinaryIO, cast
 
@@ -40,6 +40,10 @@ class Lossy(io.RawIOBase):
         self._write = _writer(fd)
         self._late = False
         self.lost = 0  # bytes that were dropped and not told of yet
+
+    def reopen(self) -> None:
+        """The descriptor means something else from now on."""
+        self._write = _writer(self._fd)
 
     def writable(self) -> bool:
         return True
@@ -94,11 +98,33 @@ def keep_going() -> None:
 
 def log_to_stderr(form: str) -> None:
     """Log from a thread of its own, so that whoever logs does not wait for who reads it."""
-    handler = _Queued(queue.Queue(LOG_LINES))
-    listener = logging.handlers.QueueListener(handler.queue, logging.StreamHandler(sys.stderr))
-    logging.basicConfig(level=logging.INFO, format=form, handlers=[handler])
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(form))
+    log_in_background([handler])
+
+
+def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
+    """Have a thread of its own write what is logged: nobody who logs waits for a disk. For a whole process: it stays so."""
+    queued = _Queued(queue.Queue(LOG_LINES))
+    listener = logging.handlers.QueueListener(queued.queue, *handlers, respect_handler_level=True)
+    root = logging.getLogger()
+    root.handlers[:] = [queued]
+    root.setLevel(level)
     listener.start()
     atexit.register(listener.stop)
+
+
+def send_output_to(path: str, label: str) -> None:
+    """Send what this process writes to stdout and stderr, native code's output too, to the socket at `path`. Raises OSError."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(path)
+            sock.sendall(f"{label}-{name}\n".encode())
+            stream.flush()
+            os.dup2(sock.fileno(), fd)
+        if isinstance(stream.buffer, Lossy):
+            stream.buffer.reopen()
 
 
 class _Queued(logging.handlers.QueueHandler):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from tsx_archiver import Limits
@@ -65,6 +65,28 @@ def _check_pattern(value: str | None) -> str | None:
 
 
 Pattern = Annotated[str | None, AfterValidator(_check_pattern), Accepts("a regular expression")]
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def check_failure_status(value: int) -> int:
+    if value not in (400, 401):
+        raise ValueError("it must be 400 or 401")
+    return value
+
+
+FailureStatus = Annotated[int, AfterValidator(check_failure_status), Accepts("400 or 401")]
+
+
+def _check_header(value: str) -> str:
+    if not value.isascii() or not value.isprintable() or not value.strip():
+        raise ValueError("it cannot be the value of a header")
+    return value.strip()
+
+
+HeaderText = Annotated[str, AfterValidator(_check_header), Accepts("text that a header can carry")]
 OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("503 or 429")]
 Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
 
@@ -145,6 +167,27 @@ class Settings(BaseModel):
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")
+    generate_tokens: bool = Field(False, description="make up the tokens that are not set, and tell them in key_file, as TorchServe does")
+    api_token: str | None = Field(None, min_length=1, description="bearer token that GET /token must carry, which replaces a made-up token")
+    key_file: Path = Field(Path("key_file.json"), description="where made-up tokens are told; readable for the server's user alone")
+    token_expiration_min: float = Field(60, gt=0, le=1e9, description="minutes for which a token that was made up is right")
+    token_failure_status: FailureStatus = Field(400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401")
+    enable_model_api: bool = Field(True, description="let requests register and remove models")
+    cors_allowed_origin: HeaderText | None = Field(None, description="origin whose pages may read answers, such as https://my.site, or *")
+    cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
+    cors_allowed_headers: HeaderText | None = Field(None, description="headers that such pages may send, such as X-Custom-Header")
+    metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = Field(
+        "prometheus", description="prometheus: /metrics alone; log, or legacy: lines in ts_metrics.log and model_metrics.log as well"
+    )
+    metrics_config: Path | None = Field(None, description="a metrics.yaml, which declares the metrics of the server and of handlers")
+    model_metrics_auto_detect: bool = Field(True, description="show metrics of handlers that metrics_config does not declare")
+    disable_system_metrics: bool = Field(False, description="leave the machine's own numbers out of the metrics")
+    system_metrics_cmd: str | None = Field(None, min_length=1, description="program that prints the machine's numbers, in place of tsx")
+    metric_time_interval: int = Field(60, ge=1, description="seconds between two runs of it, and between the machine's lines in the log")
+    access_log: bool = Field(False, description="write a line for each answer")
+    log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
+    metrics_location: Path | None = Field(None, description="directory for ts_metrics.log and model_metrics.log; log_location if not set")
+    log_config: Path | None = Field(None, description="a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config")
     max_worker_requests: int = Field(0, ge=0, description="requests after which a worker is replaced by a fresh one; 0 = never")
     max_worker_memory: int = Field(0, ge=0, description="resident megabytes at which a worker is replaced by a fresh one; 0 = never")
     max_worker_age: int = Field(0, ge=0, description="seconds after which a worker is replaced by a fresh one; 0 = never")
@@ -175,7 +218,7 @@ class Settings(BaseModel):
 
 MODELS = "models"
 NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command line or in a variable sets these as a whole
-SECRETS = frozenset({"inference_token", "keystore_pass", "management_token"})
+SECRETS = frozenset({"inference_token", "api_token", "keystore_pass", "management_token"})
 
 logger = logging.getLogger("tsx.settings")
 
@@ -219,6 +262,8 @@ def accepted(field: FieldInfo) -> str:
     kind = _kind(field)
     if kind is bool:
         return "true or false"
+    if kind is float:
+        return "a number greater than 0"
     if kind is int:
         least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
         most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)

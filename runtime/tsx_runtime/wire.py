@@ -77,6 +77,15 @@ class Kind(enum.IntEnum):
     PONG = 8
 
 
+class DeclaredMetric(TypedDict):
+    """A metric that handlers may report, as `metrics.yaml` declares it."""
+
+    name: str
+    type: str  # counter, gauge or histogram
+    unit: str
+    dimensions: list[str]
+
+
 class LoadOrder(TypedDict):
     """What a worker needs to know to load a model."""
 
@@ -100,6 +109,9 @@ class LoadOrder(TypedDict):
     max_response_size: int
     server_version: str
     envelope: str  # what stands around requests and answers; empty where nothing does
+    output: str  # socket that takes what the worker prints; empty: it prints to where the front end does
+    model_metrics: list[DeclaredMetric]
+    every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second
 
 
 class MetricDelta(TypedDict):

@@ -172,7 +172,10 @@ class Dispatcher:
             job.answer(status, headers, body)
         self._close(len(sent.jobs))
         if frame.extra:
-            self.stats.add_handler_metrics(json.loads(bytes(frame.extra)))
+            values = json.loads(bytes(frame.extra))
+            self.stats.add_handler_metrics(values)
+            if self.stats.journal is not None:
+                self.stats.journal.add_values(values, sent.jobs)
 
     def on_closed(self, channel: Channel) -> None:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""
@@ -228,6 +231,8 @@ class Dispatcher:
         stats.inference_seconds += now - sent.at
         stats.last_queue_seconds = sent.at - jobs[0].arrived
         stats.last_worker_seconds = now - sent.at
+        if stats.journal is not None:
+            stats.journal.add_batch(stats.last_queue_seconds, stats.last_worker_seconds)
         statuses = [item[0] for item in frame.items]
         if statuses.count(200) == count:
             stats.answers[200] += count

@@ -15,8 +15,10 @@ from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.environments import Environment
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
+from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.pace import retry_after
 from tsx_runtime.core.parallel import Parallel, parallel_of
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
@@ -198,6 +200,7 @@ class ModelVersion:
         choose_gpus: Callable[[Plan], tuple[int, ...]],
         here: Machine,
         environment: Environment | None = None,
+        worker_output: str = "",
     ) -> None:
         """Raises BadRequest for an archive that no worker of this server can run."""
         self.name = name
@@ -216,9 +219,12 @@ class ModelVersion:
         self._settings = settings
         self._here = here
         self._environment = environment
+        self._worker_output = worker_output
         label = f'Model "{name}" [Version {version}]'
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
         self._dispatcher = Dispatcher(label, chosen.limits, chosen.bounds)
+        if settings.metrics_mode != "prometheus":
+            self.stats.journal = Journal()
         self._supervisor = Supervisor(
             label,
             self._dispatcher,
@@ -347,6 +353,9 @@ class ModelVersion:
             max_response_size=self._settings.max_response_size,
             server_version=__version__,
             envelope=self.envelope,
+            output=self._worker_output,
+            model_metrics=list(read_metrics_config(self._settings.metrics_config).model or ()),
+            every_prediction_time=self.stats.journal is not None,
         )
 
 

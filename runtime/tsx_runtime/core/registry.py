@@ -40,8 +40,8 @@ logger = logging.getLogger("tsx.registry")
 class Registry:
     """All models of this server. Not thread safe: it lives on the event loop."""
 
-    def __init__(self, settings: Settings, worker_files: int | None = None) -> None:
-        """`worker_files`: how many files a worker may have open; as many as this process if not set."""
+    def __init__(self, settings: Settings, worker_files: int | None = None, worker_output: str = "") -> None:
+        """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`."""
         self.settings = settings
         self.models: dict[str, Model] = {}
         self.stopping = False  # a stop was asked for: no balancer should send anything more
@@ -50,6 +50,7 @@ class Registry:
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
         self._here = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars)
+        self._worker_output = worker_output
         self._ids = itertools.count(FIRST_WORKER_ID)
         self._environments = Environments(
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
@@ -163,6 +164,7 @@ class Registry:
             choose_gpus=self._choose_gpus,
             here=self._here,
             environment=environment,
+            worker_output=self._worker_output,
         )
         self._taken.add((name, number))
         self._put_in(version)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 
+from tsx_runtime.core.journal import Journal
 from tsx_runtime.wire import MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
 MOST_METRICS = 1000  # that the handler of one version reports
 OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
 
 MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, unit, dimensions
 
@@ -20,11 +24,12 @@ logger = logging.getLogger("tsx.metrics")
 
 
 class HandlerMetric:
-    """A metric that a handler reported. A gauge keeps the last value, a counter the sum, a histogram sum and count."""
+    """A metric that a handler reported. A gauge keeps the last value, a counter the sum, a histogram sum, count and buckets."""
 
-    __slots__ = ("count", "last", "sum")
+    __slots__ = ("buckets", "count", "last", "sum")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "gauge") -> None:
+        self.buckets = [0] * (len(VALUE_BOUNDS) + 1) if kind == "histogram" else []  # each for itself
         self.last = 0.0
         self.sum = 0.0
         self.count = 0
@@ -33,6 +38,8 @@ class HandlerMetric:
         self.last = value
         self.sum += value
         self.count += 1
+        if self.buckets:
+            self.buckets[bisect_left(VALUE_BOUNDS, value)] += 1
 
 
 class Stats:
@@ -46,6 +53,7 @@ class Stats:
         "dropped_metrics",
         "handler_metrics",
         "inference_seconds",
+        "journal",
         "label",
         "last_queue_seconds",
         "last_worker_seconds",
@@ -76,6 +84,7 @@ class Stats:
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
         self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and nobody sees, by the name of the metric
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
+        self.journal: Journal | None = None  # where a metric log is written
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
         for delta in deltas:
@@ -89,7 +98,7 @@ class Stats:
         name = key[0]
         if self._label_sets[name] < MOST_LABEL_SETS and (name in self._label_sets or len(self._label_sets) < MOST_METRICS):
             self._label_sets[name] += 1
-            metric = self.handler_metrics[key] = HandlerMetric()
+            metric = self.handler_metrics[key] = HandlerMetric(key[1])
             return metric
         shown = name if name in self._label_sets else OTHERS
         if not self.dropped_metrics[shown]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults, health, management, metrics, openapi
+from tsx_runtime.http import faults, health, kserve, management, metrics, openapi
+from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
-from tsx_runtime.http.auth import Guard, Guards, build_guards
+from tsx_runtime.http.auth import Guard, build_guards
+from tsx_runtime.http.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.routes import runs_model
+from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
+from tsx_runtime.http.tokens import Keys, build_keys
 from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
 
@@ -27,7 +31,7 @@ class ServerApp(FastAPI):
     Every answer gets a request id and forbids caching; every error is the error JSON; each route is behind its guard.
     """
 
-    def __init__(self, title: str, counts: Counts, settings: Settings) -> None:
+    def __init__(self, title: str, counts: Counts, settings: Settings, system: System | None = None) -> None:
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
@@ -35,6 +39,9 @@ class ServerApp(FastAPI):
         self.max_header_size = settings.max_header_size
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
+        self.cors = cors_headers(settings)
+        self.access_log = AccessLog() if settings.access_log else None
+        self.system = system or System(settings)
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         faults.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
@@ -46,6 +53,13 @@ class ServerApp(FastAPI):
             return
         if scope.get("root_path"):
             _strip_root(scope)
+        if self.access_log is not None:
+            send = self.access_log.watch(scope, send)
+        if self.cors:
+            send = adding(send, self.cors)
+            if is_preflight(scope):
+                await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
+                return
         if self.predictions is not None and runs_model(scope["path"]):
             await self.predictions(scope, receive, send)
         else:
@@ -67,10 +81,10 @@ class ServerApp(FastAPI):
 
         try:
             path: str = scope["path"]
-            if guard := self.guards.get(path[1:].partition("/")[0]):
-                guard.check(scope["headers"])
             if path.endswith("/"):  # `/models/` is `/models`
-                scope["path"] = path.rstrip("/") or "/"
+                scope["path"] = path = path.rstrip("/") or "/"
+            if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
+                guard.check(scope["headers"])
             await super().__call__(scope, receive, answer)
         except ClientGone:
             return
@@ -107,23 +121,42 @@ def _strip_root(scope: Scope) -> None:
     scope["root_path"] = ""
 
 
-def build_apps(registry: Registry, settings: Settings, listeners: Sequence[Collection[str]] = SEPARATE) -> list[ServerApp]:
+def build_apps(
+    registry: Registry, settings: Settings, listeners: Sequence[Collection[str]] = SEPARATE, keys: Keys | None = None
+) -> list[ServerApp]:
     """One app a listener, each with the routes of the roles that share its address."""
-    counts = Counts()
-    guards = build_guards(settings)
-    return [_build_app(registry, settings, roles, guards, counts) for roles in listeners]
+    shared = _Shared(registry, settings, keys or build_keys(settings), Counts(), System(settings))
+    return [_build_app(shared, roles) for roles in listeners]
 
 
-def _build_app(registry: Registry, settings: Settings, roles: Collection[str], guards: Guards, counts: Counts) -> ServerApp:
-    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings)
+class _Shared(NamedTuple):
+    """What the apps of all listeners have in common."""
+
+    registry: Registry
+    settings: Settings
+    keys: Keys
+    counts: Counts
+    system: System
+
+
+def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
+    registry, settings, keys, counts, system = shared
+    guards = build_guards(settings, keys)
+    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
     limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
     if "management" in roles:
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management
+        if keys.api is not None:
+            app.include_router(management.build_token_router(keys))
+            app.guards["token"] = guards.token
     if "metrics" in roles:
-        app.include_router(metrics.build_router(registry, counts))
+        app.include_router(metrics.build_router(registry, counts, system))
         app.guards["metrics"] = guards.metrics
     app.include_router(health.build_router(registry, roles))
+    app.include_router(kserve.build_router(registry, roles))
+    app.guards["v1"] = guards.inference if "inference" in roles else guards.management
+    app.guards["v2"] = guards.inference
     return app

@@ -6,7 +6,6 @@ user visits. Such a request names a foreign `Host` (a rebound name) or a foreign
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -14,6 +13,8 @@ from urllib.parse import urlsplit
 from tsx_runtime.addresses import is_loopback_host, parse_address
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.tokens import FAILED as FAILED_TO_RENEW
+from tsx_runtime.http.tokens import Key, Keys, build_keys
 from tsx_runtime.settings import Settings
 
 FAILED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
@@ -22,8 +23,11 @@ FAILED = "Token Authorization failed. Token either incorrect, expired, or not pr
 class Guard(NamedTuple):
     """What a request to some routes must show; raises a `TsxError` when it does not."""
 
-    token: bytes | None = None
+    key: Key | None = None
     hosts: frozenset[str] | None = None  # names beyond loopback's own that may be called; None: any
+    status: int = InvalidToken.status  # of a request whose token is wrong
+    failed: str = FAILED
+    origin: bytes | None = None  # of the one foreign site that may call
 
     def check(self, headers: Iterable[Pair]) -> None:
         authorization = b""
@@ -32,10 +36,10 @@ class Guard(NamedTuple):
                 authorization = value
             elif self.hosts is not None and name == b"host":
                 self._check_name("Host", value, _host_of("//" + value.decode("latin-1")))
-            elif self.hosts is not None and name == b"origin":
+            elif self.hosts is not None and name == b"origin" and value != self.origin:
                 self._check_name("Origin", value, _host_of(value.decode("latin-1")))
-        if self.token is not None and not _is_bearer(authorization, self.token):
-            raise InvalidToken(FAILED + ". Send the header 'Authorization: Bearer <token>'.")
+        if self.key is not None and not self.key.is_right(authorization):
+            raise InvalidToken(f"{self.failed}. Send the header 'Authorization: Bearer <token>'.", status=self.status)
 
     def _check_name(self, header: str, value: bytes, host: str | None) -> None:
         assert self.hosts is not None
@@ -53,22 +57,27 @@ class Guards(NamedTuple):
     inference: Guard | None
     management: Guard | None
     metrics: Guard | None
+    token: Guard | None  # of the way to a new token
 
 
-def build_guards(settings: Settings) -> Guards:
-    checked = not settings.disable_token_authorization
-    inference = _token(settings.inference_token) if checked else None
-    management = _token(settings.management_token) if checked else None
+def build_guards(settings: Settings, keys: Keys | None = None) -> Guards:
+    """Metrics ask for a management token that the user has set, but for none that was made up: who reads them would have to follow it."""
+    keys = build_keys(settings) if keys is None else keys
+    status, origin = settings.token_failure_status, settings.cors_allowed_origin
+    own = keys.management if keys.management and keys.management.lifetime is None else None
     return Guards(
-        inference=Guard(inference) if inference else None,
-        management=_local_guard(management, settings.management_address),
-        metrics=_local_guard(management, settings.metrics_address),
+        inference=Guard(keys.inference, status=status) if keys.inference else None,
+        management=_local_guard(Guard(keys.management, status=status), settings.management_address, origin),
+        metrics=_local_guard(Guard(own, status=status), settings.metrics_address, origin),
+        token=_local_guard(
+            Guard(keys.api, status=status, failed=FAILED_TO_RENEW), settings.management_address, settings.cors_allowed_origin
+        ),
     )
 
 
 def required_tokens(settings: Settings) -> None:
     """Raise `SettingError` where an address is open to other machines and no token protects it."""
-    if settings.disable_token_authorization:
+    if settings.disable_token_authorization or settings.generate_tokens:
         return
     for address, token in (
         ("inference_address", "inference_token"),
@@ -85,21 +94,16 @@ def required_tokens(settings: Settings) -> None:
             )
 
 
-def _local_guard(token: bytes | None, address: str) -> Guard | None:
-    """No web page reaches a unix socket, and what its clients put into `Host` is theirs."""
+def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard | None:
+    """No web page reaches a unix socket, and what its clients put into `Host` is theirs.
+
+    The site that `cors_allowed_origin` names is no foreign one; `*` lets any page read answers, but none manage the models of its visitor.
+    """
+    origin = cors_origin.encode() if cors_origin else None
     parsed = parse_address(address)
     open_to_pages = parsed.is_local and parsed.scheme != "unix"
     hosts = frozenset([parsed.host.lower()]) if open_to_pages else None
-    return Guard(token, hosts) if token or open_to_pages else None
-
-
-def _token(text: str | None) -> bytes | None:
-    return text.encode() if text else None
-
-
-def _is_bearer(authorization: bytes, token: bytes) -> bool:
-    scheme, _, given = authorization.partition(b" ")
-    return hmac.compare_digest(given.strip(), token) and scheme.lower() == b"bearer"
+    return guard._replace(hosts=hosts, origin=origin) if guard.key or open_to_pages else None
 
 
 def _host_of(url: str) -> str | None:

@@ -10,7 +10,7 @@ from tsx_runtime.core.jobs import Flow
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head
-from tsx_runtime.http.lines import CLOSE, refusal
+from tsx_runtime.http.lines import CLOSE
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ class Exchange:
             logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), error.message)
             connection.break_off()
             return
-        status, answer = refusal(connection.server_state.default_headers, self.request_id, error, keep_alive=self.keep_alive)
+        status, answer = connection.lane.lines.refusal(
+            connection.server_state.default_headers, self.request_id, error, keep_alive=self.keep_alive
+        )
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
 

@@ -45,7 +45,7 @@ def unexpected(error: BaseException, request_id: bytes) -> TsxError:
 
 
 def _extra(error: TsxError) -> tuple[Pair, ...]:
-    if isinstance(error, InvalidToken):
+    if isinstance(error, InvalidToken) and error.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
         return ((b"connection", b"close"),)

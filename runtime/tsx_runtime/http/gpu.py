@@ -78,3 +78,14 @@ def _number(text: str) -> float | None:
 
 def _whole(value: float | None) -> str:
     return "N/A" if value is None else str(int(value))
+
+
+def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
+    """TorchServe's three of each GPU: name, unit, value; less those that the device does not tell."""
+    share = 100 * gpu.memory_used / gpu.memory_total if gpu.memory_used is not None and gpu.memory_total else None
+    named = (
+        ("GPUUtilization", "Percent", gpu.utilization),
+        ("GPUMemoryUsed", "Megabytes", gpu.memory_used),
+        ("GPUMemoryUtilization", "Percent", share),
+    )
+    return [(name, unit, value) for name, unit, value in named if value is not None]

@@ -7,6 +7,7 @@ that sends each head but once pays for the parser, as everywhere else.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_
 END = b"\r\n\r\n"
 REMEMBERED = 1024  # heads, and URLs
 LONGEST = 4096  # bytes of a head that is remembered
+LATE = 0.05  # seconds after the end of a token: timers may go off a little early
 
 _OTHER_LANE = {b"HEAD", b"OPTIONS", b"CONNECT"}  # methods with framing or answers of their own
 ValueT = TypeVar("ValueT")
@@ -40,6 +42,7 @@ class Head(NamedTuple):
     priority: int
     timeout_ms: int | None  # that the client will wait
     waits_for_go: bool  # whether it sends the body once it is told to
+    line: str  # its first, for the access log
 
 
 class _Url(NamedTuple):
@@ -62,6 +65,10 @@ class Heads:
         self._limit = limit  # bytes of a body
         self._max_head = max_head  # bytes
         registry.on_change.append(self._forget)
+        self._key = guard.key if guard is not None else None
+        if self._key is not None and self._key.lifetime is not None:
+            self._key.on_change.append(self._forget_token)
+            self._expire = asyncio.get_running_loop().call_later((self._key.seconds_left or 0.0) + LATE, self._forget)
 
     def read(self, raw: bytes) -> Known:
         """`raw` ends with the empty line, and is not among the known."""
@@ -92,7 +99,8 @@ class Heads:
             return None
         block = wire.header_block(with_headers(found.as_sent(), url.target.headers))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
-        return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits), url.version
+        line = str(raw[: raw.find(b"\r\n")], "latin-1")
+        return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line), url.version
 
     def _url(self, text: bytes) -> _Url | None:
         try:
@@ -105,6 +113,13 @@ class Heads:
                 url = target and _Url(target, parsed.query or b"", resolve(self._registry, target))
             _remember(self._urls, text, url)
             return url
+
+    def _forget_token(self) -> None:
+        """It is another one: heads with the old one are not right any more, and those with the new one are not for ever."""
+        assert self._key is not None
+        self._forget()
+        self._expire.cancel()
+        self._expire = asyncio.get_running_loop().call_later((self._key.seconds_left or 0.0) + LATE, self._forget)
 
     def _forget(self) -> None:
         self.known.clear()

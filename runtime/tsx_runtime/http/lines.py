@@ -7,6 +7,7 @@ from http import HTTPStatus
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import Pair, check_status, handler_headers
+from tsx_runtime.http.cors import missing
 
 CLOSE = b"connection: close\r\n"
 REMEMBERED = 256  # pairs of status and header block
@@ -15,7 +16,9 @@ REMEMBERED = 256  # pairs of status and header block
 class Lines:
     """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
 
-    def __init__(self) -> None:
+    def __init__(self, cors: tuple[Pair, ...] = ()) -> None:
+        """`cors` goes out with each answer that does not say the same itself."""
+        self.cors = cors
         self._known: dict[tuple[int, bytes], tuple[bytes, bytes]] = {}
         self.renew([])
 
@@ -23,7 +26,7 @@ class Lines:
         """uvicorn has written its own headers anew."""
         self.default = default
         self._known.clear()
-        self.before, behind = around_id(default, 200, handler_headers(b""))  # of a plain answer: 200, no headers of its own
+        self.before, behind = around_id(default, 200, self._with_cors(b""))  # of a plain answer: 200, no headers of its own
         self.behind = Behind(behind)
 
     def around_id(self, default: list[Pair], status: int, block: bytes) -> tuple[bytes, bytes]:
@@ -33,11 +36,22 @@ class Lines:
         known = self._known.get((status, block))
         if known is None:
             check_status(status)
-            known = around_id(default, status, handler_headers(block))
+            known = around_id(default, status, self._with_cors(block))
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[status, block] = known
         return known
+
+    def refusal(self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool) -> tuple[int, bytes]:
+        """Its status, and an error as the whole of an answer."""
+        status, pairs, body = faults.fault(error)
+        before, behind = around_id(default, status, (*pairs, *self.cors))
+        close = b"" if keep_alive else CLOSE
+        return status, b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, len(body), close, body)
+
+    def _with_cors(self, block: bytes) -> tuple[Pair, ...]:
+        pairs = handler_headers(block)
+        return (*pairs, *missing(pairs, self.cors))
 
 
 class Behind(dict[int, bytes]):
@@ -57,14 +71,6 @@ class Behind(dict[int, bytes]):
 def around_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
     before = b"".join([status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "])
     return before, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
-
-
-def refusal(default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool) -> tuple[int, bytes]:
-    """Its status, and an error as the whole of an answer."""
-    status, pairs, body = faults.fault(error)
-    before, behind = around_id(default, status, pairs)
-    close = b"" if keep_alive else CLOSE
-    return status, b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, len(body), close, body)
 
 
 def status_line(status: int) -> bytes:

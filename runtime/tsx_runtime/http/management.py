@@ -16,12 +16,13 @@ from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.errors import BadRequest, LoadFailed, NoWorker, PredictionFailed
+from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi
 from tsx_runtime.http.asgi import new_request_id, read_body
 from tsx_runtime.http.describe import PAGE, describe_version, list_models
 from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
+from tsx_runtime.http.tokens import Keys
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings import TUNABLE
 
@@ -47,6 +48,7 @@ class Management:
         self.limit = limit
 
     async def register(self, request: Request) -> Response:
+        self._check_model_api()
         parameters = await self._parameters(request)
         order = _order(parameters)
         try:
@@ -95,8 +97,13 @@ class Management:
         return _status(f'Default version successfully updated for model "{model}" to "{version}"')
 
     async def unregister(self, model: str, version: str | None) -> Response:
+        self._check_model_api()
         await self.registry.unregister(model, version)
         return _status(f'Model "{model}" unregistered')
+
+    def _check_model_api(self) -> None:
+        if not self.registry.settings.enable_model_api:
+            raise MethodNotAllowed(faults.NOT_ALLOWED)
 
     async def _parameters(self, request: Request) -> RegisterParameters:
         given: dict[str, Any] = {}
@@ -194,6 +201,19 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     return router
 
 
+def build_token_router(keys: Keys) -> APIRouter:
+    """A new token in place of the old one, by any verb; it is told in the key file alone."""
+    router = APIRouter(tags=["management"])
+
+    async def renew(type: Annotated[str, Query(description="management or inference", examples=["inference"])] = "") -> Response:
+        keys.renew(type)
+        return Response("\n", media_type="application/json")  # as TorchServe answers
+
+    router.add_api_route("/token", renew, methods=["GET"], summary="Replace a token by a new one", responses=openapi.failures(400))
+    router.add_api_route("/token", renew, methods=["POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    return router
+
+
 def _add_model_routes(router: APIRouter, management: Management) -> None:
     @router.get("/models", summary="List the models", response_model=ModelList, responses=openapi.failures(400))
     async def list_(
@@ -206,7 +226,7 @@ def _add_model_routes(router: APIRouter, management: Management) -> None:
         "/models",
         summary="Register a model from the model store, or from a URL",
         response_model=Status,
-        responses=openapi.failures(400, 404, 409, 500) | {202: {"model": Status, "description": "its workers are being started"}},
+        responses=openapi.failures(400, 404, 405, 409, 500) | {202: {"model": Status, "description": "its workers are being started"}},
         openapi_extra=openapi.register_parameters(),
     )
     async def register(request: Request) -> Response:
@@ -226,7 +246,10 @@ def _add_model_routes(router: APIRouter, management: Management) -> None:
         return await management.change(model, wanted.model_version, wanted, request.query_params)
 
     @router.delete(
-        "/models/{model}", summary="Unregister its default version", response_model=Status, responses=openapi.failures(403, 404, 408, 409)
+        "/models/{model}",
+        summary="Unregister its default version",
+        response_model=Status,
+        responses=openapi.failures(403, 404, 405, 408, 409),
     )
     async def unregister(model: ModelName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
         return await management.unregister(model, None)
@@ -258,7 +281,10 @@ def _add_version_routes(router: APIRouter, management: Management) -> None:
         return await management.set_default(model, version)
 
     @router.delete(
-        "/models/{model}/{version}", summary="Unregister one version", response_model=Status, responses=openapi.failures(403, 404, 408, 409)
+        "/models/{model}/{version}",
+        summary="Unregister one version",
+        response_model=Status,
+        responses=openapi.failures(403, 404, 405, 408, 409),
     )
     async def unregister(model: ModelName, version: VersionName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
         return await management.unregister(model, version)

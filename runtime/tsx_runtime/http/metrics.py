@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Response
@@ -16,17 +17,22 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tsx_runtime.core.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
+from tsx_runtime.core.stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.gpu import Gpu, read_gpus
-from tsx_runtime.http.system import SystemMetric, read_system
+from tsx_runtime.http.gpu import Gpu, gpu_metrics, read_gpus
+from tsx_runtime.http.system import System, SystemMetric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MICRO, MILLI = 1e6, 1e3
 Labels = dict[str, str]
+SYSTEM = frozenset(
+    {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}
+    | {"GPUUtilization", "GPUMemoryUsed", "GPUMemoryUtilization"}
+)
 
 
 class Reading(NamedTuple):
@@ -37,6 +43,8 @@ class Reading(NamedTuple):
     counts: Counts
     system: list[SystemMetric]
     gpus: dict[int, Gpu]
+    config: MetricsConfig = MetricsConfig()
+    all_models: bool = True  # also what handlers report and the configuration does not declare
 
     @property
     def versions(self) -> list[ModelVersion]:
@@ -63,6 +71,9 @@ class Families(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from (metric for metric in self._metrics.values() if metric.samples)
 
+    def keep(self, shows: Callable[[str], bool]) -> None:
+        self._metrics = {name: metric for name, metric in self._metrics.items() if shows(name)}
+
     def restrict(self, names: list[str]) -> None:
         """Keep only what is asked for by `?name[]=`."""
         self._metrics = {
@@ -87,9 +98,10 @@ def build_families(reading: Reading) -> Families:
     _add_requests(families, reading)
     _add_workers(families, reading)
     _add_batches(families, reading)
+    families.keep(reading.config.shows)
     own_names = families.names()
     for version in reading.versions:
-        _add_handler_metrics(families, own_names, reading.host, version)
+        _add_handler_metrics(families, own_names, reading, version)
     return families
 
 
@@ -98,18 +110,12 @@ def _add_host(families: Families, reading: Reading) -> None:
     for digit in (2, 4, 5):
         text = f"answers with a status of {digit}xx"
         families.add(f"Requests{digit}XX", "counter", text, [(host, reading.counts.classes[digit])])
-    for name, unit, value in reading.system:
-        families.add(name, "gauge", f"of this machine, in {unit}", [(host, value)])
+    for name, unit, value, labels in reading.system:
+        if name in SYSTEM or name in (reading.config.server or ()):  # a program of the user's may print what it likes
+            families.add(name, "gauge", f"of this machine, in {unit}", [(host | dict(labels), value)])
     for number, gpu in reading.gpus.items():
-        labels = host | {"DeviceId": str(number)}
-        share = 100 * gpu.memory_used / gpu.memory_total if gpu.memory_used is not None and gpu.memory_total else None
-        for name, unit, some in (
-            ("GPUUtilization", "Percent", gpu.utilization),
-            ("GPUMemoryUsed", "Megabytes", gpu.memory_used),
-            ("GPUMemoryUtilization", "Percent", share),
-        ):
-            if some is not None:
-                families.add(name, "gauge", f"of a GPU, in {unit}", [(labels, some)])
+        for name, unit, value in gpu_metrics(gpu):
+            families.add(name, "gauge", f"of a GPU, in {unit}", [(host | {"DeviceId": str(number)}, value)])
 
 
 def _add_requests(families: Families, reading: Reading) -> None:
@@ -174,12 +180,13 @@ def _add_batches(families: Families, reading: Reading) -> None:
         metric.add_sample("tsx_batch_size_sum", model, sum(size * count for size, count in stats.batch_sizes.items()))
 
 
-def _add_handler_metrics(families: Families, own_names: frozenset[str], host: str, version: ModelVersion) -> None:
+def _add_handler_metrics(families: Families, own_names: frozenset[str], reading: Reading, version: ModelVersion) -> None:
     """What handlers reported, under their own names; a name of the server's own gets `model_` before it."""
-    further = {"Hostname": host, "ModelVersion": version.version}
+    further = {"Hostname": reading.host, "ModelVersion": version.version}
     for key, metric in version.stats.handler_metrics.items():
-        name = _word(key[0])
-        _add_handler_metric(families, f"model_{name}" if name in own_names else name, further, key, metric)
+        if reading.all_models or reading.config.declares(key[0], key[1]):
+            name = _word(key[0])
+            _add_handler_metric(families, f"model_{name}" if name in own_names else name, further, key, metric)
 
 
 def _add_handler_metric(families: Families, name: str, further: Labels, key: MetricKey, metric: HandlerMetric) -> None:
@@ -189,7 +196,10 @@ def _add_handler_metric(families: Families, name: str, further: Labels, key: Met
     if kind != "histogram":
         families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
         return
-    family = families.metric(name, "summary", text)  # a histogram without buckets
+    family = families.metric(name, "histogram", text)
+    for bound, below in zip(VALUE_BOUNDS, accumulate(metric.buckets), strict=False):  # the last bucket is beyond all bounds
+        family.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, below)
+    family.add_sample(f"{name}_bucket", labels | {"le": "+Inf"}, metric.count)
     family.add_sample(f"{name}_count", labels, metric.count)
     family.add_sample(f"{name}_sum", labels, metric.sum)
 
@@ -205,21 +215,24 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def build_router(registry: Registry, counts: Counts) -> APIRouter:
+def build_router(registry: Registry, counts: Counts, system: System) -> APIRouter:
     router = APIRouter(tags=["metrics"])
     host = socket.gethostname()
-    read_system()  # the processor's use is measured from one reading to the next
+    settings = registry.settings
+    config = read_metrics_config(settings.metrics_config)
+    all_models = settings.model_metrics_auto_detect or config.model is None
 
     @router.get("/metrics", summary="All metrics as Prometheus text", response_class=Response, responses={200: _DOCUMENTED})
     async def metrics(
         names: Annotated[list[str] | None, Query(alias="name[]", description="only these metrics", examples=["Requests2XX"])] = None,
     ) -> Response:
-        gpus = await read_gpus() if registry.gpus else {}
-        families = build_families(Reading(host, list(registry.models.values()), counts, read_system(), gpus))
+        gpus = await read_gpus() if registry.gpus and not system.disabled else {}
+        families = build_families(Reading(host, list(registry.models.values()), counts, system.read(), gpus, config, all_models))
         if names:
             families.restrict(names)
         return Response(families.render(), headers={"content-type": CONTENT_TYPE})
 
+    router.add_api_route("/metrics", metrics, methods=["HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
     return router
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tsx_runtime.http import limits
@@ -11,10 +12,11 @@ from tsx_runtime.version import __version__
 
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 _WHY = {
-    400: "the request cannot be used",
-    401: "the token is missing or wrong",
+    400: "the request cannot be used, or its token is missing or wrong",
+    401: "the token is missing or wrong, where token_failure_status is 401",
     403: "not allowed",
     404: "no such model, version or route",
+    405: "enable_model_api is false",
     408: "requests of the model were not finished in time",
     409: "it is registered already",
     413: "the body is larger than max_request_size",
@@ -42,6 +44,15 @@ _URGENCY = [
         (limits.TIMEOUT, "milliseconds that the client will wait for the answer", 1, limits.LONGEST),
     )
 ]
+
+_ONLY_MODEL = {
+    "name": "model_name",
+    "in": "query",
+    "required": False,
+    "description": "a registered model; needed where there are several",
+    "schema": {"type": "string"},
+    "example": "digits",
+}
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -81,6 +92,15 @@ def prediction_paths() -> dict[str, Any]:
         ("/predictions/{model}/{version}/{rest}", [model, version, rest]),
         ("/explanations/{model}", [model]),
         ("/explanations/{model}/{version}", [model, version]),
+        ("/v1/models/{model}:predict", [model]),
+        ("/v1/models/{model}:explain", [model]),
+        ("/v2/models/{model}/infer", [model]),
+        ("/v2/models/{model}/explain", [model]),
+        ("/v2/models/{model}/versions/{version}/infer", [model, version]),
+        ("/invocations", [_ONLY_MODEL]),
+        ("/models/{model}/invoke", [model]),
+        ("/{model}/predict", [model]),
+        ("/{model}/{version}/predict", [model, version]),
     ):
         paths[path] = _prediction(path, parameters)
     return paths
@@ -125,8 +145,8 @@ def _parameter(name: str, description: str, example: str) -> dict[str, Any]:
 
 
 def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    explains = path.startswith("/explanations")
-    words = path.strip("/").replace("{", "").replace("}", "").replace("/", "_")
+    explains = path.startswith("/explanations") or path.endswith("explain")
+    words = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
     binary = {"type": "string", "format": "binary"}
     operation = {
         "tags": ["inference"],

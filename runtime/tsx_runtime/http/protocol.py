@@ -25,12 +25,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
+from tsx_runtime.http.access import LoggedExchange
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.cased import CasedProtocol
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
 from tsx_runtime.http.limits import deadline
-from tsx_runtime.http.lines import Lines, refusal
+from tsx_runtime.http.lines import Lines
 from tsx_runtime.http.timeouts import SLOWEST, Clock
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
@@ -64,7 +65,9 @@ class Lane:
         predictions = app.predictions
         self.heads = None if predictions is None else Heads(predictions.registry, predictions.guard, predictions.limit, app.max_header_size)
         self.counts = app.counts
-        self.lines = Lines()
+        self.lines = Lines(app.cors)
+        self.log = app.access_log
+        self.exchange = Exchange if app.access_log is None else LoggedExchange
         self.timeouts = app.timeouts
         self.max_head = app.max_header_size
         self.clock = Clock(connections)
@@ -209,7 +212,7 @@ class FastLane(CasedProtocol):
                 self._submit(head, version, body)
 
     def _submit(self, head: Head, version: ModelVersion, body: Body) -> None:
-        self._exchange = exchange = Exchange(self, head, body, monotonic())
+        self._exchange = exchange = self.lane.exchange(self, head, body, monotonic())
         if version.client_timeout or head.timeout_ms is not None:
             exchange.deadline = deadline(exchange.arrived, version.client_timeout, head.timeout_ms)
         if head.priority:
@@ -351,7 +354,7 @@ class FastLane(CasedProtocol):
             return
         within = self._phase is UVICORN and not self._in_head  # else uvicorn's cycle is that of the request before
         if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
-            status, answer = refusal(self.server_state.default_headers, new_request_id(), error, keep_alive=False)
+            status, answer = self.lane.lines.refusal(self.server_state.default_headers, new_request_id(), error, keep_alive=False)
             self.lane.counts.add(status)
             self.transport.write(answer)
         self.transport.close()

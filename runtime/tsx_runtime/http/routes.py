@@ -16,6 +16,7 @@ from tsx_runtime.http.faults import NOT_FOUND
 
 _EXPLAIN: Pair = (b"explain", b"True")
 _FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
+_LEGACY_FREE = frozenset({"models", "v1", "v2", "workflows", "wfpredict", "metrics", "token", "ping", "livez", "readyz"})  # no model's
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
@@ -46,7 +47,9 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
     if path in ("/invocations", "/invocations/"):
         names = parse_qs(query.decode("latin-1")).get("model_name", []) if query else []
         return Target(names[-1] if names else None)
-    return None
+    if path.endswith("/invoke"):
+        return _from_sagemaker(path)
+    return _from_legacy(path) if path.endswith("/predict") else None
 
 
 def resolve(registry: Registry, target: Target) -> ModelVersion:
@@ -77,6 +80,20 @@ def _from_kserve_v1(path: str) -> Target | None:
 def _from_kserve_v2(path: str) -> Target | None:
     model, slash, verb = path[len("/v2/models/") :].rpartition("/")
     return _kserve(model, verb) if slash and verb in ("infer", "explain") else None
+
+
+def _from_sagemaker(path: str) -> Target | None:
+    """`/models/MODEL/invoke`, as SageMaker calls an endpoint of several models."""
+    segments = path.split("/")
+    return Target(segments[2]) if len(segments) == 4 and segments[1] == "models" and segments[2] else None
+
+
+def _from_legacy(path: str) -> Target | None:
+    """`/MODEL/predict` and `/MODEL/VERSION/predict`, from before there was `/predictions`."""
+    _, model, *rest = path.split("/")
+    if not model or model in _LEGACY_FREE or len(rest) not in (1, 2) or not rest[0]:
+        return None
+    return Target(model, rest[0] if len(rest) == 2 else None)
 
 
 def _kserve(model: str, verb: str) -> Target | None:

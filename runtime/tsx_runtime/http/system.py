@@ -1,18 +1,81 @@
-"""The machine's own numbers, taken when somebody reads the metrics."""
+"""The machine's own numbers: taken when somebody reads the metrics, or told by a program of the user's every so often."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+import shlex
 from typing import NamedTuple
 
 import psutil
 
+from tsx_runtime.settings import Settings
+
 MEGA, GIGA = 1 << 20, 1 << 30
+LONGEST_RUN = 30.0  # seconds that the user's program may take
+
+_LINE = re.compile(r"^([A-Za-z_]\w*)\.([A-Za-z]+):(-?[0-9.]+(?:[eE][-+]?\d+)?)\|#([^|]*)")
+
+logger = logging.getLogger("tsx.metrics")
 
 
 class SystemMetric(NamedTuple):
     name: str
     unit: str
     value: float
+    labels: tuple[tuple[str, str], ...] = ()  # besides those of the host
+
+
+class System:
+    """The settings `disable_system_metrics`, `system_metrics_cmd` and `metric_time_interval`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.disabled = settings.disable_system_metrics
+        self._command = settings.system_metrics_cmd
+        self._interval = settings.metric_time_interval
+        self._told: list[SystemMetric] = []
+        if not self.disabled and not self._command:
+            read_system()  # the processor's use is measured from one reading to the next
+
+    def read(self) -> list[SystemMetric]:
+        if self.disabled:
+            return []
+        return self._told if self._command else read_system()
+
+    async def follow(self) -> None:
+        """Run the user's program again and again; return at once where there is none."""
+        while self._command and not self.disabled:
+            await self._run(self._command)
+            await asyncio.sleep(self._interval)
+
+    async def _run(self, command: str) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(*shlex.split(command), stdout=asyncio.subprocess.PIPE)
+        except (OSError, ValueError) as error:
+            logger.warning("system_metrics_cmd cannot be run: %s", error)
+            return
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), LONGEST_RUN)
+        except (TimeoutError, asyncio.TimeoutError):
+            process.kill()
+            await process.wait()
+            logger.warning("system_metrics_cmd took longer than %d s, so it was ended", LONGEST_RUN)
+            return
+        if process.returncode:
+            logger.warning("system_metrics_cmd ended with %d", process.returncode)
+        self._told = parse_lines(output.decode(errors="replace")) or self._told
+
+
+def parse_lines(text: str) -> list[SystemMetric]:
+    """Lines such as `CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1717105307`; others are passed over."""
+    found = []
+    for line in text.splitlines():
+        if match := _LINE.match(line.strip()):
+            pairs = (pair.partition(":")[::2] for pair in match[4].split(",") if ":" in pair)
+            labels = tuple((name, value) for name, value in pairs if name != "Level")
+            found.append(SystemMetric(match[1], match[2], float(match[3]), labels))
+    return found
 
 
 def read_system() -> list[SystemMetric]:

@@ -18,16 +18,20 @@ from typing import Any
 import uvicorn
 
 from tsx_runtime.core.descriptors import raise_limit
+from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.auth import required_tokens
+from tsx_runtime.http.metric_log import metric_tasks
+from tsx_runtime.http.tokens import Keys, start_keys
 from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
 from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
 from tsx_runtime.targets.tls import tls_context
+from tsx_runtime.targets.workeroutput import worker_output
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
@@ -76,22 +80,43 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
     stop, hurry = asyncio.Event(), asyncio.Event()
     tls = tls_context(settings)
     _stop_on_signals(stop, hurry)
-    with listeners(settings) as bound:
+    read_metrics_config(settings.metrics_config)
+    with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output:
         manner.on_bound()
-        registry = Registry(settings, worker_files)
+        registry = Registry(settings, worker_files, output)
         registry.warm_up(model.path for model in models if model.path is not None)
         try:
             load = register_all if manner.answer_first else load_all
             versions = await _unless(stop, load(registry, models))
             if versions is not None:
-                await _answer(settings, registry, bound, tls, versions, on_ready, manner.snapshots, stop, hurry)
+                await _answer(settings, registry, keys, bound, tls, versions, on_ready, manner.snapshots, stop, hurry)
         finally:
             await registry.close()
+
+
+def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
+    """Where there are log files, workers have one of their own."""
+    if settings.log_location is not None and hasattr(socket, "AF_UNIX"):
+        return worker_output()
+    return contextlib.nullcontext("")
+
+
+@contextlib.contextmanager
+def _keys(settings: Settings) -> Generator[Keys, None, None]:
+    """Their file is there for as long as the server is."""
+    keys = start_keys(settings)
+    if keys.file is not None:
+        logger.info("requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or disable_token_authorization", keys.file)
+    try:
+        yield keys
+    finally:
+        keys.remove()
 
 
 async def _answer(
     settings: Settings,
     registry: Registry,
+    keys: Keys,
     bound: list[Listener],
     tls: ssl.SSLContext | None,
     versions: list[ModelVersion],
@@ -102,7 +127,28 @@ async def _answer(
 ) -> None:
     for listener in bound:
         listener.listen()
-    apps = build_apps(registry, settings, [listener.roles for listener in bound])
+    apps = build_apps(registry, settings, [listener.roles for listener in bound], keys)
+    try:
+        async with metric_tasks(registry, apps[0].counts, apps[0].system, settings):
+            await _run_servers(settings, registry, apps, bound, tls, versions, on_ready, snapshots, stop, hurry)
+    finally:
+        for app in apps:
+            if app.access_log is not None:
+                app.access_log.flush()
+
+
+async def _run_servers(
+    settings: Settings,
+    registry: Registry,
+    apps: list[ServerApp],
+    bound: list[Listener],
+    tls: ssl.SSLContext | None,
+    versions: list[ModelVersion],
+    on_ready: Callable[[Started], None],
+    snapshots: Snapshots | None,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+) -> None:
     http = http_protocol()
     servers = [_Server(app, http, settings, listener, tls) for app, listener in zip(apps, bound, strict=True)]
     running = [asyncio.create_task(server.serve()) for server in servers]

@@ -16,7 +16,7 @@ from tsx_runtime.worker.answers import JSON_HEADER, Answer, encode_answers, fail
 from tsx_runtime.worker.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
 from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes
+from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.requests import read_row
 
@@ -41,6 +41,7 @@ class Model(NamedTuple):
     response_timeout: float = 120.0  # seconds
     worker: str = ""  # its id, as metrics show it
     alone: bool = True  # whether this process is the whole worker: ranks of a group have to do the same in the same order
+    prediction_time: PredictionTime | None = None
 
 
 class Outcome(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import yaml
 
-from tsx_runtime.output import keep_going
+from tsx_runtime.output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import loader, profiling, shim
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
@@ -29,7 +29,7 @@ from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
 
@@ -107,6 +107,9 @@ def _load(channel: Channel) -> Model | None:
     if frame.kind is not Kind.LOAD:
         raise FrameError(f"the first frame is {frame.kind.name}, not LOAD")
     order = cast("LoadOrder", json.loads(bytes(frame.extra)))
+    if order["output"]:
+        with suppress(OSError):  # nobody reads it: the server is on its way out
+            send_output_to(order["output"], f"W-{order['worker']}-{order['model_name']}_{order['model_version']}")
     try:
         model = load_model(order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
@@ -147,7 +150,10 @@ def _serve(channel: Channel, model: Model) -> None:
 def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None) -> bool:
     """Answer one batch. Whether this process can answer another."""
     channel.begin(batch)
+    began = time.perf_counter()
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch), ahead)
+    if model.prediction_time is not None:
+        model.prediction_time.report(began)
     pending = model.metrics.pending
     extra = json.dumps(pending.take()).encode() if pending else b""
     channel.reply(batch, outcome.answers, extra)
@@ -176,6 +182,7 @@ def load_model(order: LoadOrder) -> Model:
     shim.install()
     _limit_threads(order["threads"])
     metrics = Metrics(order["model_name"])
+    metrics.declare(order["model_metrics"])
     context = Context(
         order["model_name"],
         order["model_dir"],
@@ -201,6 +208,7 @@ def load_model(order: LoadOrder) -> Model:
         response_timeout=order["response_timeout"],
         worker=order["worker"],
         alone=order["ranks"] == 1,
+        prediction_time=PredictionTime(metrics, order["every_prediction_time"]),
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tsx_runtime.wire import MetricDelta
+from tsx_runtime.wire import DeclaredMetric, MetricDelta
 from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError
 
 logger = logging.getLogger("tsx.worker")
@@ -212,8 +213,29 @@ class Metrics:
             known = ", ".join(sorted(self.cache[kind])) or "none"
             raise MetricsCacheKeyError(f"there is no {kind.value} called {metric_name!r}; there is: {known}") from None
 
+    def declare(self, declared: Iterable[DeclaredMetric]) -> None:
+        """What `metrics.yaml` has: there for `get_metric` before the handler has reported anything."""
+        for one in declared:
+            self.add_metric_to_cache(one["name"], one["unit"], one["dimensions"], MetricTypes(one["type"]))
+
     def set_request_ids(self, request_ids: dict[int, str] | str | None) -> None:
         self.request_ids = request_ids
+
+
+class PredictionTime:
+    """TorchServe's metric of the time that a batch takes in the worker. One value a second is enough for who reads the last one."""
+
+    def __init__(self, metrics: Metrics, every: bool) -> None:
+        self._metrics = metrics
+        self._apart = 0.0 if every else 1.0  # seconds
+        self._next = 0.0
+
+    def report(self, began: float) -> None:
+        """`began` is time.perf_counter()."""
+        now = time.perf_counter()
+        if now >= self._next:
+            self._next = now + self._apart
+            self._metrics.add_time("PredictionTime", round(1000 * (now - began), 2), None, "ms")
 
 
 def _check_name(name: Any) -> None:

@@ -83,7 +83,8 @@ def _query_inputs(query: str) -> dict[str, Any]:
 
 def add_query(inputs: dict[str, Any], query: str) -> None:
     text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
-    inputs.update(parse_qsl(text, keep_blank_values=True))
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        inputs[name] = bytearray(value, "utf-8")  # as TorchServe hands them on
 
 
 def decoded(content_type: str, body: Buffer) -> Any:

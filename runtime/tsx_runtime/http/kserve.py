@@ -1,0 +1,147 @@
+"""What KServe's protocols ask besides predictions: is it there, is it ready, what is it (`/v1/models/...`, `/v2/...`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.http import openapi
+from tsx_runtime.http.describe import not_ready
+from tsx_runtime.version import __version__
+
+HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: they are asked by probes, and name no model
+
+ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
+VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
+
+
+class ServerMetadata(BaseModel):
+    name: str = "Torchserve"  # what KServe's runtimes know it by
+    version: str = __version__
+    extensions: list[str] = ["kserve", "kubeflow"]
+    extenstion: list[str] = Field(default=["kserve", "kubeflow"], description="as TorchServe spells it")
+
+
+class Live(BaseModel):
+    live: bool = True
+
+
+class Ready(BaseModel):
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class ModelNames(BaseModel):
+    models: list[str]
+
+
+class Tensor(BaseModel):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """Of inputs and outputs nothing is known: a handler takes what it takes."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]})
+
+    name: str
+    versions: list[str]
+    platform: str = ""
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+
+def is_ready(version: ModelVersion) -> bool:
+    return any(worker.state is WorkerState.READY for worker in version.workers)
+
+
+def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
+    """`/v1/models/{model}` is on TorchServe's management address, and with the predictions too, where KServe asks for it."""
+    router = APIRouter(tags=["kserve"])
+    if "inference" in roles or "management" in roles:
+        _add_v1(router, registry)
+    if "inference" in roles:
+        _add_server(router, registry)
+        _add_v2_models(router, registry)
+    return router
+
+
+def _add_v1(router: APIRouter, registry: Registry) -> None:
+    @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
+    async def names() -> Response:
+        return _json(ModelNames(models=sorted(registry.models)))
+
+    @router.get("/v1/models/{model}", summary="Is the model ready", response_model=ModelReady, responses=openapi.failures(404))
+    async def model_ready(model: ModelName) -> Response:
+        return _json(ModelReady(name=model, ready=is_ready(registry.find(model))))  # 200 in any case, as TorchServe answers
+
+
+def _add_server(router: APIRouter, registry: Registry) -> None:
+    @router.get("/v2", summary="What server this is", response_model=ServerMetadata)
+    async def server() -> Response:
+        return _json(ServerMetadata())
+
+    @router.get("/v2/health/live", summary="Is the server alive", response_model=Live)
+    async def live() -> Response:
+        return _json(Live())
+
+    @router.get(
+        "/v2/health/ready", summary="Can the default version of every model serve", response_model=Ready, responses={503: {"model": Ready}}
+    )
+    async def ready() -> Response:
+        can = not registry.stopping and not not_ready(registry.models.values())
+        return _json(Ready(ready=can), 200 if can else 503)
+
+
+def _add_v2_models(router: APIRouter, registry: Registry) -> None:
+    @router.get("/v2/models/{model}", summary="What the model is", response_model=ModelMetadata, responses=openapi.failures(404))
+    async def metadata(model: ModelName) -> Response:
+        return _metadata(registry, model, None)
+
+    @router.get("/v2/models/{model}/ready", summary="Is its default version ready", response_model=ModelReady, responses=_NOT_READY)
+    async def model_ready(model: ModelName) -> Response:
+        return _ready(registry.find(model))
+
+    @router.get(
+        "/v2/models/{model}/versions/{version}",
+        summary="What the version is",
+        response_model=ModelMetadata,
+        responses=openapi.failures(404),
+    )
+    async def version_metadata(model: ModelName, version: VersionName) -> Response:
+        return _metadata(registry, model, version)
+
+    @router.get(
+        "/v2/models/{model}/versions/{version}/ready", summary="Is the version ready", response_model=ModelReady, responses=_NOT_READY
+    )
+    async def version_ready(model: ModelName, version: VersionName) -> Response:
+        return _ready(registry.find(model, version))
+
+
+def _metadata(registry: Registry, model: str, version: str | None) -> Response:
+    found = registry.find(model, version)
+    return _json(ModelMetadata(name=model, versions=[found.version] if version else list(registry.models[model].versions)))
+
+
+def _ready(version: ModelVersion) -> Response:
+    ready = is_ready(version)
+    return _json(ModelReady(name=version.name, ready=ready), 200 if ready else 503)
+
+
+def _json(body: BaseModel, status: int = 200) -> Response:
+    return Response(body.model_dump_json(indent=2) + "\n", status, media_type="application/json")
+
+
+_NOT_READY = openapi.failures(404) | {503: {"model": ModelReady, "description": "no worker is ready"}}

@@ -1,0 +1,135 @@
+"""The metric log: what TorchServe writes into ts_metrics.log and model_metrics.log, in its words (contract 1.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from weakref import WeakKeyDictionary
+
+from tsx_runtime.core.metricsconfig import read_metrics_config
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.gpu import gpu_metrics, read_gpus
+from tsx_runtime.http.logbook import EVERY, MODEL_METRICS, TS_METRICS, Logbook
+from tsx_runtime.http.system import System
+from tsx_runtime.settings import Settings
+
+MICRO = 1e6
+SUMS = (
+    ("ts_inference_requests_total", "Count"),
+    ("ts_inference_latency_microseconds", "Microseconds"),
+    ("ts_queue_latency_microseconds", "Microseconds"),
+)
+
+
+class MetricLog:
+    """Counters are told by what they grew; where TorchServe writes a line for each request, this writes one for all of a half second."""
+
+    def __init__(self, registry: Registry, counts: Counts, system: System, settings: Settings) -> None:
+        self._registry = registry
+        self._counts = counts
+        self._system = system
+        self._config = read_metrics_config(settings.metrics_config)
+        self._all_models = settings.model_metrics_auto_detect or self._config.model is None
+        self._interval = settings.metric_time_interval
+        self._server = Logbook(TS_METRICS)
+        self._models = Logbook(MODEL_METRICS)
+        self._host = socket.gethostname()
+        self._told = list(counts.classes)
+        self._loaded: set[tuple[str, int | None]] = set()  # workers' starts that were told
+        self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = WeakKeyDictionary()  # that were told
+        self._next_system = 0.0
+
+    async def write(self) -> None:
+        now = time.time()
+        for digit in (2, 4, 5):
+            if grown := self._counts.classes[digit] - self._told[digit]:
+                self._tell(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
+        self._told = list(self._counts.classes)
+        for model in self._registry.models.values():
+            for version in model.versions.values():
+                self._tell_version(version, now)
+        if now >= self._next_system:
+            self._next_system = now + self._interval
+            await self._tell_system(now)
+        self._server.flush()
+        self._models.flush()
+
+    def _tell_version(self, version: ModelVersion, now: float) -> None:
+        for worker in version.workers:
+            if worker.load_seconds is not None and (worker.id, worker.pid) not in self._loaded:
+                self._loaded.add((worker.id, worker.pid))
+                name = f"W-{worker.id}-{version.name}_{version.version}"
+                self._tell("WorkerLoadTime", "Milliseconds", _millis(worker.load_seconds), f"WorkerName:{name},Level:Host", now)
+        self._tell_sums(version, now)
+        journal = version.stats.journal
+        if journal is None:
+            return
+        batches, values = journal.take()
+        for entry in batches:
+            self._tell("QueueTime", "Milliseconds", _millis(entry.queue_seconds), "Level:Host", entry.at)
+            self._tell("WorkerThreadTime", "Milliseconds", _millis(entry.worker_seconds), "Level:Host", entry.at)
+        for at, value, request_ids in values:
+            if self._all_models or self._config.declares(value["name"], value["type"]):
+                dimensions = ",".join(f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items())
+                facts = f"hostname:{self._host},requestID:{request_ids},timestamp:{int(at)}"
+                text = f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}|#{dimensions}|#{facts}"
+                self._models.add(text, at)
+
+    def _tell_sums(self, version: ModelVersion, now: float) -> None:
+        stats, labels = version.stats, f"model_name:{version.name},model_version:{version.version}"
+        sums = (float(stats.requests), MICRO * stats.latency_seconds, MICRO * stats.queue_seconds)
+        before = self._sums.get(version, (0.0, 0.0, 0.0))
+        self._sums[version] = sums
+        for (name, unit), total, told in zip(SUMS, sums, before, strict=True):
+            if total > told:
+                self._tell(name, unit, round(total - told, 3), labels, now)
+
+    async def _tell_system(self, now: float) -> None:
+        for name, unit, value, labels in self._system.read():
+            dimensions = ",".join(["Level:Host", *(f"{label}:{text}" for label, text in labels)])
+            self._tell(name, unit, value, dimensions, now)
+        if self._registry.gpus and not self._system.disabled:
+            for number, gpu in (await read_gpus()).items():
+                for name, unit, value in gpu_metrics(gpu):
+                    self._tell(name, unit, value, f"Level:Host,DeviceId:{number}", now)
+
+    def _tell(self, name: str, unit: str, value: float, dimensions: str, at: float) -> None:
+        if self._config.shows(name):
+            self._server.add(f"{name}.{unit}:{value}|#{dimensions}|#hostname:{self._host},timestamp:{int(at)}", at)
+
+
+@contextlib.asynccontextmanager
+async def metric_tasks(registry: Registry, counts: Counts, system: System, settings: Settings) -> AsyncIterator[None]:
+    """While this is open, the metric log is written (where `metrics_mode` asks for one), and the user's program is run."""
+    tasks = [asyncio.create_task(system.follow())]
+    log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None
+    if log is not None:
+        tasks.append(asyncio.create_task(_write_for_ever(log)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if log is not None:
+            await log.write()  # what happened since
+
+
+async def _write_for_ever(log: MetricLog) -> None:
+    while True:
+        await asyncio.sleep(EVERY)
+        await log.write()
+
+
+def _millis(seconds: float) -> float:
+    return round(1000 * seconds, 3)
+
+
+def _plain(text: str) -> str:
+    """A handler's word that keeps to its place in the line."""
+    return "".join("_" if character in ":|,#" or not character.isprintable() else character for character in text)

@@ -1,0 +1,85 @@
+"""`log_config`: what is taken from a log4j2.xml, and Python's own configuration of its loggers in place of all that."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tsx_archiver import InvalidConfig, load_yaml_file
+from tsx_runtime.errors import SettingError
+
+OWN_WAY = frozenset({".yaml", ".yml", ".json"})
+LEVELS = {
+    "all": logging.NOTSET,
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+    "off": logging.CRITICAL + 10,
+}
+LOGGERS = {"org.pytorch.serve": "tsx"}  # TorchServe's names that differ here; ACCESS_LOG, MODEL_LOG and the metrics' are the same
+OURS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"})
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass
+class LogConfig:
+    """TorchServe's own defaults: 100 MB, five older files."""
+
+    levels: dict[str, int] = field(default_factory=dict)  # by Python's name of the logger; the root's is ""
+    max_bytes: int = 100 << 20
+    max_files: int = 5
+    left_out: list[str] = field(default_factory=list)  # what the file asks for beyond that
+
+
+def read_log_config(path: Path) -> LogConfig:
+    """Of a log4j2.xml: levels of loggers, and when files are renamed. Raises SettingError."""
+    try:
+        root = ElementTree.fromstring(path.read_bytes())
+    except OSError as error:
+        raise SettingError(f"log_config '{path}' cannot be read: {error.strerror}") from error
+    except ElementTree.ParseError as error:
+        raise SettingError(f"log_config '{path}' is no log4j2.xml, nor does it end in {', '.join(sorted(OWN_WAY))}: {error}") from error
+    config = LogConfig()
+    for element in root.iter():
+        tag = element.tag.rpartition("}")[2].lower()
+        if tag in ("root", "logger", "asyncroot", "asynclogger"):
+            _read_level(config, "" if tag.endswith("root") else element.get("name", ""), element.get("level", ""))
+        elif tag == "sizebasedtriggeringpolicy":
+            config.max_bytes = _bytes(element.get("size", "")) or config.max_bytes
+        elif tag == "defaultrolloverstrategy" and element.get("max", "").isdigit():
+            config.max_files = int(element.get("max", ""))
+        elif tag.endswith("layout") or tag in ("socket", "syslog", "http", "kafka", "timebasedtriggeringpolicy"):
+            name = element.tag.rpartition("}")[2]
+            if name not in config.left_out:
+                config.left_out.append(name)
+    return config
+
+
+def _read_level(config: LogConfig, name: str, level: str) -> None:
+    python_name = LOGGERS.get(name, name)
+    if level.lower() in LEVELS and (not name or python_name in OURS):  # Java's libraries have nothing to say here
+        config.levels[python_name] = LEVELS[level.lower()]
+
+
+def _bytes(text: str) -> int | None:
+    match = _SIZE.fullmatch(text.strip())
+    return int(float(match[1]) * _FACTORS[match[2].upper()]) if match else None
+
+
+def apply_own_way(path: Path) -> None:
+    """`logging.config.dictConfig` with the file's content. Raises SettingError."""
+    try:
+        document = json.loads(path.read_bytes()) if path.suffix.lower() == ".json" else load_yaml_file(path)
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False} | document)
+    except (OSError, InvalidConfig, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise SettingError(f"log_config '{path}' cannot be used: {error}") from error

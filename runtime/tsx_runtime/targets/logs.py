@@ -1,0 +1,89 @@
+"""Where the server's log goes: stderr, or files with TorchServe's names and line shapes, which are renamed when they are large."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import logging.handlers
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.http.logbook import ACCESS_LOG, MODEL_METRICS, TS_METRICS
+from tsx_runtime.output import log_in_background
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
+from tsx_runtime.targets.workeroutput import MODEL_LOG
+
+CONSOLE = "%(asctime)s %(levelname)-7s %(message)s"
+IN_FILES = "%(asctime)s [%(levelname)-5s] %(threadName)s %(name)s - %(message)s"
+SERVER_LOG = "ts_log.log"
+FILES = {  # loggers that have files of their own; whether these are metrics
+    "access_log.log": (ACCESS_LOG, False),
+    "model_log.log": (MODEL_LOG, False),
+    "ts_metrics.log": (TS_METRICS, True),
+    "model_metrics.log": (MODEL_METRICS, True),
+}
+OWN_FILES = frozenset(name for name, _ in FILES.values())
+METRICS = frozenset({TS_METRICS, MODEL_METRICS})
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Once in a process: it stays so. Raises SettingError where a file cannot be written, or `log_config` cannot be used."""
+    logging.addLevelName(logging.WARNING, "WARN")
+    config = LogConfig()
+    if settings.log_config is not None and settings.log_config.suffix.lower() in OWN_WAY:
+        apply_own_way(settings.log_config)
+        root = logging.getLogger()
+        log_in_background(list(root.handlers), root.level)
+    else:
+        if settings.log_config is not None:
+            config = read_log_config(settings.log_config)
+        log_in_background(_handlers(settings, config))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells its own start, once for each address
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for name, level in config.levels.items():
+        logging.getLogger(name).setLevel(level)
+    if config.left_out:
+        logging.getLogger("tsx.server").info("log_config: levels, sizes and numbers of files are used; not %s", ", ".join(config.left_out))
+
+
+def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler]:
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(Shape(CONSOLE))
+    if settings.log_location is not None:
+        console.addFilter(lambda record: record.name not in METRICS)  # these are for programs, and in files
+    yield console
+    if settings.log_location is None:
+        return
+    yield _file(settings.log_location / SERVER_LOG, config, lambda record: record.name not in OWN_FILES)
+    for file, (logger, is_metrics) in FILES.items():
+        directory = (settings.metrics_location or settings.log_location) if is_metrics else settings.log_location
+        yield _file(directory / file, config, lambda record, logger=logger: record.name == logger)
+
+
+def _file(path: Path, config: LogConfig, takes: object) -> logging.Handler:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _Rotating(path, maxBytes=config.max_bytes, backupCount=config.max_files, encoding="utf-8")
+    except OSError as error:
+        raise SettingError(f"log_location: {path} cannot be written: {error.strerror}; name another directory") from error
+    handler.setFormatter(Shape(IN_FILES))
+    handler.addFilter(takes)  # type: ignore[arg-type]  # any callable is a filter
+    return handler
+
+
+class _Rotating(logging.handlers.RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """What a full disk does not take is lost."""
+
+
+class Shape(logging.Formatter):
+    """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s,%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage() if getattr(record, "whole", False) else super().format(record)

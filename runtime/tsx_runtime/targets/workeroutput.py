@@ -1,0 +1,107 @@
+"""What workers print, as lines of model_log.log: each worker sends its stdout and stderr to a socket of the front end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tsx_runtime.http.logbook import Logbook
+
+MODEL_LOG = "MODEL_LOG"
+PATIENCE = 2.0  # seconds
+PIECE = 64 << 10
+LONGEST = 64 << 10  # bytes of one line; a longer one is cut
+
+logger = logging.getLogger("tsx.server")
+
+
+@contextlib.contextmanager
+def worker_output() -> Iterator[str]:
+    """The path of the socket; a thread reads it until this is closed."""
+    with tempfile.TemporaryDirectory(prefix="tsx-log-") as directory:
+        path = str(Path(directory) / "output")
+        reader = _Reader(path)
+        reader.start()
+        try:
+            yield path
+        finally:
+            reader.close()
+
+
+class _Source:
+    """One stream of one worker. Its first line is its name."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.begun = b""  # of a line whose end is not there yet
+
+    def take(self, data: bytes) -> list[str]:
+        *lines, self.begun = (self.begun + data).split(b"\n")
+        if len(self.begun) > LONGEST:
+            lines.append(self.begun)
+            self.begun = b""
+        texts = [line.decode(errors="replace").rstrip("\r") for line in lines]
+        if texts and not self.name:
+            self.name = texts.pop(0)
+        return texts
+
+
+class _Reader(threading.Thread):
+    def __init__(self, path: str) -> None:
+        super().__init__(name="tsx-model-log", daemon=True)
+        self._book = Logbook(MODEL_LOG, threads=True)
+        self._selector = selectors.DefaultSelector()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(path)
+        self._listening.listen(1024)
+        self._woken, self._wake = socket.socketpair()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        while self._turn():
+            self._book.flush()
+        self._book.flush()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+
+    def close(self) -> None:
+        """Once what is there is read. What a stray program of a handler goes on printing is not waited for."""
+        self._wake.close()  # which the other end reads
+        self.join(PATIENCE)
+
+    def _turn(self) -> bool:
+        """Take what is there. False once it is to end, and nothing more is there."""
+        ready = self._selector.select()
+        going_on = True
+        for key, _ in ready:
+            if key.fileobj is self._listening:
+                source, _ = self._listening.accept()
+                self._selector.register(source, selectors.EVENT_READ, _Source())
+            elif key.fileobj is self._woken:
+                going_on = len(ready) > 1
+            else:
+                self._read(key)
+        return going_on
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        sock, source = key.fileobj, key.data
+        assert isinstance(sock, socket.socket)
+        try:
+            data = sock.recv(PIECE)
+        except OSError:
+            data = b""
+        for text in source.take(data or (b"\n" if source.begun else b"")):
+            self._book.add(text, time.time(), source.name)
+        if not data:
+            self._selector.unregister(sock)
+            sock.close()

@@ -1,0 +1,86 @@
+"""`metrics.yaml`, as TorchServe's users write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.core.metricsconfig import MetricsConfig, read_metrics_config
+from tsx_runtime.errors import SettingError
+
+USUAL = """
+dimensions:
+  - &model_name "ModelName"
+  - &level "Level"
+
+ts_metrics:
+  counter:
+    - name: Requests2XX
+      unit: Count
+      dimensions: [*level, "Hostname"]
+  gauge:
+    - name: QueueTime
+      unit: Milliseconds
+      dimensions: [*level]
+
+model_metrics:
+  gauge:
+    - name: HandlerTime
+      unit: ms
+      dimensions: [*model_name, *level]
+  histogram:
+    - name: Size
+      unit: count
+"""
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "metrics.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_the_usual_file_says_what_there_is(tmp_path: Path) -> None:
+    config = read_metrics_config(write(tmp_path, USUAL))
+    assert config.shows("QueueTime")
+    assert not config.shows("CPUUtilization")
+    assert config.shows("tsx_workers")
+    assert config.declares("HandlerTime", "gauge")
+    assert not config.declares("HandlerTime", "counter")
+    assert config.model == (
+        {"name": "HandlerTime", "type": "gauge", "unit": "ms", "dimensions": ["ModelName", "Level"]},
+        {"name": "Size", "type": "histogram", "unit": "count", "dimensions": []},
+    )
+
+
+def test_without_a_file_everything_is_shown() -> None:
+    config = read_metrics_config(None)
+    assert config == MetricsConfig()
+    assert config.shows("CPUUtilization")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("- a", "must hold"),
+        ("metrics: {}", "'metrics' is none of"),
+        ("ts_metrics: [a]", "ts_metrics must be a mapping"),
+        ("ts_metrics: {timer: []}", "'timer', which is none of"),
+        ("model_metrics: {gauge: [{unit: ms}]}", "no mapping with a name"),
+        ("model_metrics: {gauge: [{name: A, dimensions: Level}]}", "dimensions of model_metrics.gauge.A"),
+        ("a: !!python/object/apply:os.system [echo]", "cannot be read as YAML"),
+        ("a: [", "cannot be read as YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_reason(tmp_path: Path, text: str, why: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(SettingError, match="metrics_config") as caught:
+        read_metrics_config(file)
+    assert why in caught.value.message
+    assert str(file) in caught.value.message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"nothing\.yaml"):
+        read_metrics_config(tmp_path / "nothing.yaml")

@@ -1,0 +1,278 @@
+"""TorchServe's table of errors (contract 1.4), a test for each of its rows: status, type and text as its clients know them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.models import make_model
+
+PATH = "/predictions/talker"
+NO_WORKER = "has no worker to serve inference request. Please use scale workers API to add workers. If this is a sequence inference, "
+
+HANDLER = """
+import json
+
+
+class Refusal(Exception):
+    pass
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    word = context.get_all_request_header(0).get("x-do", "")
+    if word == "raise":
+        raise RuntimeError("no such image")
+    if word == "memory":
+        raise MemoryError
+    if word == "cuda":
+        raise RuntimeError("CUDA error: out of memory")
+    if word == "refuse":
+        from ts.utils.util import PredictionException
+
+        raise PredictionException("this picture is too small", 513)
+    if word == "none":
+        return None
+    if word == "text":
+        return "no list"
+    if word == "too many":
+        return ["a"] * (len(data) + 1)
+    if word == "unsupported":
+        return [{1, 2}] * len(data)
+    if word == "exit":
+        import os
+
+        os._exit(3)
+    if word == "hang":
+        import time
+
+        time.sleep(600)
+    if word == "status":
+        context.set_response_status(507, idx=0)
+        return ["own words"]
+    return ["ok"] * len(data)
+"""
+
+
+@pytest.fixture(scope="module")
+def erring(start_server, store):
+    make_model(store / "erring.mar", HANDLER, config="responseTimeout: 1\nretryFailedBatch: false\n")
+    with start_server() as server:
+        server.register("erring.mar", initial_workers=1)
+        server.register("talker.mar", initial_workers=0)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "params", "status", "kind", "text"),
+    [
+        ("POST", "/models", {}, 400, "BadRequestException", "Parameter url is required."),
+        ("POST", "/models", {"url": "x.mar", "runtime": "X"}, 400, "BadRequestException", "Invalid RuntimeType value: X"),
+        (
+            "PUT",
+            "/models/talker",
+            {"min_worker": 2, "max_worker": 1},
+            400,
+            "BadRequestException",
+            "max_worker cannot be less than min_worker.",
+        ),
+        ("GET", "/models/XXX", {}, 404, "ModelNotFoundException", "Model not found: XXX"),
+        ("PUT", "/models/XXX", {}, 404, "ModelNotFoundException", "Model not found: XXX"),
+        ("DELETE", "/models/XXX", {}, 404, "ModelNotFoundException", "Model not found: XXX"),
+        (
+            "POST",
+            "/models",
+            {"url": "../fake.mar"},
+            404,
+            "ModelNotFoundException",
+            "Relative path is not allowed in url: ../fake.mar",
+        ),
+        ("POST", "/models", {"url": "no.mar"}, 404, "ModelNotFoundException", "Model not found: no.mar"),
+        (
+            "GET",
+            "/models/talker/1.3.1",
+            {},
+            404,
+            "ModelVersionNotFoundException",
+            "Model version: 1.3.1 does not exist for model: talker",
+        ),
+        (
+            "PUT",
+            "/models/talker/3.3.3/set-default",
+            {},
+            404,
+            "ModelVersionNotFoundException",
+            "Model version 3.3.3 does not exist for model talker",
+        ),
+        (
+            "GET",
+            "/fake",
+            {},
+            404,
+            "ResourceNotFoundException",
+            "Requested resource is not found, please refer to API document.",
+        ),
+        (
+            "PATCH",
+            "/models",
+            {},
+            405,
+            "MethodNotAllowedException",
+            "Requested method is not allowed, please refer to API document.",
+        ),
+        (
+            "POST",
+            "/models",
+            {"url": "talker.mar"},
+            409,
+            "ConflictStatusException",
+            "Model version 1.0 is already registered for model talker",
+        ),
+        (
+            "POST",
+            "/models",
+            {"url": "broken.mar", "initial_workers": 1},
+            500,
+            "InternalServerException",
+            "Failed to start workers for model",
+        ),
+        (
+            "GET",
+            "/models/talker",
+            {"customized": "true"},
+            503,
+            "ServiceUnavailableException",
+            'Model "talker" has no worker to serve describe request. Please use scale workers API to add workers.',
+        ),
+    ],
+)
+def test_what_management_refuses(erring, error_of, method, path, params, status, kind, text):
+    answer = erring.management.request(method, path, params=params)
+    assert answer.status_code == status
+    told = error_of(answer)
+    assert told[0] == kind
+    assert told[1].startswith(text)
+
+
+def test_several_versions_keep_their_default(start_server, error_of):
+    with start_server() as server:
+        server.register("talker.mar", initial_workers=0)
+        server.register("talker2.mar", initial_workers=0)
+        answer = server.management.delete("/models/talker/1.0")
+        assert (answer.status_code, error_of(answer)) == (
+            403,
+            ("InvalidModelVersionException", "Cannot remove default version for model talker"),
+        )
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_the_model_api_can_be_off(start_server, error_of, method):
+    with start_server(enable_model_api=False) as server:
+        server.register("talker.mar", initial_workers=0)
+        path = "/models" if method == "POST" else "/models/talker"
+        answer = server.management.request(method, path, params={"url": "talker.mar"})
+        text = "Requested method is not allowed, please refer to API document."
+        assert (answer.status_code, error_of(answer)) == (405, ("MethodNotAllowedException", text))
+        assert server.management.get("/models").status_code == 200
+        assert server.management.put("/models/talker", params={"min_worker": 0}).status_code == 202
+
+
+def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_path, until):
+    with start_server(unregister_model_timeout=1) as server:
+        server.register("talker.mar", initial_workers=1)
+        held = tmp_path / "go"
+        job = server.inference.build_request("POST", PATH, headers={"x-do": "wait", "x-file": str(held)})
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.inference.send, job)
+            until(lambda: server.call(lambda: server.registry.find("talker").stats.requests))
+            answer = server.management.delete("/models/talker")
+            held.touch()
+            assert waiting.result().status_code == 200
+        assert (answer.status_code, error_of(answer)) == (408, ("RequestTimeoutException", "Timed out while cleaning resources: talker"))
+        assert server.management.get("/models/talker").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind", "text"),
+    [
+        ("/predictions/nobody", 404, "ModelNotFoundException", "Model not found: nobody"),
+        ("/predictions/talker/9.9", 404, "ModelVersionNotFoundException", "Model version: 9.9 does not exist for model: talker"),
+        ("/predictions", 404, "ResourceNotFoundException", "Requested resource is not found, please refer to API document."),
+        ("/predictions/talker", 503, "ServiceUnavailableException", f'Model "talker" [Version 1.0] {NO_WORKER}'),
+        ("/invocations", 400, "BadRequestException", "Parameter model_name is required."),
+    ],
+)
+def test_what_no_worker_is_asked(erring, error_of, path, status, kind, text):
+    answer = erring.inference.post(path)
+    assert answer.status_code == status
+    told = error_of(answer)
+    assert told[0] == kind
+    assert told[1].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "text"),
+    [
+        ("raise", 503, "Prediction failed"),
+        ("none", 503, "Invalid model predict output"),
+        ("text", 503, "Invalid model predict output"),
+        ("too many", 503, "number of batch response mismatched"),
+        ("unsupported", 503, "Unsupported model output data type."),
+        ("memory", 507, "Out of resources"),
+        ("cuda", 507, "Out of resources"),
+        ("refuse", 513, "this picture is too small"),
+        ("exit", 500, "Worker died."),
+        ("hang", 500, "Worker died."),
+    ],
+)
+def test_how_a_prediction_fails(erring, error_of, word, status, text):
+    answer = erring.inference.post("/predictions/erring", headers={"x-do": word})
+    assert answer.status_code == status
+    told = error_of(answer)
+    assert told[0] == "InternalServerException"
+    assert told[1].startswith(text)
+
+
+def test_a_handlers_own_status_and_words_are_the_answer(erring):
+    answer = erring.inference.post("/predictions/erring", headers={"x-do": "status"})
+    assert (answer.status_code, answer.text) == (507, "own words")
+
+
+def test_a_body_over_the_limit(erring, error_of):
+    answer = erring.inference.post("/predictions/erring", content=b"x" * 100_001)
+    assert answer.status_code == 413
+    assert "max_request_size" in error_of(answer)[1]
+
+
+def test_a_full_queue_has_the_words_of_no_worker(start_server, error_of, tmp_path, until):
+    with start_server() as server:
+        server.register("talker.mar", initial_workers=1, job_queue_size=1)
+        held = tmp_path / "go"
+        version = server.registry.models["talker"].versions["1.0"]
+        headers = {"x-do": "wait", "x-file": str(held)}
+        with ThreadPoolExecutor(3) as pool:  # one under way, one that the worker holds already, one that waits
+            held_up = []
+            for number in range(1, 4):
+                held_up.append(pool.submit(server.inference.post, PATH, headers=headers))
+                until(lambda number=number: server.call(lambda: version.stats.requests == number))
+            until(lambda: server.call(lambda: version.pending == 1))
+            answer = server.inference.post(PATH)
+            held.touch()
+            assert [one.result().status_code for one in held_up] == [200] * 3
+        assert answer.status_code == 503
+        kind, text = error_of(answer)
+        assert kind == "ServiceUnavailableException"
+        assert text.startswith(f'Model "talker" [Version 1.0] {NO_WORKER}')
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_wrong_token(start_server, error_of):
+    with start_server(inference_token="in", management_token="man") as server:
+        for client, path in ((server.inference, "/predictions/x"), (server.management, "/models")):
+            answer = client.get(path)
+            assert answer.status_code == 400
+            kind, text = error_of(answer)
+            assert kind == "InvalidKeyException"
+            assert text.startswith("Token Authorization failed. Token either incorrect, expired, or not provided correctly")

@@ -1,0 +1,211 @@
+"""Log files as a person finds them: a real server, its workers' output, its lines, their renaming."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, serving
+from tsx_runtime.errors import SettingError
+from tsx_runtime.output import send_output_to
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.logconfig import LogConfig, read_log_config
+from tsx_runtime.targets.logs import FILES, SERVER_LOG, Shape, set_up_logging
+from tsx_runtime.targets.workeroutput import worker_output
+
+PRINTER = """
+import os, sys
+
+def handle(data, context):
+    if data is None:
+        print("loading aloud")
+        return None
+    print("a line of the handler")
+    print("an error of the handler", file=sys.stderr)
+    os.write(1, b"as native code writes\\n")
+    return ["ok"] * len(data)
+"""
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """The files that a server left, and what it said on its own stderr."""
+    directory = tmp_path_factory.mktemp("logs")
+    make_model(directory / "printer.mar", PRINTER)
+    settings = ["log_location=logs", "metrics_location=numbers", "access_log=true", "metrics_mode=log", "generate_tokens=true"]
+    words = ["serve", "printer.mar", *FREE_PORTS, *(word for setting in settings for word in ("--set", setting))]
+    with serving(words, directory, {}) as running:
+        token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
+        assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
+        answer = httpx.post(
+            f"{running.address('predictions')}/predictions/printer", headers={"authorization": f"Bearer {token}"}, timeout=60
+        )
+        assert answer.text == "ok"
+        assert running.stop() == 0
+        console = running.log
+    assert not (directory / "key_file.json").exists()
+    files = {path.name: path.read_text() for place in ("logs", "numbers") for path in (directory / place).iterdir()}
+    return {"console": console, "token": token, **files}
+
+
+def test_there_are_torchserves_files(logs):
+    assert {SERVER_LOG, *FILES} == set(logs) - {"console", "token"}
+
+
+def test_the_access_log_has_the_request(logs):
+    (line,) = logs["access_log.log"].splitlines()
+    assert re.fullmatch(STAMP + r' - /127\.0\.0\.1:\d+ "POST /predictions/printer HTTP/1\.1" 200 \d+', line)
+
+
+def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
+    lines = {line.partition(" MODEL_LOG - ")[2]: line for line in logs["model_log.log"].splitlines()}
+    assert {"loading aloud", "a line of the handler", "an error of the handler", "as native code writes"} <= set(lines)
+    assert re.match(STAMP + r" \[INFO \] W-9000-printer_1\.0-stdout MODEL_LOG - a line", lines["a line of the handler"])
+    assert " W-9000-printer_1.0-stderr MODEL_LOG - " in lines["an error of the handler"]
+    assert "a line of the handler" in logs["console"]  # where `docker logs` shows it
+    assert "QueueTime" not in logs["console"]
+
+
+def test_the_metrics_logs_have_the_batch(logs):
+    assert " - QueueTime.Milliseconds:" in logs["ts_metrics.log"]
+    assert " - Requests2XX.Count:1.0|#Level:Host|#hostname:" in logs["ts_metrics.log"]
+    assert " - PredictionTime.ms:" in logs["model_metrics.log"]
+    for line in [*logs["ts_metrics.log"].splitlines(), *logs["model_metrics.log"].splitlines()]:
+        float(line.split("|")[0].split(":")[3])
+
+
+def test_the_servers_own_log_says_where_the_tokens_are_and_not_what_they_are(logs):
+    line = next(line for line in logs[SERVER_LOG].splitlines() if "key_file.json" in line)
+    assert re.match(STAMP + r" \[INFO \] \S+ tsx\.server - requests need tokens", line)
+    assert "key_file.json" in logs["console"]
+    for name, text in logs.items():
+        assert name == "token" or logs["token"] not in text
+
+
+LOG4J2 = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration>
+  <Appenders>
+    <Console name="STDOUT"><PatternLayout pattern="%d %m%n"/></Console>
+    <RollingFile name="access_log" fileName="logs/access_log.log">
+      <JsonLayout compact="true"/>
+      <Policies><SizeBasedTriggeringPolicy size="2 MB"/><TimeBasedTriggeringPolicy/></Policies>
+      <DefaultRolloverStrategy max="3"/>
+    </RollingFile>
+  </Appenders>
+  <Loggers>
+    <Logger name="ACCESS_LOG" level="off"/>
+    <Logger name="org.pytorch.serve" level="debug"/>
+    <Logger name="io.netty" level="error"/>
+    <Root level="warn"/>
+  </Loggers>
+</Configuration>
+"""
+
+
+def test_of_a_log4j2_file_levels_and_sizes_are_taken(tmp_path):
+    file = tmp_path / "log4j2.xml"
+    file.write_text(LOG4J2)
+    assert read_log_config(file) == LogConfig(
+        {"ACCESS_LOG": logging.CRITICAL + 10, "tsx": logging.DEBUG, "": logging.WARNING},
+        2 << 20,
+        3,
+        ["PatternLayout", "JsonLayout", "TimeBasedTriggeringPolicy"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.xml", "<a"), ("a.properties", "a=b"), ("a.yaml", "handlers: {x: {class: no.such}}"), ("a.json", "[]")]
+)
+def test_a_log_configuration_that_cannot_be_used_stops_the_start(tmp_path, name, text):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(SettingError, match="log_config"):
+        set_up_logging(Settings(log_config=file))
+    with pytest.raises(SettingError, match="log_config"):
+        set_up_logging(Settings(log_config=tmp_path / "nothing.xml"))
+
+
+def test_a_place_that_cannot_be_written_stops_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="log_location"):
+        set_up_logging(Settings(log_location=tmp_path / "file" / "logs"))
+
+
+LOGS = """
+import logging, sys
+from pathlib import Path
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.logs import set_up_logging
+set_up_logging(Settings(**eval(sys.argv[1])))
+logging.getLogger("tsx.server").warning("of the server %d", 1)
+logging.getLogger("tsx.server").debug("a detail")
+for number in range(300):
+    logging.getLogger("ACCESS_LOG").info("%s", f"line {number} " + "x" * 100, extra={"whole": True})
+"""
+
+
+def log_by(directory: Path, **settings: object) -> str:
+    command = [sys.executable, "-c", LOGS, repr(settings)]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=True).stderr
+
+
+def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
+    (tmp_path / "log4j2.xml").write_text(LOG4J2.replace("2 MB", "4 KB").replace('"off"', '"info"'))
+    log_by(tmp_path, log_config="log4j2.xml", log_location="logs")
+    files = sorted(path.name for path in (tmp_path / "logs").glob("access_log*"))
+    assert files == ["access_log.log", "access_log.log.1", "access_log.log.2", "access_log.log.3"]
+    assert all(path.stat().st_size <= 4096 for path in (tmp_path / "logs").glob("access_log*"))
+    assert "a detail" in (tmp_path / "logs" / SERVER_LOG).read_text()
+    assert re.search(STAMP + r" \[WARN \] MainThread tsx\.server - of the server 1\n", (tmp_path / "logs" / SERVER_LOG).read_text())
+
+
+def test_without_files_all_goes_to_stderr(tmp_path):
+    said = log_by(tmp_path)
+    assert "WARN    of the server 1" in said
+    assert "line 299" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_of_pythons_own_kind_stands_for_all(tmp_path):
+    (tmp_path / "log.yaml").write_text(
+        "formatters: {plain: {format: '%(name)s|%(message)s'}}\n"
+        "handlers: {out: {class: logging.FileHandler, filename: own.log, formatter: plain}}\n"
+        "root: {level: WARNING, handlers: [out]}\n"
+    )
+    assert log_by(tmp_path, log_config="log.yaml", log_location="logs") == ""
+    assert (tmp_path / "own.log").read_text() == "tsx.server|of the server 1\n"
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_whole_line_stays_as_it_is():
+    shape = Shape("%(levelname)s %(message)s")
+    record = logging.LogRecord("x", logging.INFO, "", 0, "%s", ("a line",), None)
+    assert shape.format(record) == "INFO a line"
+    record.whole = True
+    assert shape.format(record) == "a line"
+
+
+def test_output_of_workers_comes_in_lines_whatever_its_pieces(caplog):
+    with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output() as path, socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        for piece in (b"W-1-m_1.0-std", b"out\nfir", b"st\nsecond\r\n\nwithout an e", b"nd \xff"):
+            sock.sendall(piece)
+    texts = [line.partition(" MODEL_LOG - ")[2] for record in caplog.records for line in record.getMessage().splitlines()]
+    assert texts[:3] == ["first", "second", ""]
+    names = {line.split()[3] for record in caplog.records for line in record.getMessage().splitlines()}
+    assert names == {"W-1-m_1.0-stdout"}
+
+
+def test_output_cannot_be_sent_to_where_nobody_is(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        send_output_to(str(tmp_path / "nothing"), "x")
