@@ -170,7 +170,7 @@ def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> 
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE) == 0
     assert not torchserve.pid_file.exists()
-    assert not (torchserve.place / "logs").exists()
+    assert not (torchserve.place / "logs" / "config").exists()
 
 
 def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) -> None:

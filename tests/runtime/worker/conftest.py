@@ -57,6 +57,7 @@ class Worker:
         self._batches = itertools.count(1)
         self.pieces: list[tuple[int, bytes, bytes]] = []
         self.metrics: list[dict[str, Any]] = []
+        self.prediction_times: list[dict[str, Any]] = []
         self.send(Kind.LOAD, 0, extra=json.dumps(order).encode())
         frame = self.receive()
         assert frame is not None
@@ -85,7 +86,9 @@ class Worker:
                 continue
             assert frame.kind is Kind.REPLY
             assert len(frame.items) == len(requests)
-            self.metrics = json.loads(bytes(frame.extra)) if frame.extra else []
+            told = json.loads(bytes(frame.extra)) if frame.extra else []
+            self.metrics = [value for value in told if value["name"] != "PredictionTime"]
+            self.prediction_times = [value for value in told if value["name"] == "PredictionTime"]  # the worker's own
             return [Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body)) for code, meta, body in frame.items]
 
     def begin(self, *requests: Request | bytes) -> int:

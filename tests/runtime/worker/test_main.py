@@ -146,7 +146,7 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
         """
         def handle(data, context):
             if data is not None:
-                return [{"row": row, "id": context.get_request_id(idx), "agent": context.get_request_header(idx, "user-agent"),
+                return [{"row": {**row, "q": row["q"].decode()}, "id": context.get_request_id(idx), "agent": context.get_request_header(idx, "user-agent"),
                          "key": [context.model_yaml_config[1], str(context.model_yaml_config["day"])],
                          "dir": context.system_properties["batch_size"]}
                         for idx, row in enumerate(data)]
@@ -379,6 +379,36 @@ def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -
                 raise BadRows({9: "there is no such row"})
     """)
     assert [answer.status for answer in worker.ask(b"", b"")] == [400, 400]
+
+
+@pytest.mark.parametrize(("every", "told"), [(True, 3), (False, 1)])
+def test_the_time_of_a_batch_is_told_for_each_or_once_a_second(start_worker: StartWorker, every: bool, told: int) -> None:
+    worker = start_worker("def handle(data, context):\n    return data and ['ok']", every_prediction_time=every)
+    times = []
+    for _ in range(3):
+        worker.ask(b"x")
+        times += worker.prediction_times
+    assert len(times) == told
+    assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
+
+
+def test_metrics_that_are_declared_are_there_before_they_are_reported(start_worker: StartWorker) -> None:
+    declared = [{"name": "Own", "type": "histogram", "unit": "count", "dimensions": ["ModelName", "Level"]}]
+    worker = start_worker(
+        """
+        from ts.metrics.metric_type_enum import MetricTypes
+
+        def handle(data, context):
+            if data is not None:
+                context.metrics.get_metric("Own", MetricTypes.HISTOGRAM).add_or_update(4, [context.model_name, "Model"])
+                return ["ok"]
+        """,
+        model_metrics=declared,
+    )
+    worker.ask(b"x")
+    assert worker.metrics == [
+        {"name": "Own", "type": "histogram", "unit": "count", "value": 4, "dimensions": {"ModelName": "m", "Level": "Model"}}
+    ]
 
 
 def test_metrics_leave_with_the_next_reply_and_only_then(start_worker: StartWorker) -> None:
