@@ -146,7 +146,8 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
         """
         def handle(data, context):
             if data is not None:
-                return [{"row": {**row, "q": row["q"].decode()}, "id": context.get_request_id(idx), "agent": context.get_request_header(idx, "user-agent"),
+                return [{"row": {**row, "q": row["q"].decode()}, "id": context.get_request_id(idx),
+                         "agent": context.get_request_header(idx, "user-agent"),
                          "key": [context.model_yaml_config[1], str(context.model_yaml_config["day"])],
                          "dir": context.system_properties["batch_size"]}
                         for idx, row in enumerate(data)]
