@@ -177,12 +177,13 @@ def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
     assert new.exists()
 
 
-def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, Keep(total=250))
+@pytest.mark.parametrize("bound", [{"total": 250}, {"entries": 2}])
+def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path, bound: dict[str, int]) -> None:
+    cache = Cache(tmp_path)
     made = [make_entry(cache, letter, 100) for letter in "abc"]
     for number, entry in enumerate(made):
         os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))
-    cache = Cache(tmp_path, Keep(total=250, age=float("inf")))
+    cache = Cache(tmp_path, Keep(**bound, age=float("inf")))
     cache.clean()
     assert [entry.exists() for entry in made] == [False, True, True]
 

@@ -271,6 +271,12 @@ class TestHandlers:
         with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", "libfast:Fast", runtime="LSP"), tmp_path)) as archive:
             assert "libfast.so" in archive.namelist()
 
+    def test_the_cpp_backends_own_is_no_file(self, inputs: Path, tmp_path: Path) -> None:
+        with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", "TorchScriptHandler", runtime="LSP"), tmp_path)) as archive:
+            assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == "TorchScriptHandler"
+        with pytest.raises(InputMissing, match="TorchScriptHandler"):
+            write_archive(ArchiveSpec("other", "TorchScriptHandler"), tmp_path)
+
     def test_one_that_does_not_exist_is_named(self, inputs: Path, tmp_path: Path) -> None:
         with pytest.raises(
             InputMissing, match=r"The handler nosuch is neither a file \(nosuch.py does not exist\) nor one of base_handler"

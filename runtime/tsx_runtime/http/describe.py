@@ -36,6 +36,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
         client_timeout_in_mills=plan.client_timeout,
         parallel_type=config.parallel_type,
         parallel_level=config.parallel_level,
+        use_venv=bool(config.use_venv),
         device_type=version.plan.device_type,
         device_ids=list(version.plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
