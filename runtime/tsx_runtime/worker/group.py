@@ -40,7 +40,7 @@ def launch(sock: socket.socket, files: int | None, packages: str | None, argumen
     directory = Path(tempfile.mkdtemp(prefix="tsx-group-"))
     try:
         listener = _listen(directory)
-        threading.Thread(target=hand_out, args=(listener, sock, ranks), name="tsx-switch", daemon=True).start()
+        threading.Thread(target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True).start()
         told = {"directory": str(directory), "files": files, "packages": packages, "broadcast": broadcast}
         program = ["--no-python", sys.executable, "-c", RANK_BOOT, json.dumps([place for place in sys.path if place]), json.dumps(told)]
         asked = torchrun.parse_args([*arguments, f"--log-dir={directory}", *program])  # type: ignore[no-untyped-call]  # torch's
@@ -60,7 +60,7 @@ def _listen(directory: Path) -> socket.socket:
     return listener
 
 
-def hand_out(listener: socket.socket, front: socket.socket, ranks: int) -> None:
+def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ranks: int) -> None:
     """Give rank 0 the front end's socket and one to each other rank, and each other rank its own. Keeps none of them."""
     pairs = [socket.socketpair() for _ in range(1, ranks)]
     shares = [[front, *(leading for leading, _ in pairs)], *([following] for _, following in pairs)]
@@ -72,6 +72,7 @@ def hand_out(listener: socket.socket, front: socket.socket, ranks: int) -> None:
                 socket.send_fds(asking, [b"."], [each.fileno() for each in share])
                 for each in share:
                     each.close()
+    shutil.rmtree(directory, ignore_errors=True)  # now, since a group is ended by killing it
 
 
 def fetch(directory: str, rank: int, ranks: int) -> list[socket.socket]:

@@ -31,7 +31,7 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
     rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     sock, *others = fetch(directory, rank, ranks)
     main.begin_process(sock, files)
-    channel = Leader(sock, others, broadcast=broadcast) if rank == 0 else Follower(sock, rank)
+    channel = Leader(sock, others, broadcast=broadcast) if rank == 0 else Follower(sock)
     main.run(sock, channel, stay=False)  # the agent ends a rank with SIGTERM
 
 
@@ -61,10 +61,13 @@ class Leader(Channel):
         elif kind is Kind.FAILED:
             self._fail(extra)
             return
-        elif kind is Kind.REPLY and any(code >= 500 for code, _, _ in items) and self._is_alone(MOMENT):
+        super().send(kind, batch, items, extra)
+
+    def reply(self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer) -> None:
+        if any(code >= 500 for code, _, _ in answers) and self._is_alone(MOMENT):
             logger.error("a batch failed because another rank has ended")
             threading.Event().wait()  # its death is told by the end of the group, which the agent is about to bring about
-        super().send(kind, batch, items, extra)
+        super().reply(batch, answers, extra)
 
     def _listen(self, other: socket.socket, position: int) -> None:
         """What another rank says: that it has loaded, or why not. Its end is the agent's business."""
@@ -95,10 +98,6 @@ class Leader(Channel):
 class Follower(Channel):
     """Another rank's: reads from rank 0, and says nothing but how loading went."""
 
-    def __init__(self, sock: socket.socket, rank: int) -> None:
-        super().__init__(sock)
-        self.rank = rank
-
-    def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
-        if kind in (Kind.LOADED, Kind.FAILED):
-            super().send(kind, batch, items, extra)
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        if buffers[0][0] in (Kind.LOADED, Kind.FAILED):  # a frame begins with its kind
+            super()._write(buffers)

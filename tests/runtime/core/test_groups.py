@@ -11,9 +11,9 @@ import sys
 import psutil
 import pytest
 
-from tests.support.talker import ask, gone, order, submit, talker, until, with_registry
+from tests.support.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.errors import LoadFailed
+from tsx_runtime.errors import LoadFailed, OutOfResources
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun workers need sockets that are passed on")
 
@@ -42,7 +42,7 @@ class Handler:
             total = torch.tensor([float(self.rank + 1)])
             dist.all_reduce(total)
             self.told["sum"] = total.item()
-        return [json.dumps(self.told) for _ in words]
+        return ["x" * 2_000_000 if word == "big" else json.dumps(self.told) for word in words]
 """
 TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS: 1\n"
 
@@ -65,13 +65,20 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
         assert len(set(first["pids"])) == 2
         answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
         assert {answer.status for answer in answers} == {200}
+        for _ in range(3):  # what another rank returns goes nowhere, and fills nothing
+            assert len(await ask(version, "big")) == 2_000_000
         failed = await submit(version, "boom").done
         assert failed.status == 503
         assert (await told(version))["pids"] == first["pids"]  # the ranks are in step still
         [worker] = version.workers
         assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
+        os.kill(first["pids"][1], signal.SIGSTOP)  # so that the batch is under way when the rank dies
+        lost = submit(version, "")
+        await until(lambda: worker.channel.batches)
         os.kill(first["pids"][1], signal.SIGKILL)
+        with pytest.raises(OutOfResources):  # and not what the collective of rank 0 said when its peer was gone
+            await asyncio.wait_for(lost.done, TIMEOUT)
         await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
         second = await told(version)
         assert not set(second["pids"]) & set(first["pids"])
