@@ -58,6 +58,7 @@ def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator
         "TSX_MANAGEMENT_ADDRESS": management,
         "TSX_METRICS_ADDRESS": metrics,
         "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_ENABLE_GRPC": "false",  # its ports are fixed ones
     }
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     with running([TSX, "serve", *arguments], directory, environment, "tsx") as process:

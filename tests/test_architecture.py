@@ -36,7 +36,8 @@ SETTINGS = GROUND | {"tsx_runtime.torchserve_keys", "tsx_runtime.settings"}
 PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.entry"}
 HTTP = CORE | {"tsx_runtime.http"}
-TARGETS = HTTP | {"tsx_runtime.targets"}
+GRPC = HTTP | {"tsx_runtime.grpc"}
+TARGETS = GRPC | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver": set(),
     "model_archiver": {"tsx_archiver"},
@@ -66,7 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
     "tsx_runtime.http": CORE,
-    "tsx_runtime.targets": HTTP,
+    "tsx_runtime.grpc": HTTP,
+    "tsx_runtime.targets": GRPC,
     "tsx_cli": TARGETS,
 }
 

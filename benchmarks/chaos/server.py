@@ -146,6 +146,7 @@ async def start(directory: Path, models: Sequence[str | Path], settings: Mapping
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
     environment |= {f"TSX_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()}
     environment |= {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_MODEL_STORE": str(directory), "CHAOS_SERVER": mark.partition("=")[2]}
+    environment["TSX_ENABLE_GRPC"] = "false"  # its ports are fixed ones
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     log = directory / "server.log"
     command = [sys.executable, "-m", "tsx_cli", "serve", *map(str, models)]

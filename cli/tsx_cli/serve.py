@@ -44,10 +44,12 @@ def serve_command(
     model_file: ModelFile = None,
     extra_files: ExtraFiles = None,
     model_store: Annotated[Path | None, typer.Option(help="Directory that models are registered from.")] = None,
-    host: Annotated[str | None, typer.Option(help="Host of all three addresses.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host of all addresses.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions; 0 takes a free one.")] = None,
     management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models.")] = None,
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for Prometheus.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions by gRPC.")] = None,
+    grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models by gRPC.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers of each model.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most requests in one batch.")] = None,
     device: Annotated[Device | None, typer.Option(help="Where the models run.")] = None,
@@ -60,6 +62,7 @@ def serve_command(
     """
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
+    settings = with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     if device is Device.GPU and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
     parts = Parts(handler, model_file, split_list(extra_files))
@@ -72,6 +75,17 @@ def serve_command(
             run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts])
         except Conflict as error:
             raise CliError(f"{error.message}; give each of the files a name of its own, as NAME=FILE") from error
+
+
+def with_grpc_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
+    """The same for gRPC, whose hosts and ports are settings of their own."""
+    changed: dict[str, Any] = {}
+    for role, port in ports.items():
+        if host is not None:
+            changed[f"{role}_address"] = host.strip("[]")
+        if port is not None:
+            changed[f"{role}_port"] = port
+    return settings.model_copy(update=changed)
 
 
 def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:

@@ -19,7 +19,13 @@ from tsx_runtime.targets.server import Started
 from tsx_runtime.targets.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
-WHAT = {"inference": "predictions", "management": "models", "metrics": "metrics"}
+WHAT = {
+    "inference": "predictions",
+    "management": "models",
+    "metrics": "metrics",
+    "grpc_inference": "gRPC predictions",
+    "grpc_management": "gRPC models",
+}
 
 
 def show(started: Started, settings: Settings, console: Console) -> None:
@@ -39,7 +45,7 @@ def show(started: Started, settings: Settings, console: Console) -> None:
         rows = [(each.name, each.version, kind(each), devices(each), len(each.workers)) for each in versions]
         print_table(["model", "version", "kind", "device", "workers"], rows)
     for role, address in started.addresses.items():
-        console.print(Text(f"  {WHAT[role]:<12} {address}"))
+        console.print(Text(f"  {WHAT[role]:<16} {address}"))
     console.print()
     for line in examples(started, settings):
         console.print(Text.assemble("  ", ("try", "bold"), f"   {line}"), soft_wrap=True)

@@ -8,6 +8,7 @@ A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set mode
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import re
@@ -37,6 +38,7 @@ CONFIG_NAME = "tsx.toml"
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
+GRPC_ROLES = ("grpc_inference", "grpc_management")  # and at a host and a port of that name, by gRPC
 
 
 class Accepts(NamedTuple):
@@ -48,6 +50,16 @@ class Accepts(NamedTuple):
 def _check_address(value: str) -> str:
     parse_address(value)
     return value
+
+
+def _check_host(value: str) -> str:
+    """A name or an address; an IPv6 address may stand in brackets."""
+    host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if ":" in host:
+        ipaddress.ip_address(host)
+    else:
+        parse_address(f"http://{host}:1")
+    return host
 
 
 def check_overload_status(value: int) -> int:
@@ -89,6 +101,9 @@ def _check_header(value: str) -> str:
 HeaderText = Annotated[str, AfterValidator(_check_header), Accepts("text that a header can carry")]
 OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("503 or 429")]
 Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
+
+
+Host = Annotated[str, AfterValidator(_check_host), Accepts("a host name or address, without a port")]
 
 
 class ModelSettings(BaseModel):
@@ -138,6 +153,22 @@ class Settings(BaseModel):
     private_key_file: Path | None = Field(None, description="PEM file with the certificate's private key")
     keystore: Path | None = Field(None, description="Java keystore, PKCS12 or JKS, in place of the two PEM files")
     keystore_pass: str = Field("changeit", description="password of the keystore and of its key")
+    enable_grpc: bool = Field(True, description="serve gRPC as well, where the extra `grpc` is installed")
+    grpc_inference_address: Host = Field("127.0.0.1", description="host where predictions are answered by gRPC")
+    grpc_inference_port: int = Field(7070, ge=0, le=65535, description="its port; 0 takes a free one")
+    grpc_management_address: Host = Field("127.0.0.1", description="host where models are managed by gRPC")
+    grpc_management_port: int = Field(7071, ge=0, le=65535, description="its port; 0 takes a free one")
+    grpc_inference_max_connection_age_ms: int | None = Field(None, ge=1, description="age at which a connection is closed; none if not set")
+    grpc_inference_max_connection_age_grace_ms: int | None = Field(
+        None, ge=1, description="how long calls may go on after that; for ever if not set"
+    )
+    grpc_management_max_connection_age_ms: int | None = Field(
+        None, ge=1, description="age at which a connection is closed; none if not set"
+    )
+    grpc_management_max_connection_age_grace_ms: int | None = Field(
+        None, ge=1, description="how long calls may go on after that; for ever if not set"
+    )
+    enable_grpc_ssl: bool = Field(False, description="encrypt gRPC with certificate_file and private_key_file")
     model_store: Path | None = Field(None, description="the directory that models are registered from")
     allowed_urls: list[str] = Field([], description="where models may be downloaded from: hosts, or patterns that match whole URLs")
     allow_private_urls: bool = Field(False, description="download from addresses that are not public as well")

@@ -45,6 +45,10 @@ MAX_ITEMS = 1 << 16
 MAX_SIZE = 1 << 36
 MAX_FIELD = (1 << 32) - 1
 COPIED = 64 << 10  # payloads up to this size are copied once and cut into bytes, which is quicker than making views
+INPUTS = (
+    b"application/vnd.tsx.inputs"  # the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and so on
+)
+TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Item: TypeAlias = tuple[int, Buffer, Buffer]  # code, meta, body

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
+FREE_GRPC_PORTS = ("--set", "enable_grpc=true", "--grpc-port", "0", "--grpc-management-port", "0")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and the moves of the cursor
 DEADLINE = 90.0  # seconds; of a machine that has other things to do
 
@@ -115,5 +116,6 @@ def _read(terminal: int) -> bytes:
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """This environment without the tester's own settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TSX_")} | {"COLUMNS": "200", **environment}
+    """This environment without the tester's own settings, and without gRPC, whose ports are fixed ones unless they are named."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
+    return own | {"COLUMNS": "200", "TSX_ENABLE_GRPC": "false", **environment}

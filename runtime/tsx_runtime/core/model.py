@@ -305,6 +305,10 @@ class ModelVersion:
         seconds = self._supervisor.seconds_until_ready()
         return None if seconds is None else retry_after(0, 0.0, seconds)
 
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when a worker's state may have changed."""
+        self._supervisor.on_state = listener
+
     async def finished(self) -> None:
         """Wait until every accepted request is answered."""
         await self._dispatcher.quiet()

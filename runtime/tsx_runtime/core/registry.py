@@ -47,6 +47,7 @@ class Registry:
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
+        self.on_readiness: list[Callable[[], None]] = []  # called when a version may have become ready, or not ready any more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
         self._here = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars)
@@ -64,6 +65,11 @@ class Registry:
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""
         self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
+
+    def stop(self) -> None:
+        """Be ready no more; what is asked for is still done."""
+        self.stopping = True
+        self._tell_readiness()
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         model = self.models.get(name)
@@ -280,10 +286,16 @@ class Registry:
         model = self.models.setdefault(version.name, Model(version.name))
         model.versions[version.version] = version
         model.default = model.default or version.version
+        version.watch(self._tell_readiness)
         self._tell_change()
 
     def _tell_change(self) -> None:
         for listener in self.on_change:
+            listener()
+        self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        for listener in self.on_readiness:
             listener()
 
     def _tell_managed(self) -> None:

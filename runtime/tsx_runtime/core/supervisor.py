@@ -67,6 +67,7 @@ class Supervisor:
             heartbeat_timeout,
             on_state=self._tell_dispatcher,
         )
+        self.on_state: Callable[[], None] = lambda: None  # called when a worker's state may have changed
 
     @property
     def last_error(self) -> str | None:
@@ -148,3 +149,4 @@ class Supervisor:
         over = (WorkerState.UNLOADING, WorkerState.FAILED)
         failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
         self._dispatcher.accept(any(worker.state not in over for worker in self.workers), _GIVEN_UP if failed else "")
+        self.on_state()

@@ -15,7 +15,7 @@ from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.tokens import FAILED as FAILED_TO_RENEW
 from tsx_runtime.http.tokens import Key, Keys, build_keys
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings import GRPC_ROLES, Settings
 
 FAILED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 
@@ -91,6 +91,13 @@ def required_tokens(settings: Settings) -> None:
             raise SettingError(
                 f"{address} is {value}, which other machines can reach, so {token} must be set. "
                 f"Set {token}, or bind {address} to 127.0.0.1, or set disable_token_authorization to serve without tokens."
+            )
+    for role in GRPC_ROLES if settings.enable_grpc else ():
+        host, token = getattr(settings, f"{role}_address"), f"{role.removeprefix('grpc_')}_token"
+        if not is_loopback_host(host) and not getattr(settings, token):
+            raise SettingError(
+                f"{role}_address is {host}, which other machines can reach, so {token} must be set. "
+                f"Set {token}, or bind {role}_address to 127.0.0.1, or set disable_token_authorization to serve without tokens."
             )
 
 

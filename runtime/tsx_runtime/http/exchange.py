@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from tsx_runtime.core.channel import SMALL
 from tsx_runtime.core.jobs import Flow
 from tsx_runtime.errors import TsxError
+from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lines import CLOSE
+from tsx_runtime.http.routes import speaks_v2
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class Exchange:
         except TsxError as error:
             self.refuse(error)
             return
+        if status >= 400 and speaks_v2(self.meta):
+            body = faults.for_v2(bytes(body))
         lane.counts.classes[status // 100] += 1
         close = b"" if self.keep_alive else CLOSE
         if status in (204, 304):
@@ -91,9 +95,8 @@ class Exchange:
             logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), error.message)
             connection.break_off()
             return
-        status, answer = connection.lane.lines.refusal(
-            connection.server_state.default_headers, self.request_id, error, keep_alive=self.keep_alive
-        )
+        default, v2 = connection.server_state.default_headers, speaks_v2(self.meta)
+        status, answer = connection.lane.lines.refusal(default, self.request_id, error, keep_alive=self.keep_alive, v2=v2)
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -36,6 +37,17 @@ def fault(error: TsxError) -> tuple[int, tuple[Pair, ...], bytes]:
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
         message = f"{message}\n{error.traceback}"
     return error.status, (JSON, *_extra(error), *NO_CACHE), error_body(error.status, error.type, message)
+
+
+def for_v2(body: bytes) -> bytes:
+    """An error JSON with the field `error` as well, which is where clients of the Open Inference Protocol look. Any other body stays."""
+    try:
+        told = json.loads(body)
+        if list(told) == ["code", "type", "message"]:
+            return json.dumps(told | {"error": told["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
+    except (ValueError, TypeError):
+        pass
+    return body
 
 
 def unexpected(error: BaseException, request_id: bytes) -> TsxError:

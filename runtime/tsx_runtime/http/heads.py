@@ -97,7 +97,7 @@ class Heads:
         waits = waits_for_go(found.headers)
         if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
             return None
-        block = wire.header_block(with_headers(found.as_sent(), url.target.headers))
+        block = wire.header_block(with_headers(found.as_sent(), url.target))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = str(raw[: raw.find(b"\r\n")], "latin-1")
         return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line), url.version

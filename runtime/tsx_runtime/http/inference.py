@@ -95,7 +95,7 @@ class Predictions:
             target = target._replace(name=model_in_form(headers, body))
         version = resolve(self.registry, target)  # not before: it may be unregistered while the body comes
         now = time.monotonic()
-        meta = wire.request_meta(request_id.decode(), scope["query_string"], with_headers(as_sent(scope), target.headers))
+        meta = wire.request_meta(request_id.decode(), scope["query_string"], with_headers(as_sent(scope), target))
         return version, WaitingJob(meta, body, now, deadline(now, version.client_timeout, timeout_ms), priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
@@ -115,6 +115,8 @@ class Predictions:
         rest: Receive | None = None,
     ) -> None:
         self.counts.add(status)
+        if status >= 400 and scope["path"].startswith("/v2/"):
+            body = faults.for_v2(body)
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send, job: WaitingJob, answer: Answer, headers: list[Pair]) -> None:

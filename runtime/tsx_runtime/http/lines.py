@@ -42,9 +42,11 @@ class Lines:
             self._known[status, block] = known
         return known
 
-    def refusal(self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool) -> tuple[int, bytes]:
+    def refusal(self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool, v2: bool = False) -> tuple[int, bytes]:
         """Its status, and an error as the whole of an answer."""
         status, pairs, body = faults.fault(error)
+        if v2:
+            body = faults.for_v2(body)
         before, behind = around_id(default, status, (*pairs, *self.cors))
         close = b"" if keep_alive else CLOSE
         return status, b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, len(body), close, body)

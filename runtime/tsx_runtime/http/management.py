@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, RootModel, ValidationError
@@ -29,6 +29,8 @@ from tsx_runtime.settings import TUNABLE
 RUNTIMES = ("python", "python3", "python2", "lsp")  # what archives name; all run in this server's own Python
 PROCESSING = "Processing worker updates..."
 
+ParametersT = TypeVar("ParametersT", bound=BaseModel)
+
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 Customized = Annotated[Flag, Query(description="ask the handler's describe_handle as well")]
@@ -48,8 +50,11 @@ class Management:
         self.limit = limit
 
     async def register(self, request: Request) -> Response:
+        self._check_model_api()  # before the body, which would come for nothing
+        return await self.register_as(await self._parameters(request))
+
+    async def register_as(self, parameters: RegisterParameters) -> Response:
         self._check_model_api()
-        parameters = await self._parameters(request)
         order = _order(parameters)
         try:
             version = await self.registry.register(order, wait=parameters.synchronous)
@@ -111,10 +116,15 @@ class Management:
             given.setdefault(name, value)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
             given |= _json_object(await read_body(request.scope, request.receive, self.limit))
-        try:
-            return RegisterParameters.model_validate(given)
-        except ValidationError as error:
-            raise faults.from_validation(error.errors()) from error
+        return parameters_of(RegisterParameters, given)
+
+
+def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) -> ParametersT:
+    """Raises BadRequest, which names the parameter."""
+    try:
+        return kind.model_validate(given | own)
+    except ValidationError as error:
+        raise faults.from_validation(error.errors()) from error
 
 
 async def ask_handler(version: ModelVersion) -> Any:

@@ -11,10 +11,12 @@ from python_multipart.multipart import create_form_parser
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import BadRequest, ResourceNotFound
-from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.asgi import JSON, Pair
 from tsx_runtime.http.faults import NOT_FOUND
+from tsx_runtime.wire import TENSORS_HEAD
 
 _EXPLAIN: Pair = (b"explain", b"True")
+_V2: Pair = (b"x-tsx-protocol", b"v2")  # a handler may want to know, and an error has a field more
 _FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 _LEGACY_FREE = frozenset({"models", "v1", "v2", "workflows", "wfpredict", "metrics", "token", "ping", "livez", "readyz"})  # no model's
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
@@ -26,6 +28,7 @@ class Target(NamedTuple):
     name: str | None
     version: str | None = None
     headers: tuple[Pair, ...] = ()  # what the route itself tells the handler
+    json: bool = False  # where a body names no type, it is JSON
     strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
 
 
@@ -79,7 +82,8 @@ def _from_kserve_v1(path: str) -> Target | None:
 
 def _from_kserve_v2(path: str) -> Target | None:
     model, slash, verb = path[len("/v2/models/") :].rpartition("/")
-    return _kserve(model, verb) if slash and verb in ("infer", "explain") else None
+    target = _kserve(model, verb) if slash and verb in ("infer", "explain") else None
+    return target and target._replace(headers=(*target.headers, _V2), json=True)
 
 
 def _from_sagemaker(path: str) -> Target | None:
@@ -119,10 +123,18 @@ def url_path(rest: str) -> bytes:
     return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()
 
 
-def with_headers(headers: list[Pair], own: tuple[Pair, ...]) -> list[Pair]:
-    """`own` in place of whatever the client sent under those names."""
+def with_headers(headers: list[Pair], target: Target) -> list[Pair]:
+    """The target's headers in place of whatever the client sent under those names."""
+    own = target.headers
+    if target.json and not any(name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers):
+        own = (*own, JSON)
     names = [name for name, _ in own]
     return [*(other for other in headers if other[0].lower() not in names), *own] if own else headers
+
+
+def speaks_v2(meta: bytes) -> bool:
+    """Whether a request came to one of the routes of the Open Inference Protocol."""
+    return b"\r\n%b: %b\r\n" % _V2 in meta
 
 
 def is_form(headers: list[Pair]) -> bool:

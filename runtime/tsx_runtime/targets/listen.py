@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import ROLES, Settings
+from tsx_runtime.settings import GRPC_ROLES, ROLES, Settings
 
 BACKLOG = 2048  # connections that may wait to be accepted
 
@@ -57,7 +57,7 @@ class Listener:
 
     @property
     def _names(self) -> str:
-        return " and ".join(f"{role}_address" for role in self.roles)
+        return " and ".join(f"{role}_port" if role in GRPC_ROLES else f"{role}_address" for role in self.roles)
 
     def _has_its_file(self) -> bool:
         try:

@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from tsx_runtime.http.metric_log import metric_tasks
 from tsx_runtime.http.tokens import Keys, start_keys
 from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings import Settings
+from tsx_runtime.targets.grpc_ports import GrpcAddresses, Port, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
 from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
@@ -41,7 +42,7 @@ logger = logging.getLogger("tsx.server")
 
 @dataclass(frozen=True)
 class Started:
-    """What is there once the server answers: roles are inference, management and metrics."""
+    """What is there once the server answers: roles are inference, management, metrics, and those of gRPC where it is served."""
 
     addresses: dict[str, str]
     versions: list[ModelVersion]
@@ -81,15 +82,20 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
     tls = tls_context(settings)
     _stop_on_signals(stop, hurry)
     read_metrics_config(settings.metrics_config)
+    grpc = grpc_addresses(settings)
+    check_free(grpc)
     with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output:
         manner.on_bound()
         registry = Registry(settings, worker_files, output)
         registry.warm_up(model.path for model in models if model.path is not None)
+        prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
         try:
             load = register_all if manner.answer_first else load_all
             versions = await _unless(stop, load(registry, models))
+            if prepared is not None:
+                await prepared
             if versions is not None:
-                await _answer(settings, registry, keys, bound, tls, versions, on_ready, manner.snapshots, stop, hurry)
+                await _answer(settings, registry, keys, bound, tls, grpc, versions, on_ready, manner.snapshots, stop, hurry)
         finally:
             await registry.close()
 
@@ -119,6 +125,7 @@ async def _answer(
     keys: Keys,
     bound: list[Listener],
     tls: ssl.SSLContext | None,
+    grpc: GrpcAddresses,
     versions: list[ModelVersion],
     on_ready: Callable[[Started], None],
     snapshots: Snapshots | None,
@@ -127,10 +134,11 @@ async def _answer(
 ) -> None:
     for listener in bound:
         listener.listen()
+    grpc_ports = bind(registry, settings, keys, grpc)
     apps = build_apps(registry, settings, [listener.roles for listener in bound], keys)
     try:
         async with metric_tasks(registry, apps[0].counts, apps[0].system, settings):
-            await _run_servers(settings, registry, apps, bound, tls, versions, on_ready, snapshots, stop, hurry)
+            await _run_servers(settings, registry, apps, grpc_ports, bound, tls, versions, on_ready, snapshots, stop, hurry)
     finally:
         for app in apps:
             if app.access_log is not None:
@@ -141,6 +149,7 @@ async def _run_servers(
     settings: Settings,
     registry: Registry,
     apps: list[ServerApp],
+    grpc_ports: list[Port],
     bound: list[Listener],
     tls: ssl.SSLContext | None,
     versions: list[ModelVersion],
@@ -154,13 +163,16 @@ async def _run_servers(
     running = [asyncio.create_task(server.serve()) for server in servers]
     for server in servers:
         await server.up.wait()
+    for port in grpc_ports:
+        await port.server.start()
     if snapshots is not None:
         snapshots.begin(registry)
     gc.collect()
     gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
-    on_ready(Started({role: str(listener.address) for listener in bound for role in listener.roles}, versions, registry))
+    places = {role: str(listener.address) for listener in bound for role in listener.roles}
+    on_ready(Started(places | {role: port.target for port in grpc_ports for role in port.roles}, versions, registry))
     await stop.wait()
-    registry.stopping = True
+    registry.stop()
     if snapshots is not None:
         snapshots.end(registry)
     await _delay(settings.shutdown_delay, hurry)
@@ -172,8 +184,11 @@ async def _run_servers(
             if first is now:
                 listener.leave()
                 server.should_exit = True
-        ending = [task for task, first in zip(running, predicts, strict=True) if first is now]
-        await _drain(asyncio.gather(*ending), registry, hurry, max(0.0, end - time.monotonic()))
+        ending: list[Awaitable[Any]] = [task for task, first in zip(running, predicts, strict=True) if first is now]
+        left = max(0.0, end - time.monotonic())
+        if now:
+            ending += [port.server.stop(left + LAST_WORDS) for port in grpc_ports]
+        await _drain(asyncio.gather(*ending), registry, hurry, left)
 
 
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:

@@ -27,22 +27,44 @@ logger = logging.getLogger("tsx.server")
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
     """TLS 1.2 and later for the https addresses; None where there is none. Raises SettingError."""
     names = [name for name in (f"{role}_address" for role in ROLES) if parse_address(getattr(settings, name)).scheme == "https"]
-    certificate, key = settings.certificate_file, settings.private_key_file
     if not names:
         given = [name for name in ("certificate_file", "private_key_file", "keystore") if getattr(settings, name)]
-        if given:
+        if given and not settings.enable_grpc_ssl:
             logger.warning("no address begins with https://, so nothing is encrypted, although %s", f"{' and '.join(given)} were given")
         return None
-    if certificate is None and key is None and settings.keystore is not None:
+    if _from_keystore(settings):
+        assert settings.keystore is not None
         return _load_pem(read_keystore(settings.keystore, settings.keystore_pass), settings.keystore)
+    return _load(*_pair(settings, names[0]))
+
+
+def read_pem(settings: Settings, because: str) -> tuple[bytes, bytes]:
+    """Key and certificates, for what makes a context of its own; `because` names the setting that asks. Raises SettingError."""
+    if _from_keystore(settings):
+        assert settings.keystore is not None
+        pem = read_keystore(settings.keystore, settings.keystore_pass)
+        _load_pem(pem, settings.keystore)
+        return pem.key, pem.certificates
+    certificate, key = _pair(settings, because)
+    _load(certificate, key)
+    return key.read_bytes(), certificate.read_bytes()
+
+
+def _from_keystore(settings: Settings) -> bool:
+    return settings.keystore is not None and settings.certificate_file is None and settings.private_key_file is None
+
+
+def _pair(settings: Settings, because: str) -> tuple[Path, Path]:
+    """The files of certificate and key, which are what they should be."""
+    certificate, key = settings.certificate_file, settings.private_key_file
     if certificate is None or key is None:
         missing = " and ".join(name for name in ("certificate_file", "private_key_file") if getattr(settings, name) is None)
-        raise SettingError(f"{names[0]} is {getattr(settings, names[0])}, so {missing} must be set, or keystore. {MAKE_ONE}")
+        raise SettingError(f"{because} is {getattr(settings, because)}, so {missing} must be set, or keystore. {MAKE_ONE}")
     _check_pem(certificate, "certificate_file", "CERTIFICATE")
     _check_pem(key, "private_key_file", "PRIVATE KEY")
     if key.stat().st_mode & stat.S_IROTH:
         logger.warning("every user of this machine can read the private key; `chmod 600 %s` keeps it to this one", key)
-    return _load(certificate, key)
+    return certificate, key
 
 
 def _check_pem(path: Path, name: str, kind: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
 from tsx_runtime.wire import Buffer
+from tsx_runtime.worker.binary import Dressed
 from tsx_runtime.worker.context import Context, RequestProcessor
 from tsx_runtime.worker.exceptions import PredictionException, in_words
 
@@ -37,6 +38,8 @@ def encode_body(value: Any) -> Buffer:
         file = io.BytesIO()
         torch.save(value, file)
         return file.getvalue()
+    if isinstance(value, Dressed):
+        return value.encode()
     try:
         return to_json(value).encode()
     except (TypeError, ValueError, RecursionError) as error:

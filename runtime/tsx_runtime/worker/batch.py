@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.wire import Buffer, Item
 from tsx_runtime.worker.answers import JSON_HEADER, Answer, encode_answers, failure, is_device_lost, is_out_of_device_memory, mismatch
+from tsx_runtime.worker.binary import Wish, as_row, dressed
 from tsx_runtime.worker.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
 from tsx_runtime.worker.loader import Coroutines, Entry
@@ -42,6 +43,8 @@ class Model(NamedTuple):
     worker: str = ""  # its id, as metrics show it
     alone: bool = True  # whether this process is the whole worker: ranks of a group have to do the same in the same order
     prediction_time: PredictionTime | None = None
+    version: str = ""
+    enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
 
 
 class Outcome(NamedTuple):
@@ -102,7 +105,7 @@ def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ah
         batch.answers.update(ahead.refused)
         batch.answer(ahead.requests, ahead)
     else:
-        requests = read_requests(items, range(len(items)), model.decode, batch.answers)
+        requests = read_requests(items, range(len(items)), model, batch.answers)
         for group in groups(requests) if len(items) > 1 else [requests]:
             batch.answer(group)
     model.context.end()
@@ -110,19 +113,22 @@ def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ah
     return Outcome([answers[position] for position in range(len(items))], batch.lost)
 
 
-def read_requests(items: Sequence[Item], positions: Iterable[int], decode: bool, refused: dict[int, Answer]) -> Requests:
+def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model, refused: dict[int, Answer]) -> Requests:
     requests = Requests([], [], [], {})
     kept, metas, rows, all_parts = requests
+    decode = model.decode
     for position in positions:
         _, meta, body = items[position]
         text = str(meta, "latin-1")
         try:
             inputs, form = read_row(text, body, decode)
+            if form:
+                all_parts[len(rows)] = form
+                if isinstance(form, Wish) and not model.enveloped:
+                    inputs = as_row(inputs)
         except BadRequest as error:
             refused[position] = failure(error)
             continue
-        if form:
-            all_parts[len(rows)] = form
         kept.append(position)
         metas.append(text)
         rows.append(inputs)
@@ -194,6 +200,8 @@ class _Batch:
             logger.error("%s", problem)
             self.answers.update(dict.fromkeys(requests.positions, failure(problem)))
             return _Failure(failure(problem), place_of(problem), "", "")
+        if requests.parts:
+            results = dressed(results, requests.parts, context, model.version, pieces.begun)
         self.answers.update(zip(requests.positions, encode_answers(results, context, model.max_response_size), strict=True))
         if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
             tell_ceiling(model)
@@ -248,7 +256,7 @@ class _Batch:
             last = self._report(search, whole, first, last)
         while positions := search.next(now - self._began, longest) if last is not None else search.next(0, 0):
             began = now
-            problem = self._attempt(read_requests(self._items, positions, model.decode, self.answers))
+            problem = self._attempt(read_requests(self._items, positions, model, self.answers))
             now = time.monotonic()
             longest = max(longest, now - began)
             if problem is None:

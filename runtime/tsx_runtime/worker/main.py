@@ -209,6 +209,8 @@ def load_model(order: LoadOrder) -> Model:
         worker=order["worker"],
         alone=order["ranks"] == 1,
         prediction_time=PredictionTime(metrics, order["every_prediction_time"]),
+        version=order["model_version"],
+        enveloped=order["envelope"] == "kservev2",
     )
 
 

@@ -107,7 +107,7 @@ def keep(items: Sequence[Item]) -> list[Item]:
 def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
     """Take the first steps of a batch. What they raise is raised in the batch's turn."""
     refused: dict[int, Answer] = {}
-    requests = read_requests(items, range(len(items)), model.decode, refused)
+    requests = read_requests(items, range(len(items)), model, refused)
     size = model.ceiling.size
     if not requests.rows or (size is not None and size < len(requests.rows)):
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import struct
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -16,11 +17,17 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.wire import Buffer
+from tsx_runtime.wire import INPUTS, TENSORS_HEAD, Buffer
+from tsx_runtime.worker import binary
 
 logger = logging.getLogger("tsx.worker")
 
 MAX_PARTS = 10_000
+TENSORS = "tensors"  # stands for a content type, where a header tells that the body is tensors
+
+_LENGTHS = struct.Struct("<IQ")
+_INPUTS = INPUTS.decode()
+_TENSORS = f"\r\n{TENSORS_HEAD.decode()}: "
 
 
 class Part(NamedTuple):
@@ -50,7 +57,11 @@ def read_row(meta: str, body: Buffer, decode: bool) -> Row:
 def _query_and_type(rest: str) -> tuple[str, str | None]:
     """The query string and the content type, if any, of a meta without its request id."""
     query, _, headers = rest.partition("\r\n")
-    at = f"\r\n{headers}".lower().find("\r\ncontent-type: ")
+    lower = f"\r\n{headers}".lower()
+    if (at := lower.find(_TENSORS)) >= 0:  # whatever type it names: Triton's clients name none
+        start = at - 2 + len(_TENSORS)
+        return query, f"{TENSORS};" + headers[start : headers.find("\r\n", start)]
+    at = lower.find("\r\ncontent-type: ")
     return query, None if at < 0 else headers[at + 14 : headers.find("\r\n", at + 14)]
 
 
@@ -58,6 +69,10 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     inputs = _query_inputs(query) if query else {}
     parts = None
     media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == TENSORS:
+        request, wish = binary.read(content_type.partition(";")[2], own(body))
+        inputs["body"] = request
+        return inputs, wish
     if media_type == "multipart/form-data":
         parts = {}
         for part in read_multipart(content_type, body):
@@ -70,9 +85,30 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
         # By way of latin-1, which keeps every byte: curl sends files of any kind under this type, and parse_qsl takes bytes for ASCII.
         for name, value in parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1"):
             inputs[name.encode("latin-1").decode("utf-8", "replace")] = bytearray(value, "latin-1")
+    elif media_type == _INPUTS:
+        named = read_inputs(body)
+        return {**inputs, **named}, {name: {"content-type": ""} for name in named}
     else:
-        inputs["body"] = decoded(content_type, body) if decode else own(body)
+        given = inputs["body"] = decoded(content_type, body) if decode else own(body)
+        if type(given) is dict and "inputs" in given:
+            return inputs, binary.wish_of_json(given)
     return inputs, parts
+
+
+def read_inputs(body: Buffer) -> dict[str, bytearray]:
+    """The named inputs of a body of the type `wire.INPUTS`. Raises `BadRequest`."""
+    inputs, view, at = {}, memoryview(body), 0
+    try:
+        while at < len(view):
+            name, size = _LENGTHS.unpack_from(view, at)
+            start = at + _LENGTHS.size + name
+            at = start + size
+            if at > len(view):
+                raise ValueError(f"it ends before {at}")
+            inputs[str(view[start - name : start], "utf-8")] = bytearray(view[start:at])
+    except (struct.error, ValueError) as error:
+        raise BadRequest(f"The body is not of the type {_INPUTS}, as it says: {error}.") from error
+    return inputs
 
 
 def _query_inputs(query: str) -> dict[str, Any]:

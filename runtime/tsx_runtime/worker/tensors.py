@@ -36,6 +36,8 @@ def read_input(entry: Any) -> dict[str, Any]:
     """The entry with `data` nested as `shape` says; of one text, or one run of bytes, that alone."""
     if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= set(entry):
         raise Malformed("Each input needs name, shape, datatype and data.")
+    if hasattr(entry["data"], "dtype"):  # it came as bytes, and is an array of that shape already
+        return entry
     name, datatype = str(entry["name"]), entry["datatype"]
     if datatype not in KNOWN:
         raise Malformed(f"Input {name!r} has the datatype {datatype!r}; known are {', '.join(sorted(KNOWN))}.")

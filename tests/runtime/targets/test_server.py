@@ -32,7 +32,7 @@ from tsx_runtime.targets.start import models_from_settings, start_model
 
 free = "http://127.0.0.1:0"
 addresses = dict.fromkeys(("inference_address", "management_address", "metrics_address"), free)
-settings = Settings(**{**addresses, "worker_preload": False, **json.loads(sys.argv[1])})
+settings = Settings(**{**addresses, "worker_preload": False, "enable_grpc": False, **json.loads(sys.argv[1])})
 
 def ready(started):
     print(json.dumps({**started.addresses, "models": [version.name for version in started.versions]}), flush=True)

@@ -1,0 +1,104 @@
+"""A call on its way to a model's queue and back: what the services of inference share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import grpc
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import Answer, WaitingJob
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.grpc.metadata import as_headers, from_block
+from tsx_runtime.grpc.statuses import STATUS, Refusal, worker_refusal
+from tsx_runtime.http.asgi import Pair, check_status, new_request_id
+from tsx_runtime.http.limits import deadline, priority_and_timeout
+from tsx_runtime.wire import Body
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Refused(Exception):
+    """The call ends with this status."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.details)
+        self.refusal = refusal
+
+
+class Asked:
+    """One request of a call. Leave the `with` early and it gives its place in the queue up, or its stream."""
+
+    def __init__(self, context: Context, version: ModelVersion, own: Iterable[Pair], body: Body) -> None:
+        """`own`: headers beside those of the call's metadata. Raises BadRequest where the metadata names an urgency that is none."""
+        request_id = new_request_id()
+        headers = as_headers(context.invocation_metadata() or ())
+        priority, timeout_ms = priority_and_timeout(headers)
+        now = time.monotonic()
+        due = deadline(now, version.client_timeout, timeout_ms)
+        remaining = context.time_remaining()
+        if remaining is not None:
+            due = now + remaining if due is None else min(due, now + remaining)
+        self.id = request_id.decode()
+        self.version = version
+        self.job = WaitingJob(wire.request_meta(self.id, b"", [*headers, *own]), body, now, due, priority)
+        self._answer: Answer | None = None
+        version.submit(self.job)
+
+    async def answer(self) -> Answer:
+        """The answer, or the first part of one that streams. Raises TsxError, and `Refused` where the worker says why there is none."""
+        self._answer = answer = await self.job.done
+        check_status(answer.status)
+        if answer.status >= 400 and not answer.streamed and (refusal := worker_refusal(answer.status, answer.body)):
+            raise Refused(refusal)
+        return answer
+
+    def leave(self) -> None:
+        """Nobody waits any more. Of a request that is answered it changes nothing."""
+        done = self.job.done
+        if not done.done() or done.cancelled():
+            done.cancel()
+            self.version.leave(self.job)
+        else:
+            done.exception()  # asyncio complains of errors that nobody has looked at
+        self.job.gone = True
+        if self._answer is not None:
+            self._answer.leave()
+
+    def __enter__(self) -> Asked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+async def whole_answer(context: Context, asked: Asked) -> tuple[Answer, bytes]:
+    """The answer and its body, its headers sent to the client as metadata."""
+    tell_id(context, asked)
+    answer = await asked.answer()
+    await tell_headers(context, asked, answer)
+    return answer, await answer.whole()
+
+
+async def answer_parts(context: Context, asked: Asked) -> AsyncGenerator[tuple[Answer, bytes], None]:
+    """The answer, and each part of it as it comes. The worker is held while its client is slower."""
+    tell_id(context, asked)
+    answer = await asked.answer()
+    await tell_headers(context, asked, answer)
+    async for part in answer.parts():
+        yield answer, part
+
+
+def tell_id(context: Context, asked: Asked) -> None:
+    context.set_trailing_metadata((("x-request-id", asked.id),))
+
+
+async def tell_headers(context: Context, asked: Asked, answer: Answer) -> None:
+    """What the handler says beside its answer. Sent only where there is something: it costs a write of its own."""
+    headers = from_block(answer.headers)
+    if answer.status != 200:
+        headers = ((STATUS, str(answer.status)), *headers)
+    if headers:
+        await context.send_initial_metadata((("x-request-id", asked.id), *headers))

@@ -1,0 +1,81 @@
+"""gRPC's health checking: the server under the empty name, its services and its models under theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
+from tsx_runtime.grpc.calls import Context, Refused
+from tsx_runtime.grpc.service import Service
+from tsx_runtime.grpc.statuses import Refusal
+from tsx_runtime.http.describe import not_ready
+
+NAME = "grpc.health.v1.Health"
+
+
+class Health:
+    """Says of the server, and of each of its services, what `/readyz` says, and of `MODEL` or `MODEL/VERSION` whether a worker is ready."""
+
+    def __init__(self, registry: Registry, services: Collection[str]) -> None:
+        self.registry = registry
+        self.services = {"", NAME, *services}
+        self._ended = False
+        self._watchers: set[asyncio.Event] = set()
+        registry.on_readiness.append(self._wake)
+
+    def service(self) -> Service:
+        service = Service(NAME, None)
+        service.unary("Check", self.check, HealthCheckRequest, HealthCheckResponse)
+        service.stream("Watch", self.watch, HealthCheckRequest, HealthCheckResponse)
+        return service
+
+    def end(self) -> None:
+        """The server stops: whoever watches is told, and waits no more."""
+        self._ended = True
+        self._wake()
+        self.registry.on_readiness.remove(self._wake)
+
+    async def check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
+        status = self._status(request.service)
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            raise Refused(Refusal(grpc.StatusCode.NOT_FOUND, f"There is neither a service nor a model {request.service!r} here."))
+        return HealthCheckResponse(status=status)
+
+    async def watch(self, request: HealthCheckRequest, context: Context) -> AsyncGenerator[HealthCheckResponse, None]:
+        told, changed = None, asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            while True:
+                changed.clear()
+                status = self._status(request.service)
+                if status != told:
+                    told = status
+                    yield HealthCheckResponse(status=status)
+                if self._ended:
+                    return
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)
+
+    def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
+        if service in self.services:
+            good = not not_ready(self.registry.models.values())
+        else:
+            name, _, number = service.partition("/")
+            try:
+                version = self.registry.find(name, number or None)
+            except (ModelNotFound, ModelVersionNotFound):
+                return HealthCheckResponse.SERVICE_UNKNOWN
+            good = any(worker.state is WorkerState.READY for worker in version.workers)
+        good = good and not self._ended and not self.registry.stopping
+        return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
+
+    def _wake(self) -> None:
+        for changed in self._watchers:
+            changed.set()

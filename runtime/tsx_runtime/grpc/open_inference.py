@@ -1,0 +1,125 @@
+"""The Open Inference Protocol, version 2, under both of its names (contract section 2): what KServe's and Triton's clients speak."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import ModuleType
+from typing import Any
+
+from tsx_runtime.core.jobs import Answer
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
+from tsx_runtime.grpc import tensors
+from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
+from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
+from tsx_runtime.grpc.service import Service
+from tsx_runtime.grpc.statuses import Refusal, code_of, refusal, shortened
+from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.describe import not_ready
+from tsx_runtime.http.kserve import ServerMetadata
+from tsx_runtime.wire import TENSORS_HEAD
+
+NAMES = {
+    "inference.GRPCInferenceService": grpc_predict_v2_pb2,
+    "org.pytorch.serve.grpc.openinference.GRPCInferenceService": open_inference_grpc_pb2,
+}
+
+
+class OpenInference:
+    """One of the two: their messages differ by the package's name alone."""
+
+    def __init__(self, registry: Registry, messages: ModuleType) -> None:
+        self.registry = registry
+        self.messages: Any = messages
+
+    def service(self, name: str, guard: Guard | None, log: AccessLog | None) -> Service:
+        service, messages = Service(name, guard, log), self.messages
+        for method, call in (
+            ("ServerLive", self.server_live),
+            ("ServerReady", self.server_ready),
+            ("ModelReady", self.model_ready),
+            ("ServerMetadata", self.server_metadata),
+            ("ModelMetadata", self.model_metadata),
+            ("ModelInfer", self.infer),
+        ):
+            service.unary(method, call, getattr(messages, f"{method}Request"), getattr(messages, f"{method}Response"))
+        service.stream("ModelStreamInfer", self.stream_infer, messages.ModelInferRequest, messages.ModelStreamInferResponse, both_ways=True)
+        return service
+
+    async def server_live(self, request: Any, context: Context) -> Any:
+        return self.messages.ServerLiveResponse(live=True)
+
+    async def server_ready(self, request: Any, context: Context) -> Any:
+        ready = not self.registry.stopping and not not_ready(self.registry.models.values())
+        return self.messages.ServerReadyResponse(ready=ready)
+
+    async def model_ready(self, request: Any, context: Context) -> Any:
+        """A model that is not registered is not ready, which is no error."""
+        try:
+            version = self._find(request.name, request.version)
+        except (ModelNotFound, ModelVersionNotFound):
+            return self.messages.ModelReadyResponse(ready=False)
+        return self.messages.ModelReadyResponse(ready=any(worker.state is WorkerState.READY for worker in version.workers))
+
+    async def server_metadata(self, request: Any, context: Context) -> Any:
+        known = ServerMetadata()  # of REST
+        return self.messages.ServerMetadataResponse(
+            name=known.name, version=known.version, extensions=[*known.extensions, "binary_tensor_data"]
+        )
+
+    async def model_metadata(self, request: Any, context: Context) -> Any:
+        """Archives do not tell the tensors of their models, so neither does this."""
+        version = self._find(request.name, request.version)
+        versions = [request.version] if request.version else list(self.registry.models[version.name].versions)
+        return self.messages.ModelMetadataResponse(name=version.name, versions=versions, platform="")
+
+    async def infer(self, request: Any, context: Context) -> Any:
+        version = self._find(request.model_name, request.model_version)
+        with _ask(context, version, request) as asked:
+            answer, body = await whole_answer(context, asked)
+        return self._response(request, version, answer, body)
+
+    async def stream_infer(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+        """Triton's stream: requests one after the other; of an answer that its handler streams, each part is a response."""
+        async for request in requests:
+            try:
+                version = self._find(request.model_name, request.model_version)
+                with _ask(context, version, request) as asked:
+                    async for answer, body in answer_parts(context, asked):
+                        yield self.messages.ModelStreamInferResponse(infer_response=self._response(request, version, answer, body))
+            except (TsxError, Refused) as error:
+                reason = refusal(error) if isinstance(error, TsxError) else error.refusal
+                failed = self.messages.ModelInferResponse(id=request.id, model_name=request.model_name)
+                yield self.messages.ModelStreamInferResponse(error_message=reason.details, infer_response=failed)
+
+    def _find(self, name: str, version: str) -> ModelVersion:
+        if not name:
+            raise BadRequest("The request names no model.")
+        return self.registry.find(name, version or None)
+
+    def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
+        """Raises `Refused` where the handler's own status is an error: what it wrote is no tensors then."""
+        if answer.status >= 400:
+            raise Refused(Refusal(code_of(answer.status), shortened(body.decode(errors="replace"))))
+        response = self.messages.ModelInferResponse(model_name=version.name, model_version=version.version, id=request.id)
+        tensors.unpack(response, _head_of(answer.headers), body, typed=not request.raw_input_contents)
+        return response
+
+
+def _ask(context: Context, version: ModelVersion, request: Any) -> Asked:
+    head, body = tensors.pack(request)
+    own: Pair = (TENSORS_HEAD, b"%d" % head)
+    return Asked(context, version, (own,), body)
+
+
+def _head_of(headers: bytes) -> int | None:
+    """How long the JSON of an answer is, where tensors stand behind it."""
+    for line in headers.split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        if name.lower() == TENSORS_HEAD and value.isdigit():
+            return int(value)
+    return None

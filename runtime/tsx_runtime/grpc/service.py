@@ -1,0 +1,120 @@
+"""A service's methods behind its guard, and everything that they may raise as a status: the boundary of a call."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
+
+from tsx_runtime.errors import TsxError
+from tsx_runtime.grpc.calls import Context, Refused
+from tsx_runtime.grpc.metadata import as_headers
+from tsx_runtime.grpc.statuses import Refusal, refusal
+from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.auth import Guard
+
+UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
+
+logger = logging.getLogger("tsx.grpc")
+
+
+class Service:
+    """One service under its full name. `unary` and `stream` add its methods; `handler` is what a server takes."""
+
+    def __init__(self, name: str, guard: Guard | None, log: AccessLog | None = None) -> None:
+        self.name = name
+        self._guard = guard
+        self._log = log
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    def unary(self, method: str, call: Callable[[Any, Context], Awaitable[Any]], request: Any, response: Any) -> None:
+        async def guarded(message: Any, context: Context) -> Any:
+            with self._logged(method, context) as ended:
+                try:
+                    self._check(context)
+                    answer = await call(message, context)
+                except Exception as error:  # the boundary of a call
+                    reason = self._reason(method, error)
+                else:
+                    ended.code = grpc.StatusCode.OK
+                    return answer
+                ended.code = reason.code
+                return await _end(context, reason)
+
+        self._methods[method] = grpc.unary_unary_rpc_method_handler(guarded, request.FromString, response.SerializeToString)
+
+    def stream(
+        self,
+        method: str,
+        call: Callable[[Any, Context], AsyncGenerator[Any, None]],
+        request: Any,
+        response: Any,
+        *,
+        both_ways: bool = False,
+    ) -> None:
+        """`call` yields the responses. With `both_ways` it gets an iterator of requests in place of one."""
+
+        async def guarded(message: Any, context: Context) -> None:
+            with self._logged(method, context) as ended:
+                try:
+                    self._check(context)
+                    async with aclosing(call(message, context)) as responses:  # a client that leaves ends it here, not when it is collected
+                        async for response in responses:
+                            await context.write(response)
+                except Exception as error:  # the boundary of a call
+                    reason = self._reason(method, error)
+                else:
+                    ended.code = grpc.StatusCode.OK
+                    return
+                ended.code = reason.code
+                await _end(context, reason)
+
+        made = grpc.stream_stream_rpc_method_handler if both_ways else grpc.unary_stream_rpc_method_handler
+        self._methods[method] = made(guarded, request.FromString, response.SerializeToString)
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(self.name, self._methods)
+
+    def _check(self, context: Context) -> None:
+        if self._guard is not None:
+            self._guard.check(as_headers(context.invocation_metadata() or ()))
+
+    def _reason(self, method: str, error: Exception) -> Refusal:
+        if isinstance(error, TsxError):
+            return refusal(error)
+        if isinstance(error, Refused):
+            return error.refusal
+        logger.error("%s/%s failed unexpectedly", self.name, method, exc_info=error)
+        return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED)
+
+    @contextmanager
+    def _logged(self, method: str, context: Context) -> Generator[_Ended, None, None]:
+        """A line of the access log for the call, in TorchServe's form: the status is gRPC's number."""
+        ended, began = _Ended(), time.monotonic()
+        try:
+            yield ended
+        finally:
+            if self._log is not None:
+                self._log.add(_peer(context), f"gRPC {self.name}/{method} HTTP/2.0", ended.code.value[0], began)
+
+
+class _Ended:
+    """How a call ended."""
+
+    code = grpc.StatusCode.CANCELLED  # unless it is said otherwise: its client has left
+
+
+def _peer(context: Context) -> tuple[str, str] | None:
+    """Host and port of the client: gRPC says `ipv4:127.0.0.1:50258`."""
+    _, _, address = context.peer().partition(":")
+    host, colon, port = address.rpartition(":")
+    return (host, port) if colon else None
+
+
+async def _end(context: Context, reason: Refusal) -> None:
+    await context.abort(reason.code, reason.details, (*(context.trailing_metadata() or ()), *reason.metadata))

@@ -1,0 +1,89 @@
+"""From what went wrong to a gRPC status: one mapping, TorchServe's (contract section 2)."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from grpc import StatusCode
+
+from tsx_runtime.errors import DeadlinePassed, InvalidToken, LoadFailed, MethodNotAllowed, TsxError, Unavailable
+
+MODEL_API_DISABLED = "Model API disabled"
+STATUS = "x-http-status"  # metadata: what the handler made of the request, as HTTP would say it, where it is not 200
+LONGEST = 4000  # characters of a description: clients take 8 KiB of trailers
+_TAIL = 2500  # of them from its end, where a traceback says what happened
+
+_OF_ARCHIVES = {"ModelNotFoundException", "ModelVersionNotFoundException", "InvalidModelException"}
+
+_CODES = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    409: StatusCode.ABORTED,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    499: StatusCode.CANCELLED,
+    501: StatusCode.UNIMPLEMENTED,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class Refusal(NamedTuple):
+    """How a call ends that is not answered."""
+
+    code: StatusCode
+    details: str
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+def code_of(status: int) -> StatusCode:
+    """What an HTTP status from 400 on is in gRPC."""
+    return _CODES.get(status) or (StatusCode.FAILED_PRECONDITION if status < 500 else StatusCode.INTERNAL)
+
+
+def refusal(error: TsxError) -> Refusal:
+    if isinstance(error, MethodNotAllowed):
+        return Refusal(StatusCode.PERMISSION_DENIED, MODEL_API_DISABLED)
+    details = error.message
+    if isinstance(error, LoadFailed) and error.traceback and error.traceback not in details:
+        details = f"{details}\n{error.traceback}"
+    return Refusal(_code(error), described(details, error.type), _retry(error))
+
+
+def worker_refusal(status: int, body: bytes) -> Refusal | None:
+    """What a worker answered that is no answer of the handler's, but why there is none: the error JSON of `errors.error_body`."""
+    try:
+        told = json.loads(body)
+        if told["code"] == status and len(told) == 3:
+            return Refusal(code_of(status), described(told["message"], told["type"]))
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def described(message: str, type: str) -> str:
+    """TorchServe's clients find the name of its class on the last line."""
+    package = "archive.model" if type in _OF_ARCHIVES else "http"
+    return shortened(f"{message}\norg.pytorch.serve.{package}.{type}")
+
+
+def shortened(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - _TAIL]}\n...\n{text[-_TAIL:]}"
+
+
+def _code(error: TsxError) -> StatusCode:
+    if isinstance(error, InvalidToken):
+        return StatusCode.PERMISSION_DENIED
+    return StatusCode.DEADLINE_EXCEEDED if isinstance(error, DeadlinePassed) else code_of(error.status)
+
+
+def _retry(error: TsxError) -> tuple[tuple[str, str], ...]:
+    """Clients that retry by themselves heed the first name, people the second."""
+    if isinstance(error, Unavailable) and error.retry_after is not None and not isinstance(error, DeadlinePassed):
+        return (("grpc-retry-pushback-ms", str(error.retry_after * 1000)), ("retry-after", str(error.retry_after)))
+    return ()

@@ -1,0 +1,338 @@
+"""Tensors of the Open Inference Protocol with its binary extension: a request's into arrays, what a handler returned into an answer.
+
+A body of this kind is JSON and, behind it, the bytes of those tensors whose `binary_data_size` the JSON names; a header tells how
+long the JSON is. gRPC's ModelInfer comes in the same form. A handler gets `body`: the JSON's dict, with an array in each `data`. What
+it returns need not know of the protocol: arrays, numbers, text and JSON all become tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tsx_runtime.errors import BadRequest, PredictionFailed
+from tsx_runtime.wire import TENSORS_HEAD
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tsx_runtime.worker.context import Context
+
+SIZE = "binary_data_size"
+OUTPUT = "output"  # the name of what a handler returned that names nothing
+
+LENGTH = struct.Struct("<I")  # before each element of BYTES
+DTYPES = {
+    "BOOL": "?",
+    "INT8": "<i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "<u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}  # and BF16, which numpy does not have, and BYTES
+_DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()} | {"b1": "BOOL"}
+
+
+class Wish(dict[str, dict[str, str]]):
+    """How a request wants its answer. It stands where the part headers of a form would, of which there are none."""
+
+    def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool) -> None:
+        super().__init__()
+        self.id = id
+        self.outputs = outputs  # names, and whether each shall come as bytes; none: all
+        self.binary = binary  # whether outputs that say nothing of their own come as bytes
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Tensors(dict[str, Any]):
+    """A request that came in the binary form."""
+
+
+def wish_of_json(request: dict[str, Any]) -> Wish | None:
+    """Of a request that is JSON as a whole, where it asks for an answer in bytes; None where it does not, and is not looked at further."""
+    try:
+        wish = _wish(request)
+    except BadRequest:
+        return None
+    return wish if wish.binary or any(binary for _, binary in wish.outputs) else None
+
+
+def read(length: str, body: bytearray) -> tuple[dict[str, Any], Wish]:
+    """The request with its tensors as arrays in `data`. Raises BadRequest."""
+    if not length.isdigit() or not 0 < int(length) <= len(body):
+        raise BadRequest(
+            f"The header {TENSORS_HEAD.decode()} is {length[:40]!r}: it takes the number of bytes of JSON that the body begins with."
+        )
+    try:
+        request = json.loads(str(body[: int(length)], "utf-8"))
+        inputs = request["inputs"]
+        if not isinstance(inputs, list):
+            raise TypeError(f"its inputs are {type(inputs).__name__}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"The request does not begin with JSON that has a list of inputs: {error}.") from error
+    rest, at = memoryview(body)[int(length) :], 0
+    for tensor in inputs:
+        at = _read_input(tensor, rest, at)
+    if at != len(rest):
+        raise BadRequest(f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}.")
+    return Tensors(request), _wish(request)
+
+
+def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
+    """Put its bytes, which begin at `at`, into its `data`. Where they end."""
+    try:
+        size = (tensor.get("parameters") or {}).get(SIZE)
+        if size is None:
+            return at
+        end = at + int(size)
+        if not at <= end <= len(rest):
+            raise ValueError(f"its {end - at} bytes are not there")
+        tensor["data"] = array_of(tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        name = tensor.get("name") if isinstance(tensor, dict) else tensor
+        raise BadRequest(f"The input {name!r} cannot be read: {type(error).__name__}: {error}.") from error
+    return end
+
+
+def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
+    """An array in the memory of `raw`; of BYTES a list. Raises ValueError."""
+    import numpy as np  # here, because most workers never see a tensor
+
+    if datatype == "BYTES":
+        return read_bytes(raw, prod(shape))
+    if datatype == "BF16":
+        wide = np.frombuffer(raw, "<u2").astype("<u4")
+        return (wide << 16).view("<f4").reshape(shape).view(_listlike())
+    if datatype not in DTYPES:
+        raise ValueError(f"there is no datatype {datatype!r}; there are {', '.join(DTYPES)}, BF16 and BYTES")
+    return np.frombuffer(raw, DTYPES[datatype]).reshape(shape).view(_listlike())
+
+
+def read_bytes(raw: memoryview, count: int) -> list[bytes]:
+    values, at = [], 0
+    while at < len(raw):
+        (length,) = LENGTH.unpack_from(raw, at) if at + LENGTH.size <= len(raw) else (len(raw),)
+        at += LENGTH.size + length
+        if at > len(raw):
+            raise ValueError("the lengths of its elements do not add up")
+        values.append(bytes(raw[at - length : at]))
+    if len(values) != count:
+        raise ValueError(f"it has {len(values)} elements, and its shape {count}")
+    return values
+
+
+def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The row of a handler that no envelope stands before: each tensor under its name, and the first one as `body` unless a name is
+    one that handlers look for. BYTES of one element are that element, as a form's field would be. A body that was JSON as a whole stays.
+    """
+    request = inputs["body"]
+    if not isinstance(request, Tensors):
+        return inputs
+    row = {name: value for name, value in inputs.items() if name != "body"}
+    for tensor in request["inputs"]:
+        value = tensor.get("data")
+        one = tensor.get("datatype") == "BYTES" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes)
+        row[str(tensor.get("name"))] = bytearray(value[0]) if one else value
+    if row and "data" not in row and "body" not in row:
+        row["body"] = next(iter(row.values()))
+    return row
+
+
+def dressed(results: list[Any], wishes: Mapping[int, Any], context: Context, version: str, begun: Collection[int]) -> list[Any]:
+    """What the handler returned, wrapped where the request was tensors, and the answer has not begun to stream as it is."""
+    return [
+        Dressed(value, wish, idx, context, version) if isinstance(wish := wishes.get(idx), Wish) and idx not in begun else value
+        for idx, value in enumerate(results)
+    ]
+
+
+class Dressed:
+    """An answer that `encode` makes tensors of, once it is its turn: if that fails, it fails alone."""
+
+    def __init__(self, value: Any, wish: Wish, idx: int, context: Context, version: str) -> None:
+        self._value = value
+        self._wish = wish
+        self._idx = idx
+        self._context = context
+        self._version = version
+
+    def encode(self) -> bytes:
+        """The body; its headers are set on the way. Raises PredictionFailed."""
+        context, wish = self._context, self._wish
+        if context.get_response_status(self._idx)[0] >= 400:  # the handler's own words about what is wrong
+            return self._value if isinstance(self._value, bytes) else str(self._value).encode()
+        response = as_response(self._value, wish)
+        head = {"model_name": context.model_name, "model_version": self._version, "id": wish.id or "", **response}
+        if not head["id"]:
+            del head["id"]
+        binary = dict(wish.outputs)
+        raw: list[bytes] = []
+        head["outputs"] = [_written(output, binary.get(output["name"], wish.binary), raw) for output in response["outputs"]]
+        text = json.dumps(head).encode()
+        if not raw:
+            context.set_response_content_type(self._idx, "application/json")
+            return text
+        context.set_response_content_type(self._idx, "application/octet-stream")
+        context.set_response_header(self._idx, "Inference-Header-Content-Length", str(len(text)))
+        return b"".join([text, *raw])
+
+
+def as_response(value: Any, wish: Wish) -> dict[str, Any]:
+    """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the outputs those that were asked for."""
+    told = _own_response(value)
+    outputs = [_as_output(output) for output in told["outputs"]] if told else _outputs_of(value, wish)
+    if wish.outputs:
+        by_name = {output["name"]: output for output in outputs}
+        missing = [name for name, _ in wish.outputs if name not in by_name]
+        if missing:
+            raise PredictionFailed(f"The model has no output {missing[0]!r}; its outputs are {', '.join(by_name) or 'none'}.")
+        outputs = [by_name[name] for name, _ in wish.outputs]
+    return {**(told or {}), "outputs": outputs}
+
+
+def _own_response(value: Any) -> dict[str, Any] | None:
+    """What a handler, or an envelope, returned that is a response already; None where it is not."""
+    if isinstance(value, str | bytes | bytearray):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if not isinstance(value, dict) or not isinstance(outputs := value.get("outputs"), list):
+        return None
+    whole = all(isinstance(output, dict) and {"name", "datatype", "shape", "data"} <= output.keys() for output in outputs)
+    return dict(value) if whole else None
+
+
+def _as_output(output: dict[str, Any]) -> dict[str, Any]:
+    """A tensor that a handler wrote itself, its `data` as an array."""
+    import numpy as np  # as above
+
+    datatype, data = output["datatype"], output["data"]
+    try:
+        if datatype == "BYTES":
+            values: Any = [_to_bytes(value) for value in _flat(data)]
+        elif datatype == "BF16":
+            values = np.asarray(data, "<f4")
+        else:
+            values = np.asarray(data, DTYPES[datatype])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise PredictionFailed(f"The output {output['name']!r} of the handler is no tensor of {datatype}: {error}.") from error
+    return {**output, "data": values}
+
+
+def _outputs_of(value: Any, wish: Wish) -> list[dict[str, Any]]:
+    """Any other value: one tensor, or one an entry of a dict of arrays. One alone has the name that was asked for."""
+    if isinstance(value, dict) and value and all(_is_array(entry) for entry in value.values()):
+        return [_output(str(name), entry) for name, entry in value.items()]
+    return [_output(wish.outputs[0][0] if len(wish.outputs) == 1 else OUTPUT, value)]
+
+
+def _output(name: str, value: Any) -> dict[str, Any]:
+    array = _as_array(value)
+    if array is None:
+        text = value if isinstance(value, bytes | bytearray) else value.encode() if isinstance(value, str) else _json(value)
+        return {"name": name, "datatype": "BYTES", "shape": [1], "data": [bytes(text)]}
+    if array.dtype.kind == "U":
+        return {"name": name, "datatype": "BYTES", "shape": list(array.shape), "data": [text.encode() for text in array.ravel().tolist()]}
+    return {"name": name, "datatype": _DATATYPES[array.dtype.str.lstrip("<|=")], "shape": list(array.shape), "data": array}
+
+
+def _as_array(value: Any) -> Any:
+    """Numbers, nested alike at each place, and lists of text; None for all else."""
+    import numpy as np  # as above
+
+    if isinstance(value, str | bytes | bytearray | dict) or value is None:
+        return None
+    if not isinstance(value, np.ndarray):
+        if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        elif isinstance(value, list | tuple | bool | int | float | np.generic):
+            try:
+                value = np.asarray(value)
+            except (ValueError, OverflowError):
+                return None
+    known = isinstance(value, np.ndarray) and (value.dtype.kind == "U" or value.dtype.str.lstrip("<|=") in _DATATYPES)
+    return value if known else None
+
+
+def _written(output: dict[str, Any], binary: bool, raw: list[bytes]) -> dict[str, Any]:
+    """The output as it stands in the JSON; its bytes, where it comes as bytes, go to `raw`."""
+    data, datatype = output["data"], output["datatype"]
+    told = {name: value for name, value in output.items() if name != "data"}
+    if binary:
+        raw.append(_bytes_of(datatype, data))
+        told["parameters"] = {**(told.get("parameters") or {}), SIZE: len(raw[-1])}
+        return told
+    if datatype != "BYTES":
+        return {**told, "data": data.ravel().tolist()}
+    try:
+        return {**told, "data": [value.decode() for value in data]}
+    except UnicodeDecodeError as error:
+        raise PredictionFailed(
+            f"The output {output['name']!r} is no text, so JSON cannot carry it: ask for it with binary_data."
+        ) from error
+
+
+def _bytes_of(datatype: str, data: Any) -> bytes:
+    if datatype == "BYTES":
+        return b"".join([part for value in data for part in (LENGTH.pack(len(value)), value)])
+    if datatype == "BF16":
+        return bytes((data.view("<u4") >> 16).astype("<u2").tobytes())
+    return bytes(data.astype(DTYPES[datatype], copy=False).tobytes())
+
+
+def _wish(request: dict[str, Any]) -> Wish:
+    try:
+        parameters = request.get("parameters") or {}
+        binary = parameters.get("binary_data_output") is True
+        outputs = [
+            (str(output["name"]), (output.get("parameters") or {}).get("binary_data", binary) is True)
+            for output in request.get("outputs") or []
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BadRequest(f"The request's parameters or outputs cannot be read: {type(error).__name__}: {error}.") from error
+    id = request.get("id")
+    return Wish(id if isinstance(id, str) else None, outputs, binary)
+
+
+def _is_array(value: Any) -> bool:
+    np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (np is not None and isinstance(value, np.ndarray)) or (torch is not None and isinstance(value, torch.Tensor))
+
+
+def _flat(data: Any) -> Iterable[Any]:
+    if isinstance(data, list | tuple):
+        for value in data:
+            yield from _flat(value)
+    else:
+        yield data
+
+
+def _to_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PredictionFailed(f"The handler returned what is neither a tensor nor JSON: {error}") from error
+
+
+def _listlike() -> type[np.ndarray[Any, Any]]:
+    from tsx_runtime.worker.listlike import ListLike  # a class cannot be made before its base is imported
+
+    return ListLike

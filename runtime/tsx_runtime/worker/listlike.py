@@ -1,0 +1,25 @@
+"""An array that can stand where handlers expect a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class ListLike(np.ndarray[Any, Any]):
+    """Says yes or no like a list does: handlers write `row.get("data") or row.get("body")`, at which an array of numpy raises."""
+
+    def __bool__(self) -> bool:
+        return self.size > 0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] | None = None, **options: Any) -> Any:
+        """What is reckoned from it is an array like any other: `if array > 5` must not say yes because there is an array."""
+        plain = [_plain(each) for each in inputs]
+        if out is not None:
+            options["out"] = tuple(_plain(each) for each in out)
+        return getattr(ufunc, method)(*plain, **options)
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, ListLike) else value

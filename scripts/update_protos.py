@@ -1,0 +1,55 @@
+"""Makes the modules of runtime/tsx_runtime/grpc/protos from its .proto files, by protoc of the package grpcio-tools.
+
+Run it after a .proto file changed. With --check it writes nothing and says whether that is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from grpc_tools import protoc
+
+PROTOS = Path(__file__).resolve().parents[1] / "runtime/tsx_runtime/grpc/protos"
+WELL_KNOWN = Path(protoc.__file__).parent / "_proto"
+
+
+def made() -> dict[Path, str]:
+    """What the files should hold, by path."""
+    found: dict[Path, str] = {}
+    for proto in sorted(PROTOS.glob("*.proto")):
+        with tempfile.TemporaryDirectory() as directory:
+            descriptors = Path(directory) / "set"
+            words = ["protoc", f"-I{PROTOS}", f"-I{WELL_KNOWN}", "--include_imports", f"--descriptor_set_out={descriptors}"]
+            if protoc.main([*words, f"--pyi_out={directory}", proto.name]):
+                raise SystemExit(f"protoc refuses {proto}")
+            files = FileDescriptorSet.FromString(descriptors.read_bytes()).file
+            module = PROTOS / f"{proto.stem}_pb2.py"
+            found[module] = "".join(lines(proto.name, [(file.name, file.SerializeToString(deterministic=True)) for file in files]))
+            found[module.with_suffix(".pyi")] = (Path(directory) / f"{proto.stem}_pb2.pyi").read_text()
+    return found
+
+
+def lines(name: str, files: list[tuple[str, bytes]]) -> Iterator[str]:
+    yield f'"""The messages of {name}. Made by scripts/update_protos.py; do not edit."""\n\n'
+    yield "from tsx_runtime.grpc.pool import load\n\nFILES = [\n"
+    for file, serialized in files:
+        yield f"    ({file!r}, {serialized!r}),\n"
+    yield "]\nload(globals(), FILES)\n"
+
+
+def main(check: bool) -> int:
+    wanted = made()
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    for path in stale:
+        print(f"{path.name} is not what its .proto file makes" if check else f"wrote {path.name}")
+        if not check:
+            path.write_text(wanted[path])
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

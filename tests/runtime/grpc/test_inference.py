@@ -1,0 +1,170 @@
+"""TorchServe's inference service, asked by the client that TorchServe's users have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.runtime.grpc.conftest import TIMEOUT, Client
+
+
+def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+@contextmanager
+def busy(client: Client, directory: Path, until: Callable[[Callable[[], object]], None]) -> Iterator[None]:
+    """The only worker is at work, and the next request is with it already."""
+    begun, file = directory / "begun", directory / "go"
+    request = client.messages.PredictionsRequest(
+        model_name="talker", input={"do": b"wait", "begun": str(begun).encode(), "file": str(file).encode()}
+    )
+    answer: Future[Any] = client.predictions.Predictions.future(request, timeout=TIMEOUT)
+    until(begun.exists)
+    next_one = client.predictions.Predictions.future(client.messages.PredictionsRequest(model_name="talker"), timeout=TIMEOUT)
+    until(lambda: client.pending() == 0)
+    try:
+        yield
+    finally:
+        file.touch()
+    assert answer.result(TIMEOUT).prediction == b"waited"
+    assert next_one.result(TIMEOUT).prediction
+
+
+def test_ping_says_what_rest_says(client: Client) -> None:
+    from google.protobuf.empty_pb2 import Empty
+
+    assert client.predictions.Ping(Empty(), timeout=TIMEOUT).health == '{\n  "status": "Healthy"\n}'
+
+
+def test_a_handler_finds_each_input_under_its_name_and_metadata_among_the_headers(client: Client) -> None:
+    metadata = (("x-mine", "1"), ("x-raw-bin", b"\x00\xff"))
+    prediction, call = client.ask(metadata=metadata, data=b"\x00\xffabc", other=b"{}")
+    said = json.loads(prediction)
+    assert said["row"] == {"data": "\x00\xffabc", "other": "{}"}
+    assert said["headers"]["x-mine"] == "1"
+    assert said["headers"]["x-raw-bin"] == "AP8="
+    assert said["headers"]["data"] == {"content-type": ""}
+    assert [key for key, _ in call.trailing_metadata()] == ["x-request-id"]
+    assert call.initial_metadata() == ()
+
+
+def test_a_request_without_inputs_is_an_empty_row(client: Client) -> None:
+    assert json.loads(client.ask()[0])["row"] == {}
+
+
+def test_what_a_handler_says_beside_its_answer_is_metadata(client: Client) -> None:
+    prediction, call = client.ask(do=b"headers")
+    told = dict(call.initial_metadata())
+    assert prediction == b"a,b"
+    assert told["x-own"] == "1"
+    assert told["x-name"] == "caf%C3%A9"
+    assert told["x-request-id"] == dict(call.trailing_metadata())["x-request-id"]
+    assert not any(key.startswith("content-") for key in told)
+
+
+def test_a_status_that_a_handler_sets_ends_no_call(client: Client) -> None:
+    prediction, call = client.ask(do=b"status")
+    assert (prediction, dict(call.initial_metadata())["x-http-status"]) == (b"body of it", "507")
+
+
+def test_refusals_have_torchserve_s_codes_and_name_its_classes(client: Client) -> None:
+    assert refused(lambda: client.ask("nope")) == (
+        grpc.StatusCode.INTERNAL,
+        "Model not found: nope\norg.pytorch.serve.archive.model.ModelNotFoundException",
+    )
+    request = client.messages.PredictionsRequest(model_name="talker", model_version="9")
+    assert refused(lambda: client.predictions.Predictions(request, timeout=TIMEOUT)) == (
+        grpc.StatusCode.INTERNAL,
+        "Model version: 9 does not exist for model: talker\norg.pytorch.serve.archive.model.ModelVersionNotFoundException",
+    )
+    code, text = refused(lambda: client.ask(do=b"raise"))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert text == "Prediction failed: RuntimeError: no such image\norg.pytorch.serve.http.InternalServerException"
+    code, text = refused(lambda: client.ask(metadata=(("x-tsx-priority", "high"),)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "x-tsx-priority is 'high'" in text
+
+
+def test_an_error_names_the_request_for_whoever_reads_the_log(client: Client) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.ask(do=b"raise")
+    assert "x-request-id" in dict(caught.value.trailing_metadata())
+
+
+def test_large_messages_come_and_go_unharmed_and_too_large_ones_are_refused(client: Client) -> None:
+    body = bytes(range(256)) * 60_000
+    assert client.ask(do=b"large", data=body)[0] == body
+    assert refused(lambda: client.ask(do=b"large", data=body + body))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_stream_brings_each_part_as_it_comes(client: Client) -> None:
+    request = client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream"})
+    parts = client.predictions.StreamPredictions(request, timeout=TIMEOUT)
+    assert [part.prediction for part in parts] == [b"a", b"b", b"", b"c"]
+    assert client.ask(do=b"stream")[0] == b"abc"
+
+
+def test_a_handler_that_does_not_stream_answers_a_stream_with_one_part(client: Client) -> None:
+    request = client.messages.PredictionsRequest(model_name="talker", input={"do": b"large", "data": b"whole"})
+    assert [part.prediction for part in client.predictions.StreamPredictions(request, timeout=TIMEOUT)] == [b"whole"]
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error(client: Client) -> None:
+    request = client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream-fails"})
+    parts = []
+    with pytest.raises(grpc.RpcError) as caught:
+        parts.extend(part.prediction for part in client.predictions.StreamPredictions(request, timeout=TIMEOUT))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "in the middle" in caught.value.details()
+
+
+def test_requests_over_one_stream_are_answered_in_order_and_one_that_fails_ends_nothing(client: Client) -> None:
+    make = client.messages.PredictionsRequest
+    requests = [
+        make(model_name="talker", sequence_id="s", input={"do": b"large", "data": b"1"}),
+        make(model_name="nope", sequence_id="s"),
+        make(model_name="talker", input={"do": b"stream"}),
+        make(model_name="talker", sequence_id="s", input={"do": b"raise"}),
+        make(model_name="talker", sequence_id="s", input={"do": b"large", "data": b"2"}),
+    ]
+    answers = list(client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT))
+    assert [answer.prediction for answer in answers] == [b"1", b"", b"a", b"b", b"", b"c", b"", b"2"]
+    assert [answer.status.code for answer in answers] == [0, 13, 0, 0, 0, 0, 14, 0]
+    assert "Model not found: nope" in answers[1].status.message
+    assert [answer.sequence_id for answer in answers] == ["s", "s", "", "", "", "", "s", "s"]
+    assert not answers[2].HasField("sequence_id")
+
+
+def test_a_client_that_cancels_leaves_its_place_in_the_queue(client: Client, tmp_path: Path, until: Any) -> None:
+    with busy(client, tmp_path, until):
+        request = client.messages.PredictionsRequest(model_name="talker", input={"data": b"x"})
+        waiting = client.predictions.Predictions.future(request, timeout=TIMEOUT)
+        until(lambda: client.pending() == 1)
+        waiting.cancel()
+        until(lambda: client.pending() == 0)
+
+
+def test_a_call_s_deadline_is_its_request_s(client: Client, tmp_path: Path, until: Any) -> None:
+    with busy(client, tmp_path, until):
+        code, _ = refused(lambda: client.ask(data=b"x", timeout=0.5))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        until(lambda: client.pending() == 0)
+
+
+def test_a_stream_whose_client_leaves_gives_up_all_its_places(client: Client, tmp_path: Path, until: Any) -> None:
+    with busy(client, tmp_path, until):
+        requests = [client.messages.PredictionsRequest(model_name="talker", input={"data": b"x"}) for _ in range(5)]
+        answers = client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT)
+        until(lambda: client.pending() == 5)
+        answers.cancel()
+        until(lambda: client.pending() == 0)

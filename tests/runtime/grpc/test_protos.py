@@ -1,0 +1,77 @@
+"""The .proto files, what is made of them, and what TorchServe's clients were compiled with (contract section 2)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.runtime.grpc.conftest import TIMEOUT
+from tsx_runtime.grpc.pool import POOL
+from tsx_runtime.grpc.protos import inference_pb2, management_pb2, open_inference_grpc_pb2
+
+ROOT = Path(__file__).parents[3]
+
+
+def fields(message: Any) -> dict[str, int]:
+    return {field.name: field.number for field in message.DESCRIPTOR.fields}
+
+
+def test_the_modules_are_what_the_files_make() -> None:
+    command = [sys.executable, ROOT / "scripts/update_protos.py", "--check"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
+    protos = ROOT / "runtime/tsx_runtime/grpc/protos"
+    standard, torchserve = (protos / name for name in ("grpc_predict_v2.proto", "open_inference_grpc.proto"))
+    ours, theirs = standard.read_text().splitlines(), torchserve.read_text().splitlines()
+    different = [(one, other) for one, other in zip(ours, theirs, strict=True) if one != other][1:]  # the first line says what the file is
+    assert different == [("package inference;", "package org.pytorch.serve.grpc.openinference;")]
+
+
+def test_names_and_numbers_are_torchserve_s() -> None:
+    assert fields(inference_pb2.PredictionsRequest) == {"model_name": 1, "model_version": 2, "input": 3, "sequence_id": 4}
+    assert fields(inference_pb2.PredictionResponse) == {"prediction": 1, "sequence_id": 2, "status": 3}
+    assert fields(inference_pb2.TorchServeHealthResponse) == {"health": 1}
+    assert fields(management_pb2.DescribeModelRequest) == {"model_name": 1, "model_version": 2, "customized": 3}
+    assert fields(management_pb2.ListModelsRequest) == {"limit": 1, "next_page_token": 2}
+    register = (
+        "batch_size handler initial_workers max_batch_delay model_name response_timeout runtime synchronous url s3_sse_kms startup_timeout"
+    )
+    assert fields(management_pb2.RegisterModelRequest) == {name: number for number, name in enumerate(register.split(), 1)}
+    scale = "model_name model_version max_worker min_worker number_gpu synchronous timeout"
+    assert fields(management_pb2.ScaleWorkerRequest) == {name: number for number, name in enumerate(scale.split(), 1)}
+    assert (
+        fields(management_pb2.SetDefaultRequest) == fields(management_pb2.UnregisterModelRequest) == {"model_name": 1, "model_version": 2}
+    )
+    assert fields(management_pb2.ManagementResponse) == {"msg": 1}
+    infer = "model_name model_version id parameters inputs outputs raw_input_contents"
+    assert fields(open_inference_grpc_pb2.ModelInferRequest) == {name: number for number, name in enumerate(infer.split(), 1)}
+    contents = "bool int int64 uint uint64 fp32 fp64 bytes"
+    assert fields(open_inference_grpc_pb2.InferTensorContents) == {
+        f"{name}_contents": number for number, name in enumerate(contents.split(), 1)
+    }
+
+
+def test_every_service_has_torchserve_s_methods() -> None:
+    methods = {
+        "org.pytorch.serve.grpc.inference.InferenceAPIsService": "Ping Predictions StreamPredictions StreamPredictions2",
+        "org.pytorch.serve.grpc.management.ManagementAPIsService": (
+            "DescribeModel ListModels RegisterModel ScaleWorker SetDefault UnregisterModel"
+        ),
+        "org.pytorch.serve.grpc.openinference.GRPCInferenceService": (
+            "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer ModelStreamInfer"
+        ),
+    }
+    for service, names in methods.items():
+        assert [method.name for method in POOL.FindServiceByName(service).methods] == names.split()
+
+
+def test_a_client_s_generated_code_has_the_same_names_in_the_same_process(generated: dict[str, Any]) -> None:
+    theirs = generated["inference_pb2"].PredictionsRequest(model_name="m", input={"a": b"b"})
+    ours = inference_pb2.PredictionsRequest.FromString(theirs.SerializeToString())
+    assert (ours.model_name, dict(ours.input)) == ("m", {"a": b"b"})
+    assert type(ours) is not type(theirs)

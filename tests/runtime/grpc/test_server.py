@@ -1,0 +1,172 @@
+"""The servers of gRPC as wholes: tokens, TLS, ages of connections, ports, the end, and life without the extra."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
+from tests.support.certificates import Pair, make_certificate
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving, started
+from tsx_runtime.errors import SettingError
+from tsx_runtime.http.auth import required_tokens
+from tsx_runtime.settings import Settings, load_settings
+from tsx_runtime.targets.grpc_ports import check_free, grpc_addresses
+
+TOKENS = {"inference": "for-predictions", "management": "for-models"}
+
+
+@pytest.fixture(scope="module")
+def guarded(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Pair]]:
+    """With TLS, tokens, and connections for managing that live for half a second."""
+    directory = tmp_path_factory.mktemp("guarded")
+    pair = make_certificate(directory)
+    environment = {
+        "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_WORKER_PRELOAD": "false",
+        "TSX_ENABLE_GRPC_SSL": "true",
+        "TSX_CERTIFICATE_FILE": str(pair.certificate),
+        "TSX_PRIVATE_KEY_FILE": str(pair.key),
+        "TSX_INFERENCE_TOKEN": TOKENS["inference"],
+        "TSX_MANAGEMENT_TOKEN": TOKENS["management"],
+        "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS": "500",
+        "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS": "200",
+    }
+    with serving(["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+        yield running, pair
+
+
+@pytest.fixture(scope="module")
+def client(guarded: tuple[Running, Pair], generated: dict[str, Any]) -> Iterator[Client]:
+    running, pair = guarded
+    credentials = grpc.ssl_channel_credentials(pair.certificate.read_bytes())
+    made = connected(running, generated, lambda target: grpc.secure_channel(target.replace("127.0.0.1", "localhost"), credentials))
+    yield made
+    made.inference_channel.close()
+    made.management_channel.close()
+
+
+def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    assert "for-" not in caught.value.details()
+    return caught.value.code()
+
+
+@pytest.mark.parametrize("sent", [(), (("authorization", "Bearer for-models"),), (("authorization", "Basic for-predictions"),)])
+def test_predictions_need_their_token(client: Client, sent: Any) -> None:
+    assert code_of(lambda: client.ask(metadata=sent)) is grpc.StatusCode.PERMISSION_DENIED
+    request = client.messages.PredictionsRequest(model_name="talker")
+    streams = client.predictions.StreamPredictions, lambda one, **options: client.predictions.StreamPredictions2(iter([one]), **options)
+    for stream in streams:
+        assert code_of(lambda stream=stream: list(stream(request, metadata=sent, timeout=TIMEOUT))) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_the_right_tokens_open_each_its_own(client: Client) -> None:
+    prediction, _ = client.ask(metadata=(("authorization", "Bearer for-predictions"),))
+    assert b"row" in prediction
+    request = client.management.ListModelsRequest()
+    listed = client.models.ListModels(request, metadata=(("authorization", "bearer for-models"),), timeout=TIMEOUT)
+    assert "talker" in listed.msg
+    wrong = (("authorization", "Bearer for-predictions"),)
+    assert code_of(lambda: client.models.ListModels(request, metadata=wrong, timeout=TIMEOUT)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_whether_it_is_well_may_be_asked_without_a_token(client: Client) -> None:
+    assert HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status == HealthCheckResponse.SERVING
+
+
+def test_who_does_not_speak_tls_is_not_answered(guarded: tuple[Running, Pair], generated: dict[str, Any]) -> None:
+    with grpc.insecure_channel(guarded[0].address("gRPC predictions")) as channel:
+        stub = generated["inference_pb2_grpc"].InferenceAPIsServiceStub(channel)
+        request = generated["inference_pb2"].PredictionsRequest(model_name="talker")
+        assert code_of(lambda: stub.Predictions(request, timeout=TIMEOUT)) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_connection_is_closed_at_its_age_and_what_goes_on_after_its_grace(client: Client) -> None:
+    watched = HealthStub(client.management_channel).Watch(HealthCheckRequest(), timeout=TIMEOUT)
+    assert next(watched).status == HealthCheckResponse.SERVING
+    assert code_of(lambda: next(watched)) is grpc.StatusCode.UNAVAILABLE
+    assert HealthStub(client.management_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status == HealthCheckResponse.SERVING
+
+
+def test_a_stop_answers_what_has_begun_and_tells_who_watches(store: Path, tmp_path: Path, generated: dict[str, Any], until: Any) -> None:
+    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
+    words = ["serve", store / "talker.mar", *FREE_PORTS, *FREE_GRPC_PORTS]
+    with serving(words, tmp_path, environment) as running:
+        client = connected(running, generated, grpc.insecure_channel)
+        begun, file = tmp_path / "begun", tmp_path / "go"
+        inputs = {"do": b"wait", "begun": str(begun).encode(), "file": str(file).encode()}
+        answer = client.predictions.Predictions.future(
+            client.messages.PredictionsRequest(model_name="talker", input=inputs), timeout=TIMEOUT
+        )
+        until(begun.exists)
+        watched = HealthStub(client.inference_channel).Watch(HealthCheckRequest(), timeout=TIMEOUT)
+        assert next(watched).status == HealthCheckResponse.SERVING
+        running.process.send_signal(signal.SIGTERM)
+        assert next(watched).status == HealthCheckResponse.NOT_SERVING
+        file.touch()
+        assert answer.result(TIMEOUT).prediction == b"waited"
+        assert list(watched) == []
+        assert running.process.wait(TIMEOUT) == 0
+
+
+def test_one_port_for_both_has_both_services(store: Path, tmp_path: Path, generated: dict[str, Any], free_ports: Any) -> None:
+    (port,) = free_ports(1)
+    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
+    ports = ["--set", "enable_grpc=true", "--grpc-port", port, "--grpc-management-port", port]
+    with serving(["serve", store / "talker.mar", *FREE_PORTS, *ports], tmp_path, environment) as running:
+        assert running.address("gRPC predictions") == running.address("gRPC models") == f"127.0.0.1:{port}"
+        client = connected(running, generated, grpc.insecure_channel)
+        assert client.ask()[0]
+        assert "talker" in client.models.ListModels(client.management.ListModelsRequest(), timeout=TIMEOUT).msg
+        with pytest.raises(SettingError, match=rf"Port {port} on 127.0.0.1 is in use \(grpc_inference_port and grpc_management_port\)"):
+            check_free(grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port)))
+
+
+def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_told_once(store: Path, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['grpc'] = None; from tsx_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_ENABLE_GRPC": "true"}
+    command = [sys.executable, "-c", without, "serve", str(store / "talker.mar"), *FREE_PORTS]
+    with started(command, tmp_path, environment) as running:
+        assert not any("gRPC" in line for line in running.lines)
+        assert len(re.findall(r"gRPC is not served.*pip install 'tsx-serve\[grpc\]'", running.log)) == 1
+
+
+def test_who_asks_for_grpc_and_lacks_it_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "grpc_health", None)
+    with caplog.at_level(logging.INFO):
+        assert grpc_addresses(Settings()) == []
+        assert grpc_addresses(Settings(grpc_inference_port=7070)) == []
+        assert grpc_addresses(Settings(enable_grpc=False)) == []
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+
+
+def test_an_open_address_needs_a_token() -> None:
+    with pytest.raises(SettingError, match=r"grpc_management_address is 0\.0\.0\.0, .* management_token must be set"):
+        required_tokens(Settings(grpc_management_address="0.0.0.0"))
+    required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
+    required_tokens(Settings(grpc_management_address="0.0.0.0", enable_grpc=False))
+    required_tokens(Settings(grpc_inference_address="::1", grpc_management_address="localhost"))
+
+
+@pytest.mark.parametrize("value", ["http://127.0.0.1", "127.0.0.1:7070", "a b", ""])
+def test_an_address_of_grpc_is_a_host_alone(value: str) -> None:
+    with pytest.raises(SettingError, match="it takes a host name or address, without a port"):
+        load_settings({"grpc_inference_address": value}, {})
+
+
+def test_an_address_in_brackets_is_the_same_without() -> None:
+    settings, _ = load_settings({"grpc_inference_address": "[::1]"}, {})
+    assert settings.grpc_inference_address == "::1"
+    assert str(grpc_addresses(settings)[0][0].host) == "::1"

@@ -1,0 +1,112 @@
+"""From errors to gRPC statuses: the table of the contract."""
+
+from __future__ import annotations
+
+import pytest
+from grpc import StatusCode
+
+from tsx_runtime.errors import (
+    BadRequest,
+    CannotRemoveDefault,
+    Conflict,
+    DeadlinePassed,
+    ForeignOrigin,
+    InvalidToken,
+    LoadFailed,
+    MethodNotAllowed,
+    ModelNotFound,
+    NoWorker,
+    OutOfResources,
+    PredictionFailed,
+    QueueFull,
+    TsxError,
+    error_body,
+)
+from tsx_runtime.grpc.metadata import as_headers, from_block
+from tsx_runtime.grpc.statuses import LONGEST, code_of, refusal, worker_refusal
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, StatusCode.INVALID_ARGUMENT),
+        (401, StatusCode.UNAUTHENTICATED),
+        (403, StatusCode.PERMISSION_DENIED),
+        (404, StatusCode.NOT_FOUND),
+        (405, StatusCode.FAILED_PRECONDITION),
+        (408, StatusCode.FAILED_PRECONDITION),
+        (409, StatusCode.ABORTED),
+        (413, StatusCode.RESOURCE_EXHAUSTED),
+        (429, StatusCode.RESOURCE_EXHAUSTED),
+        (499, StatusCode.CANCELLED),
+        (500, StatusCode.INTERNAL),
+        (501, StatusCode.UNIMPLEMENTED),
+        (503, StatusCode.UNAVAILABLE),
+        (504, StatusCode.DEADLINE_EXCEEDED),
+        (507, StatusCode.INTERNAL),
+    ],
+)
+def test_an_http_status_is_a_code(status: int, code: StatusCode) -> None:
+    assert code_of(status) is code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadRequest("x"), StatusCode.INVALID_ARGUMENT),
+        (InvalidToken("x"), StatusCode.PERMISSION_DENIED),
+        (ForeignOrigin("x"), StatusCode.PERMISSION_DENIED),
+        (CannotRemoveDefault("x"), StatusCode.PERMISSION_DENIED),
+        (ModelNotFound("x"), StatusCode.NOT_FOUND),
+        (Conflict("x"), StatusCode.ABORTED),
+        (NoWorker("x"), StatusCode.UNAVAILABLE),
+        (QueueFull("x"), StatusCode.UNAVAILABLE),
+        (QueueFull("x", status=429), StatusCode.RESOURCE_EXHAUSTED),
+        (DeadlinePassed("x"), StatusCode.DEADLINE_EXCEEDED),
+        (PredictionFailed("x"), StatusCode.UNAVAILABLE),
+        (OutOfResources("x"), StatusCode.INTERNAL),
+        (TsxError("x"), StatusCode.INTERNAL),
+    ],
+)
+def test_an_error_is_a_code(error: TsxError, code: StatusCode) -> None:
+    assert refusal(error).code is code
+
+
+def test_a_model_api_that_is_off_says_so() -> None:
+    assert refusal(MethodNotAllowed("x")) == (StatusCode.PERMISSION_DENIED, "Model API disabled", ())
+
+
+def test_who_is_turned_away_is_told_when_to_come_again() -> None:
+    assert refusal(QueueFull("full", retry_after=3)).metadata == (("grpc-retry-pushback-ms", "3000"), ("retry-after", "3"))
+    assert refusal(DeadlinePassed("late", retry_after=3)).metadata == ()  # the same call would have no time left
+
+
+def test_a_long_traceback_fits_the_trailers_of_a_call() -> None:
+    details = refusal(LoadFailed("cannot load", traceback="line\n" * 9000 + "the end")).details
+    assert len(details) < LONGEST + 10
+    assert details.startswith("cannot load")
+    assert details.endswith("the end\norg.pytorch.serve.http.InternalServerException")
+
+
+def test_only_a_worker_s_own_error_json_is_an_error() -> None:
+    assert worker_refusal(503, error_body(503, "InternalServerException", "Prediction failed"))
+    for body in (b"text", b"{}", b"[]", b"\xff", b'{"code": 503, "message": "x"}', error_body(500, "X", "of another status")):
+        assert worker_refusal(503, body) is None
+
+
+def test_metadata_are_headers_but_for_what_frames_the_call() -> None:
+    sent = [
+        ("x-a", "1"),
+        ("grpc-timeout", "1S"),
+        ("content-type", "application/grpc"),
+        ("inference-header-content-length", "9"),
+        ("b-bin", b"\0"),
+    ]
+    assert as_headers(sent) == [(b"x-a", b"1"), (b"b-bin", b"AA==")]
+
+
+def test_a_handler_s_headers_are_metadata_where_grpc_allows_them() -> None:
+    assert from_block(b"") == ()
+    assert from_block(b"X-A: 1\r\nContent-Type: text/csv\r\nx!y: 2\r\ngrpc-status: 0\r\nconnection: close\r\n") == (("x-a", "1"),)
+    with pytest.raises(PredictionFailed):
+        from_block(b"bad name: 1\r\n")
