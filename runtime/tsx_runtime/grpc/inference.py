@@ -16,8 +16,8 @@ from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Service
 from tsx_runtime.grpc.statuses import Refusal, code_of, refusal
-from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.schemas import Health

@@ -16,8 +16,8 @@ from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Service
 from tsx_runtime.grpc.statuses import Refusal, code_of, refusal, shortened
-from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import not_ready
 from tsx_runtime.http.kserve import ServerMetadata
@@ -67,9 +67,8 @@ class OpenInference:
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
         known = ServerMetadata()  # of REST
-        return self.messages.ServerMetadataResponse(
-            name=known.name, version=known.version, extensions=[*known.extensions, "binary_tensor_data"]
-        )
+        extensions = [*known.extensions, "binary_tensor_data"]
+        return self.messages.ServerMetadataResponse(name=known.name, version=known.version, extensions=extensions)
 
     async def model_metadata(self, request: Any, context: Context) -> Any:
         """Archives do not tell the tensors of their models, so neither does this."""

@@ -39,6 +39,7 @@ def guarded(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         "TSX_PRIVATE_KEY_FILE": str(pair.key),
         "TSX_INFERENCE_TOKEN": TOKENS["inference"],
         "TSX_MANAGEMENT_TOKEN": TOKENS["management"],
+        "TSX_ACCESS_LOG": "true",
         "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS": "500",
         "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS": "200",
     }
@@ -80,6 +81,15 @@ def test_the_right_tokens_open_each_its_own(client: Client) -> None:
     assert "talker" in listed.msg
     wrong = (("authorization", "Bearer for-predictions"),)
     assert code_of(lambda: client.models.ListModels(request, metadata=wrong, timeout=TIMEOUT)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(guarded: tuple[Running, Pair], client: Client, until: Any) -> None:
+    client.ask(metadata=(("authorization", "Bearer for-predictions"),))
+    code_of(client.ask)
+    line = r'- /127\.0\.0\.1:\d+ "gRPC org\.pytorch\.serve\.grpc\.inference\.InferenceAPIsService/Predictions HTTP/2\.0" %d \d+$'
+    for status in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED):
+        until(lambda status=status: re.search(line % status.value[0], guarded[0].log, re.MULTILINE))
+    assert "for-predictions" not in guarded[0].log
 
 
 def test_whether_it_is_well_may_be_asked_without_a_token(client: Client) -> None:
