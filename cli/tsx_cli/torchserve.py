@@ -114,6 +114,10 @@ def serve(arguments: argparse.Namespace) -> int:
     except AlreadyRunning:
         print(RUNNING)
         return FAILED
+    except PermissionError as error:
+        if error.filename != str(pid_file()):
+            raise
+        raise CliError(f"{error.filename} is another user's; set TMPDIR to a directory of your own, for --stop as well") from error
     return 0
 
 

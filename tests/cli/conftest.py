@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.support.torchserve import TorchServe
 from tsx_cli.main import main
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -40,3 +41,12 @@ def run(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch, ca
         return Ended(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def torchserve(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
+    made = TorchServe(tmp_path, free_ports(3))
+    try:
+        yield made
+    finally:
+        made.end()

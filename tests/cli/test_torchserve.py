@@ -8,106 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.models import make_model
-from tests.support.servers import DEADLINE, clean
+from tests.support.servers import DEADLINE
+from tests.support.torchserve import START, TorchServe
 from tsx_cli.background import MARK, AlreadyRunning, claimed, find_server
 from tsx_cli.torchserve import READY, RUNNING, configure, main, parser
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
-START = ["--start", "--disable-token-auth", "--enable-model-api"]
-
-
-class TorchServe:
-    """The command in a directory of its own, with a pid file of its own."""
-
-    def __init__(self, place: Path, ports: list[int]) -> None:
-        self.place = place
-        self.inference, self.management, self.metrics = (f"http://127.0.0.1:{port}" for port in ports)
-        self.pid_file = place / "tmp" / ".model_server.pid"
-        self.environment = clean({"TMPDIR": str(place / "tmp"), "TSX_CACHE_DIR": str(place / "cache"), "TSX_WORKER_PRELOAD": "false"})
-        (place / "tmp").mkdir()
-        (place / "store").mkdir()
-
-    def configure(self, *lines: str) -> None:
-        addresses = [f"{role}_address={getattr(self, role)}" for role in ("inference", "management", "metrics")]
-        (self.place / "config.properties").write_text("\n".join([*addresses, "model_store=store", "vmargs=-Xmx1g", *lines]) + "\n")
-
-    def call(self, *words: str) -> tuple[int, str, str]:
-        """A call that ends and leaves nothing running."""
-        done = subprocess.run(self._command(words), cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
-        return done.returncode, done.stdout, done.stderr
-
-    def start(self, *words: str) -> tuple[int, list[str]]:
-        """As TorchServe's launcher does: read what is printed until the server says that it has started. The exit code is the command's."""
-        with open(self.place / "stderr", "w") as errors:
-            process = subprocess.Popen(
-                self._command([*START, *words]), cwd=self.place, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        late = threading.Timer(DEADLINE, process.kill)
-        late.start()
-        lines = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip("\n"))
-            if lines[-1] == READY:
-                break
-        process.stdout.close()
-        try:
-            return process.wait(DEADLINE), lines
-        finally:
-            late.cancel()
-
-    @property
-    def stderr(self) -> str:
-        return (self.place / "stderr").read_text()
-
-    @property
-    def server(self) -> psutil.Process:
-        found = find_server(self.pid_file)
-        assert found is not None, self.stderr
-        return found
-
-    def describe(self, model: str) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads(self.request("GET", f"{self.management}/models/{model}"))[0]
-        return described
-
-    def request(self, method: str, url: str, body: bytes | None = None) -> bytes:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, body, {"Content-Type": "application/octet-stream"}, method=method), timeout=DEADLINE
-        ) as answer:
-            content: bytes = answer.read()
-            return content
-
-    def snapshots(self) -> list[str]:
-        return [path.stem.partition("-")[2] for path in sorted((self.place / "logs" / "config").iterdir())]
-
-    def end(self) -> None:
-        if (found := find_server(self.pid_file)) is not None:
-            found.kill()
-            found.wait(DEADLINE)
-
-    @staticmethod
-    def _command(words: Any) -> list[str]:
-        return [sys.executable, "-m", "tsx_cli.torchserve", *words]
-
-
-@pytest.fixture
-def torchserve(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
-    made = TorchServe(tmp_path, free_ports(3))
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torchserve: TorchServe) -> None:
@@ -115,9 +28,9 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     make_model(torchserve.place / "store" / "echo2.mar", ECHO, name="echo", version="2.0")
     make_model(torchserve.place / "store" / "broken.mar", BROKEN)
     (torchserve.place / "store" / "junk.mar").write_text("junk")
-    torchserve.configure("load_models=all", 'models={"echo": {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 4}}}')
+    torchserve.configure("load_models=all", "vmargs=-Xmx1g", 'models={"echo": {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 4}}}')
 
-    code, lines = torchserve.start()
+    code, lines = torchserve.start(*START)
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     server = torchserve.server
     assert torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
@@ -141,7 +54,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     assert torchserve.call("--stop") == (0, "TorchServe is not currently running.\n", "")
 
     torchserve.configure("load_models=all")  # not read: the last snapshot is
-    code, lines = torchserve.start("--models", "broken.mar")
+    code, lines = torchserve.start(*START, "--models", "broken.mar")
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     assert "starting from the last snapshot, logs/config/" in torchserve.stderr
     assert "--models does not count" in torchserve.stderr
@@ -153,7 +66,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
 
     torchserve.server.kill()  # leaves its pid file behind
     psutil.wait_procs([server])
-    code, lines = torchserve.start("--ncs", "--models", "other=echo.mar")
+    code, lines = torchserve.start(*START, "--ncs", "--models", "other=echo.mar")
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     assert torchserve.describe("other")["modelUrl"] == "echo.mar"
     assert torchserve.snapshots()[-1] == "startup"  # that of the one before
