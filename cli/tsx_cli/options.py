@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -40,4 +41,4 @@ def read_settings(config: Path | None, assignments: Iterable[str] | None = None,
             raise UsageError(f"--set takes NAME=VALUE, not '{assignment}'")
         cli[name] = value
     cli.update((name, value) for name, value in given.items() if value is not None)
-    return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()))
+    return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), lambda notice: print(notice, file=sys.stderr))

@@ -39,6 +39,17 @@ def test_another_file_is_named_on_the_command_line(run: Run, tmp_path: Path) -> 
     assert told["drain_timeout"] == {"value": 6, "origin": "other.toml"}
 
 
+def test_a_config_properties_is_shown_with_what_has_no_effect_in_it(run: Run, tmp_path: Path) -> None:
+    lines = ["job_queue_size=7", "vmargs=-Xmx1g", 'models={"noop": {"1.0": {"batchSize": 4}}}']
+    (tmp_path / "config.properties").write_text("\n".join(lines))
+    ended = run("config", "show", "--config", "config.properties", "--json")
+    told = json.loads(ended.out)
+    assert told["job_queue_size"] == {"value": 7, "origin": "config.properties"}
+    assert told["model_versions"]["value"]["noop"]["1.0"]["batch_size"] == 4
+    assert ended.err == "config.properties: without effect here, since only TorchServe's Java needs them: vmargs\n"
+    assert run("config", "show", "--config", "config.properties").code == 0
+
+
 @pytest.mark.parametrize("command", [["config", "show"], ["serve"], ["models", "list"], ["archive", "inspect", "x.mar"]])
 def test_an_unknown_setting_ends_every_command(run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     monkeypatch.setenv("TSX_JOB_QUEUE_SISE", "7")

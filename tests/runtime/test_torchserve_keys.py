@@ -228,3 +228,66 @@ def test_the_files_of_kserve_and_sagemaker_mean_what_they_say(tmp_path: Path) ->
     assert settings.disable_token_authorization is True
     assert settings.default_service_handler == "sagemaker_pytorch_serving_container.handler_service:handle"
     assert settings.model_versions["model"]["1.0"].batch_size == 8
+
+
+DEFAULTS = {  # contract 4.1
+    "inference_address": "http://127.0.0.1:8080",
+    "management_address": "http://127.0.0.1:8081",
+    "metrics_address": "http://127.0.0.1:8082",
+    "grpc_inference_address": "127.0.0.1",
+    "grpc_management_address": "127.0.0.1",
+    "grpc_inference_port": 7070,
+    "grpc_management_port": 7071,
+    "enable_grpc_ssl": False,
+    "model_store": None,
+    "workflow_store": None,
+    "load_models": [],
+    "default_workers_per_model": 0,
+    "default_response_timeout": 120,
+    "default_startup_timeout": 120,
+    "unregister_model_timeout": 120,
+    "job_queue_size": 100,
+    "number_of_gpu": None,
+    "max_request_size": 6553500,
+    "max_response_size": 6553500,
+    "limit_max_image_pixels": True,
+    "decode_input_request": True,
+    "default_service_handler": None,
+    "service_envelope": None,
+    "metrics_config": None,
+    "disable_system_metrics": False,
+    "system_metrics_cmd": None,
+    "metric_time_interval": 60,
+    "enable_metrics_api": True,
+    "disable_token_authorization": False,
+    "token_expiration_min": 60,
+    "install_py_dep_per_model": False,
+    "blacklist_env_vars": None,
+    "cors_allowed_origin": None,
+    "cors_allowed_methods": None,
+    "cors_allowed_headers": None,
+    "keystore": None,
+    "keystore_pass": "changeit",
+    "certificate_file": None,
+    "private_key_file": None,
+    "cpu_launcher_enable": False,
+    "ts_header_key_sequence_id": "ts_request_sequence_id",
+    "ts_header_key_sequence_start": "ts_request_sequence_start",
+    "ts_header_key_sequence_end": "ts_request_sequence_end",
+}
+HERE = [name for name in DEFAULTS if name in Settings.model_fields]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_setting_of_torchserves_name_has_its_default(name: str) -> None:
+    assert getattr(Settings(), name) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in HERE if isinstance(DEFAULTS[name], int)])
+def test_each_key_can_be_overridden_from_the_environment(name: str, tmp_path: Path) -> None:
+    default = DEFAULTS[name]
+    text = str(not default).lower() if isinstance(default, bool) else str(int(default) + 1)  # type: ignore[call-overload]
+    settings, origins, told = load(tmp_path, f"enable_envvars_config=true\n{name}={default}", {f"TS_{name.upper()}": text})
+    assert str(getattr(settings, name)).lower().removesuffix(".0") == text
+    assert origins[name] == f"environment variable TS_{name.upper()}"
+    assert told == []
