@@ -356,6 +356,11 @@ def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], N
             snapshot, more = parse_snapshot(key.text, key.origin)
             yield _Found("model_snapshot", snapshot, key.origin)
             notices += more
+        elif _kind(Settings.model_fields[key.name]) is bool:
+            yield _Found(key.name, key.is_true, key.origin)
+            word = key.text.strip()
+            if word.lower() not in ("true", "false"):
+                notices.append(f"{key.origin}: {key.name} is {word!r}, which counts as false, as in TorchServe; write true or false")
         else:
             yield _Found(key.name, key.text.strip(), key.origin)
     for notice in notices:

@@ -98,6 +98,11 @@ class Key(NamedTuple):
     text: str
     origin: str
 
+    @property
+    def is_true(self) -> bool:
+        """As Java reads it: any other word is false, and SageMaker's toolkit does write others (two lines that became one)."""
+        return _is_true(self.text)
+
 
 class Reading(NamedTuple):
     """What a config.properties sets, and what a person should hear about it."""

@@ -51,7 +51,7 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         "enable_metrics_api=false",
         "enable_grpc=false",
     ]
-    lines += ["disable_token_authorization=true", "enable_model_api=true", f"models={json.dumps(described)}"]
+    lines += ["disable_token_authorization=true", "enable_model_api=truedefault_response_timeout=60", f"models={json.dumps(described)}"]
     lines += ["default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle"]
     (torchserve.place / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
     (torchserve.place / "log4j2.xml").write_text(LOG4J)

@@ -75,11 +75,12 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
 
 def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> None:
     torchserve.configure()
-    command = [sys.executable, "-m", "tsx_cli.torchserve", *START, "--foreground", "--ncs"]
+    command = [sys.executable, "-m", "tsx_cli.torchserve", "--foreground", "--ncs"]
     with subprocess.Popen(command, cwd=torchserve.place, env=torchserve.environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert READY in (line.rstrip("\n") for line in process.stdout)
         assert torchserve.server.pid == process.pid
+        assert set(json.loads((torchserve.place / "key_file.json").read_text())) == {"management", "inference", "API"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE) == 0
     assert not torchserve.pid_file.exists()
@@ -110,8 +111,7 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     arguments = parser().parse_args(
         ["--ts-config", str(file), "--disable-token-auth", "--enable-model-api", "--model-store", "a", "--models", "x.mar"]
     )
-    tokens = {"TSX_INFERENCE_TOKEN": "a", "TSX_MANAGEMENT_TOKEN": "b"}
-    settings = configure(arguments, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false", "TS_MODEL_STORE": "b", **tokens}, warn=print).settings
+    settings = configure(arguments, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false", "TS_MODEL_STORE": "b"}, warn=print).settings
     assert (settings.disable_token_authorization, settings.model_store, settings.load_models) == (False, Path("b"), ["x.mar"])
     other = tmp_path / "other.properties"
     other.write_text("job_queue_size=3\n")

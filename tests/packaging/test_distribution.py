@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tsx_runtime.version import TORCHSERVE_VERSION, __version__
+
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
+SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims"
 PACKAGES = {
     "tsx_archiver": "archiver",
     "tsx_runtime": "runtime",
@@ -141,6 +144,63 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
     assert server.stop() == 0, server.log
 
 
+@pytest.fixture(scope="module")
+def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory into which the distribution of the extra `torchserve` is installed."""
+    made = tmp_path_factory.mktemp("shims")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", made, SHIMS]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        made / "site",
+        next(made.glob("*.whl")),
+    ]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return made / "site"
+
+
+NAMES_OF_TORCHSERVE = """
+import model_archiver, ts
+from model_archiver import ModelArchiver, ModelArchiverConfig
+from ts import launcher
+from ts.context import Context
+from ts.torch_handler.base_handler import BaseHandler
+print(ts.__version__, launcher.__file__, model_archiver.__file__, BaseHandler.__module__)
+"""
+
+
+def test_torchserves_import_names_come_with_the_extra_alone(
+    installed: Path, shims: Path, tmp_path: Path, user_environment: dict[str, str]
+) -> None:
+    for name in ("ts", "model_archiver"):
+        command = [installed / "python", "-c", f"import {name}"]
+        done = subprocess.run(command, cwd=tmp_path, env=user_environment, capture_output=True, text=True, timeout=60, check=False)
+        assert f"No module named '{name}'" in done.stderr
+    environment = {**user_environment, "PYTHONPATH": str(shims)}
+    version, launcher, archiver, handler = run(
+        installed / "python", "-c", NAMES_OF_TORCHSERVE, cwd=tmp_path, environment=environment
+    ).split()
+    assert version == TORCHSERVE_VERSION
+    assert (launcher, archiver) == (str(shims / "ts" / "launcher.py"), str(shims / "model_archiver" / "__init__.py"))
+    assert handler == "tsx_runtime.worker.handlers.base"
+
+
+def test_the_two_distributions_have_one_version() -> None:
+    shims, tsx = ((place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, ROOT))
+    assert f'\nversion = "{__version__}"' in shims
+    assert f'"tsx-serve=={__version__}"' in shims
+    assert f'torchserve = ["tsx-serve-torchserve-shims=={__version__}"]' in tsx
+
+
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -174,8 +234,11 @@ def test_constraints_pin_everything_that_is_tested() -> None:
     assert {name: here.get(name) for name in tested} == tested
 
 
-def test_extras_that_a_message_or_a_page_names_exist() -> None:
+def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: set[str]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))).decode()
+    extras = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE))
     files = [*(ROOT / room / package for package, room in PACKAGES.items()), ROOT / "docs"]
     texts = [file.read_text(encoding="utf-8") for place in files for pattern in ("*.py", "*.md") for file in place.rglob(pattern)]
     named = {extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)}
-    assert {"onnx", "explain"} <= named <= set(distribution("tsx-serve").metadata.get_all("Provides-Extra") or [])
+    assert {"onnx", "explain"} <= named <= extras

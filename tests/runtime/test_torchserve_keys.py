@@ -84,6 +84,15 @@ def test_a_wrong_value_is_named_with_its_file(tmp_path: Path) -> None:
     assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is no properties file: \\u must be followed by")
 
 
+def test_any_word_but_true_is_false(tmp_path: Path) -> None:
+    # SageMaker's toolkit joins two lines, and its users have started with it for years
+    settings, _, told = load(
+        tmp_path, "enable_model_api=truedefault_response_timeout=60\ndecode_input_request=FALSE\nenable_metrics_api=TRUE"
+    )
+    assert (settings.enable_model_api, settings.decode_input_request, settings.enable_metrics_api) == (False, False, True)
+    assert told == ["enable_model_api is 'truedefault_response_timeout=60', which counts as false, as in TorchServe; write true or false"]
+
+
 def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "config.properties"
     file.write_bytes("model_store=modèles".encode("latin-1"))

@@ -1,0 +1,61 @@
+"""`ts.launcher`, as TorchServe's own tests and its users' scripts call it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import DEADLINE, clean
+from tsx_cli.torchserve import READY
+
+pytest.importorskip("requests")
+SHIMS = Path(__file__).parents[2] / "packages" / "tsx-serve-torchserve-shims" / "src"
+ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
+
+SCRIPT = """
+import sys
+import requests
+sys.path.insert(0, sys.argv[1])
+from ts import launcher
+inference, launcher.MANAGEMENT = sys.argv[2:]
+start = {"model_store": "store", "snapshot_file": "config.properties", "no_config_snapshots": True, "disable_token": True}
+for _ in range(2):  # the second stops the first
+    launcher.start(**start, models="echo=echo.mar", enable_model_api=True, plugin_folder="plugins")
+print("registered", launcher.register_model("other", "echo.mar").status_code)
+for model in ("echo", "other"):
+    print(model, requests.post(f"{inference}/predictions/{model}", data=b"hello").text)
+launcher.stop()
+try:
+    launcher.start(model_store="none", disable_token=True, enable_model_api=True)
+except RuntimeError as error:
+    print("failed", error)
+"""
+
+
+def test_a_script_starts_asks_and_stops_a_server(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    for directory in ("store", "tmp"):
+        (tmp_path / directory).mkdir()
+    make_model(tmp_path / "store" / "echo.mar", ECHO)
+    inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
+    addresses = f"inference_address={inference}\nmanagement_address={management}\nmetrics_address={metrics}\n"
+    (tmp_path / "config.properties").write_text(addresses)
+    environment = clean({"TMPDIR": str(tmp_path / "tmp"), "TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"})
+    command = [sys.executable, "-c", SCRIPT, str(SHIMS), inference, f"{management}/models"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("TorchServe")] == [
+        "TorchServe is not currently running.",
+        "TorchServe has stopped.",
+        "TorchServe has stopped.",
+        "TorchServe is not currently running.",
+    ]
+    assert lines.count(READY) == 2
+    assert [line for line in lines if line.startswith(("registered", "echo", "other"))] == ["registered 200", "echo hello", "other hello"]
+    assert "failed the server did not start; the command ended with 1: --model-store directory not found: none" in done.stdout
+    assert not (tmp_path / "tmp" / ".model_server.pid").exists()
