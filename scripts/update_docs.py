@@ -23,7 +23,7 @@ PACKAGES = [
 ]
 CLOSED = {"runtime/tsx_runtime/worker/ts", "runtime/tsx_runtime/grpc/protos"}  # one line for all that is inside
 ELSEWHERE = {
-    "packages/tsx-serve-torchserve-shims": "The import names `ts` and `model_archiver`, a distribution of its own: the extra `torchserve`",
+    "packages/tsx-serve-torchserve-shims": "The names that TorchServe's users import, a distribution of its own: the extra `torchserve`",
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
     "scripts": "What people and CI call: demo, test",
     "tests": "Mirrors the rooms; support/ has what several of them need",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "tsx_archiver": ROOT / "archiver",
     "model_archiver": ROOT / "packages" / "tsx-serve-torchserve-shims" / "src",
+    "workflow_archiver": ROOT / "packages" / "tsx-serve-torchserve-shims" / "src",
     "tsx_runtime": ROOT / "runtime",
     "tsx_cli": ROOT / "cli",
     "tsx_templates": ROOT / "templates",
@@ -35,12 +36,14 @@ GROUND = {
 SETTINGS = GROUND | {"tsx_runtime.torchserve_keys", "tsx_runtime.settings"}
 PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.entry"}
-HTTP = CORE | {"tsx_runtime.http"}
+WORKFLOWS = CORE | {"tsx_runtime.workflows"}
+HTTP = WORKFLOWS | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
 TARGETS = GRPC | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver": set(),
     "model_archiver": {"tsx_archiver"},
+    "workflow_archiver": {"tsx_archiver"},
     "tsx_templates": set(),
     "tsx_runtime.version": set(),
     "tsx_runtime.addresses": set(),
@@ -66,7 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
-    "tsx_runtime.http": CORE,
+    "tsx_runtime.workflows": CORE,
+    "tsx_runtime.http": WORKFLOWS,
     "tsx_runtime.grpc": HTTP,
     "tsx_runtime.targets": GRPC,
     "tsx_cli": TARGETS,

@@ -15,6 +15,7 @@ from .limits import Limits, human
 from .names import collision_key, shown
 
 REFUSED = "Nothing was unpacked."
+MANIFEST_DIRECTORIES = ("MAR-INF", "WAR-INF")  # of models, of workflows
 
 
 class Member(NamedTuple):
@@ -107,5 +108,5 @@ def root_of(members: Sequence[Member]) -> str:
         if not slash and not member.is_directory:
             return ""
         tops.add(top)
-    only = tops.pop() if len(tops) == 1 else "MAR-INF"
-    return "" if only == "MAR-INF" else only
+    only = tops.pop() if len(tops) == 1 else ""
+    return "" if only in MANIFEST_DIRECTORIES else only

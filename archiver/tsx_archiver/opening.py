@@ -6,14 +6,14 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from .cache import Cache, default_cache
-from .containers import Container, root_of
+from .cache import Cache, Entry, default_cache
+from .containers import MANIFEST_DIRECTORIES, Container, root_of
 from .digest import file_digest, file_state
 from .errors import ArchiveNotFound, CannotOpen, CorruptMember, EmptyArchive, ForeignFile, InvalidConfig, WrongChecksum
 from .formats import open_container
@@ -115,25 +115,12 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
 
 
 def _open_file(file: BinaryIO, source: Path, cache: Path | None, limits: Limits, default_name: str) -> OpenArchive:
-    state = file_state(file)
     refuse_model_file(file, source)
-    store = Cache(cache or default_cache())
-    digest = file_digest(file, source, store.root / "seen")
 
-    def make(target: Path) -> dict[str, int]:
-        container = open_container(file, str(source), limits)
-        try:
-            root = root_of(container.members)
-            manifest = read_manifest(container, root, default_name, source)
-            store.check_room(sum(member.size for member in container.members))
-            sizes = _unpack(container, target, root, manifest.checksums, source)
-        finally:
-            container.close()
-        if file_state(file) != state:
-            raise CorruptMember(f"{source} changed while it was unpacked. Try again once nothing writes to it.")
-        return sizes
+    def checksums_in(container: Container, root: str) -> Mapping[str, str]:
+        return read_manifest(container, root, default_name, source).checksums
 
-    entry = store.open(digest, make)
+    entry, digest = unpack_file(file, source, cache, limits, checksums_in)
     try:
         opened = _open_directory(model_root(entry.files), default_name, source)
     except BaseException:
@@ -141,6 +128,33 @@ def _open_file(file: BinaryIO, source: Path, cache: Path | None, limits: Limits,
         raise
     opened.digest, opened._lock = digest, entry.lock
     return opened
+
+
+def unpack_file(
+    file: BinaryIO, source: Path, cache: Path | None, limits: Limits, checksums_in: Callable[[Container, str], Mapping[str, str]]
+) -> tuple[Entry, str]:
+    """What the archive holds, unpacked in the cache, once for all who open it, and its sha-256.
+
+    `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
+    """
+    state = file_state(file)
+    store = Cache(cache or default_cache())
+    digest = file_digest(file, source, store.root / "seen")
+
+    def make(target: Path) -> dict[str, int]:
+        container = open_container(file, str(source), limits)
+        try:
+            root = root_of(container.members)
+            checksums = checksums_in(container, root)
+            store.check_room(sum(member.size for member in container.members))
+            sizes = _unpack(container, target, root, checksums, source)
+        finally:
+            container.close()
+        if file_state(file) != state:
+            raise CorruptMember(f"{source} changed while it was unpacked. Try again once nothing writes to it.")
+        return sizes
+
+    return store.open(digest, make), digest
 
 
 def _unpack(container: Container, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
@@ -204,7 +218,7 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
 def model_root(directory: Path) -> Path:
     """The directory itself, or the only one inside it (contract 3.1)."""
     tops = [path for path in directory.iterdir() if not path.name.startswith(".") and path.name != "__MACOSX"]
-    if len(tops) == 1 and tops[0].is_dir() and tops[0].name != "MAR-INF":
+    if len(tops) == 1 and tops[0].is_dir() and tops[0].name not in MANIFEST_DIRECTORIES:
         return tops[0]
     return directory
 

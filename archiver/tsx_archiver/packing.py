@@ -70,6 +70,7 @@ class Plan(NamedTuple):
     model_name: str
     members: list[PlannedMember]
     manifest: dict[str, Any]
+    manifest_path: str = MANIFEST_PATH
 
 
 def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
@@ -79,7 +80,7 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
     use) goes to `warn`; without one it raises as well.
     """
     _check_names(spec)
-    members = _Members()
+    members = Members()
     model: dict[str, Any] = {"modelName": spec.model_name}
     if spec.serialized_file:
         model["serializedFile"] = members.add_file(spec.serialized_file, "serialized file")
@@ -92,18 +93,19 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
     if spec.config_file:
         model["configFile"] = members.add_file(spec.config_file, "config file")
         _check_config(Path(spec.config_file), warn)
-    for path in _extra_paths(spec.extra_files, warn):
+    for path in extra_paths(spec.extra_files, warn):
         members.add_tree(path)
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
-    manifest = {"createdOn": _created_on(), "runtime": spec.runtime, "model": model}
+    manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
     return Plan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
 
 
-class _Members:
+class Members:
     """Members by the name they would collide under, with where each came from."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest_path: str = MANIFEST_PATH) -> None:
+        self._manifest_path = manifest_path
         self._members: dict[str, tuple[PlannedMember, str]] = {}
 
     def add(self, member: PlannedMember, origin: str) -> None:
@@ -111,8 +113,9 @@ class _Members:
         if fault:
             raise CannotPack(f"{origin}: {shown(member.name)} cannot be a name in an archive: {fault}. Rename the file.")
         key = collision_key(member.name)
-        if key == collision_key(MANIFEST_PATH):
-            raise DuplicateInput(f"{origin} would take the place of the archive's own {MANIFEST_PATH}. Leave it out of the extra files.")
+        if key == collision_key(self._manifest_path):
+            own = self._manifest_path
+            raise DuplicateInput(f"{origin} would take the place of the archive's own {own}. Leave it out of the extra files.")
         twin = self._members.get(key)
         if twin is None:
             self._members[key] = (member, origin)
@@ -159,7 +162,7 @@ def _check_names(spec: ArchiveSpec) -> None:
         raise CannotPack(f"The runtime {shown(spec.runtime)} is unknown. Use one of {', '.join(RUNTIMES)}.")
 
 
-def _add_handler(spec: ArchiveSpec, members: _Members) -> str:
+def _add_handler(spec: ArchiveSpec, members: Members) -> str:
     """Returns the handler as the manifest has it: without directories, with its function."""
     if spec.handler in BUILTIN_HANDLERS or (spec.runtime == "LSP" and spec.handler in CPP_HANDLERS):
         return spec.handler
@@ -186,7 +189,7 @@ def _check_config(path: Path, warn: Warn | None) -> None:
             warn(f"{path}: {problem.text}")
 
 
-def _extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> Iterator[Path]:
+def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> Iterator[Path]:
     for item in extra.split(",") if isinstance(extra, str) else extra or ():
         text = str(item).strip()
         if not text:
@@ -235,7 +238,7 @@ def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any
     return {**manifest, "model": {**manifest["model"], **model}, **kept}
 
 
-def _created_on() -> str:
+def created_on() -> str:
     """The time in SOURCE_DATE_EPOCH, as reproducible builds give it, or else always the same one.
 
     The same inputs must give the same bytes, so neither the clock nor the files' own times, which a checkout changes, can be used.

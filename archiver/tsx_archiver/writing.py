@@ -19,7 +19,7 @@ from typing import IO, BinaryIO, Literal, Protocol, TypeAlias, cast
 
 from .errors import CannotPack, OutputExists
 from .limits import MIB, Limits
-from .manifest import CHECKSUMS_KEY, MANIFEST_PATH
+from .manifest import CHECKSUMS_KEY
 from .packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
@@ -58,17 +58,23 @@ def write_archive(
     if format not in FORMATS:
         raise CannotPack(f"The archive format {format!r} is unknown. Use one of {', '.join(FORMATS)}.")
     path = output_path(spec.model_name, destination, format)
-    plan = plan_archive(spec, warn=warn)
+    write_plan(plan_archive(spec, warn=warn), path, format, force=force, progress=progress)
+    return path
+
+
+def write_plan(
+    plan: Plan, path: Path, format: Format = "default", *, force: bool = False, progress: Progress | None = None, kind: str = "model"
+) -> None:
+    """Write what was planned to `path`; raises as `write_archive` does."""
     try:
         if path.exists() and not force:
-            raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the model archive output file.")
+            raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the {kind} archive output file.")
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_and_replace(plan, path, format, progress)
     except (FileExistsError, NotADirectoryError) as error:
         raise CannotPack(f"{path} cannot be written: {error.filename} is no directory. Choose another place for the archive.") from error
     except OSError as error:
         raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
-    return path
 
 
 def output_path(model_name: str, destination: Path, format: Format) -> Path:
@@ -109,7 +115,7 @@ def _fill(plan: Plan, sink: _Sink, progress: Progress | None) -> None:
         checksums[member.name] = stream.digest.hexdigest()
     manifest = {**plan.manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
     content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
-    sink.add(PlannedMember(MANIFEST_PATH, content, len(content)), BytesIO(content))
+    sink.add(PlannedMember(plan.manifest_path, content, len(content)), BytesIO(content))
 
 
 def _reporter(progress: Progress | None, name: str, before: int, total: int) -> Callable[[int], None]:

@@ -3,6 +3,7 @@
     TsxError                     500  InternalServerException
     ├── BadRequest               400  BadRequestException
     ├── DownloadFailed           400  DownloadArchiveException
+    ├── InvalidDag               400  InvalidDAGException
     ├── InvalidModel             400  ModelException
     ├── InvalidToken             400  InvalidKeyException (401 where token_failure_status = 401)
     ├── ForeignOrigin            403  ForeignOriginException
@@ -10,6 +11,7 @@
     ├── ResourceNotFound         404  ResourceNotFoundException
     ├── ModelNotFound            404  ModelNotFoundException
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
+    ├── WorkflowNotFound         404  WorkflowNotFoundException
     ├── MethodNotAllowed         405  MethodNotAllowedException
     ├── CleanupTimeout           408  RequestTimeoutException
     ├── SlowRequest              408  RequestTimeoutException
@@ -18,6 +20,9 @@
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
     ├── LoadFailed               500  InternalServerException
+    │   └── WorkflowFailed       500  WorkflowException
+    ├── InvalidWorkflow          500  InvalidWorkflowException
+    ├── NodeFailed               500  InternalServerException (or the status that the node itself set)
     ├── ModelFileExists          500  InternalServerException
     ├── PredictionFailed         503  InternalServerException
     ├── Unavailable              503  ServiceUnavailableException
@@ -103,6 +108,24 @@ class ModelVersionNotFound(TsxError):
     type = "ModelVersionNotFoundException"
 
 
+class WorkflowNotFound(TsxError):
+    status = 404
+    type = "WorkflowNotFoundException"
+
+
+class InvalidDag(TsxError):
+    """The nodes of a workflow wait for one another."""
+
+    status = 400
+    type = "InvalidDAGException"
+
+
+class InvalidWorkflow(TsxError):
+    """The archive of a workflow, or its specification, cannot be used. (The status is TorchServe's.)"""
+
+    type = "InvalidWorkflowException"
+
+
 class MethodNotAllowed(TsxError):
     status = 405
     type = "MethodNotAllowedException"
@@ -151,6 +174,20 @@ class LoadFailed(TsxError):
 
 class ModelFileExists(TsxError):
     """The model store has a file of the name that a download would get."""
+
+
+class WorkflowFailed(LoadFailed):
+    """Nodes of a workflow could not be registered, so it is not either."""
+
+    type = "WorkflowException"
+
+
+class NodeFailed(TsxError):
+    """A node of a workflow gave no answer that the next one could take."""
+
+    def __init__(self, message: str, *, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class PredictionFailed(TsxError):

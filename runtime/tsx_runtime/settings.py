@@ -174,6 +174,8 @@ class Settings(BaseModel):
     allow_private_urls: bool = Field(False, description="download from addresses that are not public as well")
     s3_endpoint_url: str | None = Field(None, min_length=1, description="what answers s3:// URLs; Amazon, or what boto3 finds, if not set")
     load_models: list[str] = Field([], description="what to load at start: archives, [name=]file, or 'all' in the model store")
+    workflow_store: Path | None = Field(None, description="the directory that workflows are registered from; the model store if not set")
+    load_workflows: list[str] = Field([], description="what to load after the models: [name=]file, or 'all' in the workflow store")
     default_workers_per_model: int = Field(0, ge=0, description="workers of a model that asks for none; 0 = one a GPU, or one")
     default_response_timeout: int = Field(120, ge=1, description="seconds a worker may take for a batch")
     default_startup_timeout: int = Field(120, ge=1, description="seconds a worker may take to load a model")

@@ -118,7 +118,7 @@ def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["tsx", "torchserve", "torch-model-archiver"])
+@pytest.mark.parametrize("name", ["tsx", "torchserve", "torch-model-archiver", "torch-workflow-archiver"])
 def test_installed_command_answers_help(name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
     assert "usage" in run(installed / name, "--help", cwd=tmp_path, environment=user_environment).lower()
 

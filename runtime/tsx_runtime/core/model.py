@@ -62,6 +62,7 @@ class RegisterOrder:
     max_worker_memory: int | None = None  # MB
     max_worker_age: int | None = None  # s
     loaded_at_startup: bool = False
+    workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
 
 
@@ -214,6 +215,7 @@ class ModelVersion:
             archive, order.handler or archive.manifest.handler or settings.default_service_handler or "", self.runtime
         )
         self.loaded_at_startup = order.loaded_at_startup
+        self.workflow = order.workflow
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
         self._settings = settings

@@ -109,6 +109,10 @@ class Registry:
             raise ModelNotFound(f"Model not found: {order.url}. {error}") from error
         except ArchiveError as error:
             raise BadRequest(str(error)) from error
+        return await self.register_archive(archive, order, wait=wait)
+
+    async def register_archive(self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+        """Register what is open already; it is closed where that fails, and with the model."""
         environment = None
         try:
             self._check_name(archive, order)  # before minutes are spent on its packages
@@ -238,23 +242,33 @@ class Registry:
         Raises CannotRemoveDefault, and CleanupTimeout, after which the model is there again.
         """
         found = self.find(name, version)
+        if found.workflow:
+            raise Conflict(f"Model {name} is a node of workflow {found.workflow}. Unregister that: DELETE /workflows/{found.workflow}")
         if found.version == self.models[name].default and len(self.models[name].versions) > 1:
             raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
+        await self.withdraw(found)
+        self._tell_managed()
+
+    async def withdraw(self, found: ModelVersion) -> None:
+        """What `unregister` does, without its questions."""
         self._take_out(found)
         try:
             await asyncio.wait_for(found.finished(), self.settings.unregister_model_timeout)
         except BaseException as error:
             self._put_in(found)
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
-                raise CleanupTimeout(f"Timed out while cleaning resources: {name}") from None
+                raise CleanupTimeout(f"Timed out while cleaning resources: {found.name}") from None
             raise
         finally:
             self._leaving.discard(found)
+        await self.discard(found)
+
+    async def discard(self, found: ModelVersion) -> None:
+        """End it at once: what its workers hold is refused, what was downloaded for it goes."""
         await self._remove(found)
         downloaded = self._downloaded.pop(found, None)
         if downloaded is not None:
             downloaded.unlink(missing_ok=True)
-        self._tell_managed()
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults, health, kserve, management, metrics, openapi
+from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.auth import Guard, build_guards
@@ -19,8 +20,10 @@ from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.http.tokens import Keys, build_keys
+from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
 from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
+from tsx_runtime.workflows.manager import Workflows
 
 SEPARATE = tuple((role,) for role in ROLES)
 
@@ -42,6 +45,7 @@ class ServerApp(FastAPI):
         self.cors = cors_headers(settings)
         self.access_log = AccessLog() if settings.access_log else None
         self.system = system or System(settings)
+        self.workflow_predictions: WorkflowPredictions | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         faults.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
@@ -62,6 +66,8 @@ class ServerApp(FastAPI):
                 return
         if self.predictions is not None and runs_model(scope["path"]):
             await self.predictions(scope, receive, send)
+        elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
+            await self.workflow_predictions(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 
@@ -122,10 +128,14 @@ def _strip_root(scope: Scope) -> None:
 
 
 def build_apps(
-    registry: Registry, settings: Settings, listeners: Sequence[Collection[str]] = SEPARATE, keys: Keys | None = None
+    registry: Registry,
+    settings: Settings,
+    listeners: Sequence[Collection[str]] = SEPARATE,
+    keys: Keys | None = None,
+    workflows: Workflows | None = None,
 ) -> list[ServerApp]:
     """One app a listener, each with the routes of the roles that share its address."""
-    shared = _Shared(registry, settings, keys or build_keys(settings), Counts(), System(settings))
+    shared = _Shared(registry, workflows or Workflows(registry), settings, keys or build_keys(settings), Counts(), System(settings))
     return [_build_app(shared, roles) for roles in listeners]
 
 
@@ -133,6 +143,7 @@ class _Shared(NamedTuple):
     """What the apps of all listeners have in common."""
 
     registry: Registry
+    workflows: Workflows
     settings: Settings
     keys: Keys
     counts: Counts
@@ -140,18 +151,21 @@ class _Shared(NamedTuple):
 
 
 def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
-    registry, settings, keys, counts, system = shared
+    registry, workflows, settings, keys, counts, system = shared
     guards = build_guards(settings, keys)
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
     limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
+        app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
     if "management" in roles:
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management
         if keys.api is not None:
             app.include_router(management.build_token_router(keys))
             app.guards["token"] = guards.token
+        app.include_router(workflow_routes.build_router(workflows, limit))
+        app.guards["workflows"] = guards.management
     if "metrics" in roles:
         app.include_router(metrics.build_router(registry, counts, system))
         app.guards["metrics"] = guards.metrics

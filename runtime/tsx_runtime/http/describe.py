@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.schemas import DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tsx_runtime.core.model import Model, ModelVersion
 
 PAGE = 100
+
+ItemT = TypeVar("ItemT")
 
 
 def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedModel:
@@ -24,7 +26,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
-        model_url=version.url,
+        model_url=version.url or None,
         runtime=version.runtime or "python",
         min_workers=version.min_workers,
         max_workers=version.max_workers,
@@ -70,14 +72,20 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu]) -> DescribedWorker:
 
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
-    """One page, sorted by name. A limit that TorchServe does not allow becomes the greatest, a bad start the first."""
+    """One page, sorted by name, without the functions of workflows, which have no archive of their own."""
+    ordered = sorted((model for model in models if model.versions[model.default].url), key=lambda model: model.name)
+    page, following = page_of(ordered, limit, start)
+    listed = [ListedModel(model_name=model.name, model_url=model.versions[model.default].url) for model in page]
+    return ModelList(next_page_token=following, models=listed)
+
+
+def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[ItemT], str | None]:
+    """One page, and where the next begins. A limit that TorchServe does not allow becomes the greatest, a bad start the first."""
     if not 1 <= limit <= PAGE:
         limit = PAGE
     start = max(0, start)
-    ordered = sorted(models, key=lambda model: model.name)
-    page = [ListedModel(model_name=model.name, model_url=model.versions[model.default].url) for model in ordered[start : start + limit]]
     following = start + limit
-    return ModelList(next_page_token=str(following) if following < len(ordered) else None, models=page)
+    return ordered[start:following], str(following) if following < len(ordered) else None
 
 
 def not_ready(models: Iterable[Model]) -> list[Waiting]:

@@ -18,9 +18,12 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi
-from tsx_runtime.http.asgi import new_request_id, read_body
+from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.describe import PAGE, describe_version, list_models
 from tsx_runtime.http.gpu import read_gpus
+from tsx_runtime.http.replies import json_answer as _json
+from tsx_runtime.http.replies import read_given
+from tsx_runtime.http.replies import status_answer as _status
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.http.tokens import Keys
 from tsx_runtime.nearest import suggestion
@@ -111,12 +114,7 @@ class Management:
             raise MethodNotAllowed(faults.NOT_ALLOWED)
 
     async def _parameters(self, request: Request) -> RegisterParameters:
-        given: dict[str, Any] = {}
-        for name, value in request.query_params.multi_items():
-            given.setdefault(name, value)
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
-            given |= _json_object(await read_body(request.scope, request.receive, self.limit))
-        return parameters_of(RegisterParameters, given)
+        return parameters_of(RegisterParameters, await read_given(request, self.limit))
 
 
 def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) -> ParametersT:
@@ -153,16 +151,6 @@ def _message(body: bytes) -> str:
         return body[:1000].decode(errors="replace")
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        given = json.loads(body) if body.strip() else {}
-    except ValueError as error:
-        raise BadRequest(f"The request's body is not JSON: {error}.") from error
-    if not isinstance(given, dict):
-        raise BadRequest('The request\'s body must be a JSON object such as {"url": "digits.mar"}.')
-    return given
-
-
 def _order(parameters: RegisterParameters) -> RegisterOrder:
     if parameters.runtime is not None and parameters.runtime.lower() not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {parameters.runtime}")
@@ -192,15 +180,6 @@ def _start_failed(model: str, version: str | None, error: LoadFailed) -> LoadFai
     """TorchServe's words, which its clients look for, then the worker's own."""
     words = f"Failed to start workers for model {model} version: {version or 'null'}"
     return LoadFailed(f"{words}. {error.message}", traceback=error.traceback)
-
-
-def _status(text: str, code: int = 200) -> Response:
-    return _json(Status(status=text), code)
-
-
-def _json(model: BaseModel, code: int = 200) -> Response:
-    """Pretty-printed with a newline at the end, as TorchServe's."""
-    return Response(model.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n", code, media_type="application/json")
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from pydantic import BaseModel
+
 from tsx_runtime.http import limits
 from tsx_runtime.http.schemas import ErrorBody, RegisterParameters
 from tsx_runtime.version import __version__
@@ -64,8 +66,12 @@ def to_json(document: dict[str, Any]) -> bytes:
 
 
 def register_parameters() -> dict[str, Any]:
-    """`POST /models` takes the same keys from the query string or a JSON body."""
-    schema = RegisterParameters.model_json_schema()
+    return query_or_body(RegisterParameters)
+
+
+def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
+    """What takes the same keys, of which one is `url`, from the query string or a JSON body."""
+    schema = model.model_json_schema()
     query = [
         {
             "name": name,
@@ -106,8 +112,20 @@ def prediction_paths() -> dict[str, Any]:
     return paths
 
 
+def workflow_path() -> dict[str, Any]:
+    """A workflow takes what a prediction takes."""
+    path = "/wfpredict/{workflow}"
+    operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])["post"]
+    operation |= {
+        "summary": "Run a workflow",
+        "description": "The nodes that none comes before get the request as it is, the others what the nodes before them answered. "
+        "The answer is the only leaf's, or one JSON object with each leaf's by its name.",
+    }
+    return {path: {"post": operation}}
+
+
 def add_predictions(document: dict[str, Any]) -> None:
-    document["paths"] = prediction_paths() | document["paths"]
+    document["paths"] = prediction_paths() | workflow_path() | document["paths"]
     document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
 
 

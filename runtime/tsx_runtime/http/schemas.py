@@ -162,7 +162,7 @@ class DescribedModel(Camel):
 
     model_name: str
     model_version: str
-    model_url: str
+    model_url: str | None = Field(None, description="its archive; a workflow's function has none of its own")
     runtime: str
     min_workers: int
     max_workers: int

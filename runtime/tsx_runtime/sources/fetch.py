@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
+from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources.rules import CHUNK, Rules
@@ -28,9 +29,11 @@ class Trust(enum.Enum):
 class Fetcher:
     """Blocking, for threads. One transfer at a time for a file; `close` ends those under way."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises SettingError for an allow list that cannot be read."""
+    def __init__(self, settings: Settings, store: Path | None = None, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> None:
+        """Into `store`, by default the model store. Raises SettingError for an allow list that cannot be read."""
         self._settings = settings
+        self._directory = store or settings.model_store
+        self._suffixes = suffixes
         self._allowed = AllowList(settings.allowed_urls)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -44,7 +47,7 @@ class Fetcher:
         url = parse_url(text)
         if url.scheme != "file":
             return None
-        path, store = Path(unquote(url.path)), self._settings.model_store
+        path, store = Path(unquote(url.path)), self._directory
         inside = store is not None and path.resolve().is_relative_to(store.resolve())
         if not inside and trust is Trust.CLIENT:
             self._allowed.check(url, text)
@@ -55,10 +58,10 @@ class Fetcher:
         url = parse_url(text)
         if trust is Trust.CLIENT:
             self._allowed.check(url, text)
-        directory = self._settings.model_store
+        directory = self._directory
         if directory is None:
             raise ModelNotFound(f"The archive at {text} needs a model store to lie in; start the server with --model-store DIRECTORY")
-        target = directory / file_name(url)
+        target = directory / file_name(url, self._suffixes)
         with self._lock:
             if target in self._under_way:
                 raise Conflict(f"{target.name} is being downloaded for another registration; wait for that, or use another file name")

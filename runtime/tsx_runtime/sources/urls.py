@@ -74,11 +74,11 @@ def _digest(fragment: str) -> str | None:
     return value.lower()
 
 
-def file_name(url: ModelUrl) -> str:
-    """What the file is called in the model store. Raises BadRequest where that would be no archive's name."""
+def file_name(url: ModelUrl, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> str:
+    """What the file is called in the store. Raises BadRequest where that would be no archive's name."""
     name = unquote(url.path.rpartition("/")[2])
-    if not _FILE_NAME.fullmatch(name) or not name.endswith(ARCHIVE_SUFFIXES):
-        endings = ", ".join(ARCHIVE_SUFFIXES)
+    if not _FILE_NAME.fullmatch(name) or not name.endswith(suffixes):
+        endings = ", ".join(suffixes)
         raise BadRequest(f"The url {url.text} does not end in an archive's name: letters, digits and _.+- only, then one of {endings}.")
     return name
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -33,11 +33,15 @@ from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
 from tsx_runtime.targets.tls import tls_context
 from tsx_runtime.targets.workeroutput import worker_output
+from tsx_runtime.targets.workflows import load_workflows
+from tsx_runtime.workflows.manager import Workflows
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
 
 logger = logging.getLogger("tsx.server")
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,17 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
         manner.on_bound()
         registry = Registry(settings, worker_files, output)
         registry.warm_up(model.path for model in models if model.path is not None)
+        workflows = Workflows(registry)
         prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
         try:
             load = register_all if manner.answer_first else load_all
             versions = await _unless(stop, load(registry, models))
             if prepared is not None:
                 await prepared
-            if versions is not None:
-                await _answer(settings, registry, keys, bound, tls, grpc, versions, on_ready, manner.snapshots, stop, hurry)
+            if versions is not None and await _unless(stop, load_workflows(workflows, or_tell=manner.answer_first)) is not None:
+                await _answer(settings, registry, keys, workflows, bound, tls, grpc, versions, on_ready, manner.snapshots, stop, hurry)
         finally:
+            workflows.close()
             await registry.close()
 
 
@@ -123,6 +129,7 @@ async def _answer(
     settings: Settings,
     registry: Registry,
     keys: Keys,
+    workflows: Workflows,
     bound: list[Listener],
     tls: ssl.SSLContext | None,
     grpc: GrpcAddresses,
@@ -135,7 +142,7 @@ async def _answer(
     for listener in bound:
         listener.listen()
     grpc_ports = bind(registry, settings, keys, grpc)
-    apps = build_apps(registry, settings, [listener.roles for listener in bound], keys)
+    apps = build_apps(registry, settings, [listener.roles for listener in bound], keys, workflows)
     try:
         async with metric_tasks(registry, apps[0].counts, apps[0].system, settings):
             await _run_servers(settings, registry, apps, grpc_ports, bound, tls, versions, on_ready, snapshots, stop, hurry)
@@ -269,7 +276,7 @@ def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
             loop.add_signal_handler(number, on_signal, number)
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, list[ModelVersion]]) -> list[ModelVersion] | None:
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
     """The result of `work`, or None if the stop comes first."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -68,9 +68,11 @@ def last_snapshot(directory: Path) -> Path | None:
 
 
 def describe(models: Iterable[Model], name: str, created: int, store: Path | None) -> str:
+    """Without the nodes of workflows: their workflow registers them, and could not beside others of their names."""
     versions = {
-        model.name: {version.version: _saved(version, version.version == model.default, store) for version in model.versions.values()}
+        model.name: {version.version: _saved(version, version.version == model.default, store) for version in own}
         for model in models
+        if (own := [version for version in model.versions.values() if not version.workflow])
     }
     count = sum(map(len, versions.values()))
     saved = Saved(name=name, model_count=count, created=created, models=versions)

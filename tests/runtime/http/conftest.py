@@ -23,6 +23,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
+from tsx_runtime.workflows.manager import Workflows
 
 DEADLINE = 60.0
 
@@ -113,6 +114,7 @@ class RunningServer:
     registry: Registry
     loop: asyncio.AbstractEventLoop
     addresses: dict[str, str]
+    workflows: Workflows
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -159,9 +161,10 @@ def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[Ru
     async def main() -> None:
         registry = Registry(settings)
         registry.warm_up()
-        apps = build_apps(registry, settings, listeners)
+        workflows = Workflows(registry)
+        apps = build_apps(registry, settings, listeners, workflows=workflows)
         servers = [uvicorn.Server(uvicorn.Config(app, http=FastLane, lifespan="off", log_config=None, access_log=False)) for app in apps]
-        made.extend([registry, asyncio.get_running_loop(), servers])
+        made.extend([registry, asyncio.get_running_loop(), servers, workflows])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
         await registry.close()
@@ -169,8 +172,8 @@ def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[Ru
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
     thread.start()
     assert ready.wait(DEADLINE)
-    registry, loop, servers = made
-    server = RunningServer(settings, registry, loop, addresses)
+    registry, loop, servers, workflows = made
+    server = RunningServer(settings, registry, loop, addresses, workflows)
     try:
         yield server
     finally:

@@ -29,7 +29,8 @@ def test_each_listener_describes_its_own_routes(server):
     health = {"/livez", "/readyz"}
     models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
     kserve = {"/v1/models", "/v1/models/{model}"}
-    assert set(management["paths"]) == models | health | kserve
+    workflows = {"/workflows", "/workflows/{workflow}"}
+    assert set(management["paths"]) == models | workflows | health | kserve
     assert set(metrics["paths"]) == {"/metrics"} | health
     assert health <= set(inference["paths"])
 

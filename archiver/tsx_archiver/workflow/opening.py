@@ -1,0 +1,102 @@
+"""From a .war, or a directory, to a workflow's directory and its checked specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from ..containers import Container
+from ..errors import CannotOpen, ForeignFile, InvalidManifest
+from ..limits import Limits
+from ..locks import FileLock
+from ..manifest import MAX_MANIFEST_BYTES, split_handler
+from ..names import shown
+from ..opening import is_directory, model_root, open_source, unpack_file
+from .manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest, parse_workflow_manifest
+from .spec import WorkflowSpec, read_spec
+
+
+@dataclass
+class OpenWorkflow:
+    """A workflow that is ready to be registered; `directory` stays as long as this is open.
+
+    `handler` is the file, by its path in `directory`, whose functions are nodes; None where there is none.
+    """
+
+    source: Path
+    directory: Path
+    manifest: WorkflowManifest
+    handler: str | None
+    spec: WorkflowSpec
+    problems: list[str] = field(default_factory=list)
+    _lock: FileLock | None = None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> OpenWorkflow:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def open_workflow(source: Path, *, cache: Path | None = None, limits: Limits = Limits()) -> OpenWorkflow:  # noqa: B008
+    """Open a .war (told by its bytes, not its name) or a directory that holds what one does.
+
+    As for models: everything unsafe is refused before a byte is written, archives are unpacked into `cache`, directories are used
+    where they are. Raises ArchiveError; InvalidSpec and CycleInSpec are for the specification.
+    """
+    source = Path(source)
+    if is_directory(source):
+        return _open_directory(source, source)
+    with open_source(source) as file:
+        entry, _ = unpack_file(file, source, cache, limits, lambda container, root: _checksums(container, root, source))
+    try:
+        opened = _open_directory(entry.files, source)
+    except BaseException:
+        entry.lock.close()
+        raise
+    opened._lock = entry.lock
+    return opened
+
+
+def _checksums(container: Container, root: str, source: Path) -> Mapping[str, str]:
+    content = container.read(f"{root}/{WORKFLOW_MANIFEST_PATH}" if root else WORKFLOW_MANIFEST_PATH, MAX_MANIFEST_BYTES)
+    if content is None:
+        raise _no_workflow(source)
+    return parse_workflow_manifest(content, source=str(source)).checksums
+
+
+def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
+    try:
+        root = model_root(directory)
+        path = root / WORKFLOW_MANIFEST_PATH
+        if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise _no_workflow(source)
+        manifest = parse_workflow_manifest(path.read_bytes(), source=str(source))
+        handler = _handler(root, manifest, source)
+        if not (root / manifest.spec_file).is_file():
+            raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not hold.")
+        spec = read_spec(root / manifest.spec_file, has_handler=handler is not None)
+    except OSError as error:
+        raise CannotOpen(f"{error.filename} cannot be read ({error.strerror}). Check its permissions.") from error
+    return OpenWorkflow(source, root.absolute(), manifest, handler, spec, list(spec.problems))
+
+
+def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None:
+    if manifest.handler is None:
+        return None
+    name = split_handler(manifest.handler)[0]
+    name = name if name.endswith(".py") else f"{name}.py"
+    if not (root / name).is_file():
+        raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not hold. Pack it again.")
+    return name
+
+
+def _no_workflow(source: Path) -> ForeignFile:
+    return ForeignFile(f"{source} is no workflow archive: it holds no {WORKFLOW_MANIFEST_PATH}. Pack one with torch-workflow-archiver.")

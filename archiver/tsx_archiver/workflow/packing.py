@@ -1,0 +1,88 @@
+"""What goes into a .war: the plan of its members and its manifest, checked before a byte is written."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CannotPack, InvalidConfig, InvalidModelName
+from ..names import is_model_name, shown
+from ..packing import Members, Plan, Warn, created_on, extra_paths
+from ..writing import write_plan
+from .manifest import WORKFLOW_MANIFEST_PATH
+from .spec import WorkflowSpec, read_spec
+
+SUFFIX = ".war"
+
+
+@dataclass(frozen=True)
+class WorkflowArchiveSpec:
+    """What is to be packed; the fields are the flags of torch-workflow-archiver (contract 1.6)."""
+
+    workflow_name: str
+    spec_file: Path | str
+    handler: Path | str | None = None
+    extra_files: str | Sequence[Path | str] | None = None
+
+
+def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> Plan:
+    """Check everything and find every file; raises ArchiveError. What is doubtful but does not stop an archive goes to `warn`."""
+    if not is_model_name(spec.workflow_name):
+        raise InvalidModelName(
+            "Workflow name contains special characters.\n"
+            rf"The allowed regular expression filter for workflow name is: ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ ({shown(spec.workflow_name)})"
+        )
+    members = Members(WORKFLOW_MANIFEST_PATH)
+    workflow: dict[str, Any] = {"workflowName": spec.workflow_name, "specFile": members.add_file(spec.spec_file, "spec file")}
+    if spec.handler:
+        workflow["handler"] = members.add_file(spec.handler, "handler")
+    for path in extra_paths(spec.extra_files, warn):
+        members.add_tree(path)
+    _check_spec(spec, warn)
+    return Plan(spec.workflow_name, members.sorted(), {"createdOn": created_on(), "workflow": workflow}, WORKFLOW_MANIFEST_PATH)
+
+
+def write_workflow_archive(spec: WorkflowArchiveSpec, destination: Path, *, force: bool = False, warn: Warn) -> Path:
+    """Pack into the directory `destination`, made if missing, and return the path of the .war; leaves no partial output."""
+    path = Path(destination) / f"{spec.workflow_name}{SUFFIX}"
+    write_plan(plan_workflow(spec, warn=warn), path, force=force, kind="workflow")
+    return path
+
+
+def _check_spec(spec: WorkflowArchiveSpec, warn: Warn) -> None:
+    """The server would refuse it, so that is said here, where it can be put right."""
+    try:
+        read = read_spec(Path(spec.spec_file), has_handler=bool(spec.handler))
+    except InvalidConfig as error:
+        raise CannotPack(error.message) from error
+    for problem in read.problems:
+        warn(f"{spec.spec_file}: {problem}")
+    if spec.handler:
+        _check_functions(read, Path(spec.handler), warn)
+
+
+def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
+    """Told from the source: the handler's imports may exist on the server only. What it gets by `*` cannot be told."""
+    try:
+        names = _defined(ast.parse(handler.read_bytes(), handler.name))
+    except (SyntaxError, ValueError) as error:
+        raise CannotPack(f"{handler} is not valid Python: {error}. Correct it and pack again.") from error
+    for name in spec.functions:
+        if "*" not in names and name not in names:
+            warn(f"the node {name} of the dag is neither a model nor a function of {handler.name}: the server will not load it")
+
+
+def _defined(module: ast.Module) -> set[str]:
+    """The names that a module has once it is imported, as far as its top level tells."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

@@ -1,0 +1,178 @@
+"""A workflow's specification: YAML with `models`, which nodes are models, and `dag`, what feeds what (contract 1.6)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..configkeys import Key, whole
+from ..errors import InvalidConfig
+from ..names import is_model_name, shown
+from ..safeyaml import load_yaml_file
+from .graph import complete, find_cycle, leaves_of, parents_of
+
+MOST_NODES = 256  # each is at least one process
+JOINT = "__"  # a node's model is called WORKFLOW__NODE
+
+KEYS = (
+    Key("min-workers", "min_workers", whole(1)),
+    Key("max-workers", "max_workers", whole(1)),
+    Key("batch-size", "batch_size", whole(1)),
+    Key("max-batch-delay", "max_batch_delay", whole(0)),
+    Key("retry-attempts", "retry_attempts", whole(0)),
+    Key("timeout-ms", "timeout_ms", whole(1)),
+)
+URL = "url"
+
+
+class InvalidSpec(InvalidConfig):
+    """The specification cannot be used."""
+
+
+class CycleInSpec(InvalidSpec):
+    """Its nodes wait for one another."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the specification says of a node's model, or of all of them; None where it is silent."""
+
+    min_workers: int | None = None
+    max_workers: int | None = None
+    batch_size: int | None = None
+    max_batch_delay: int | None = None  # ms
+    retry_attempts: int | None = None  # further attempts after the first
+    timeout_ms: int | None = None  # of one attempt
+
+
+@dataclass(frozen=True)
+class Node:
+    """`url` names the archive of its model; None where the node is a function of the workflow's handler."""
+
+    name: str
+    url: str | None
+    settings: NodeSettings
+
+
+@dataclass(frozen=True)
+class WorkflowSpec:
+    """Checked: no cycle, no edge to what is not there. `nodes` and `edges` are in the order of the specification."""
+
+    nodes: Mapping[str, Node]
+    edges: Mapping[str, tuple[str, ...]]
+    settings: NodeSettings = NodeSettings()  # what holds for every model that says nothing of its own
+    problems: tuple[str, ...] = ()
+    parents: Mapping[str, tuple[str, ...]] = field(init=False)
+    leaves: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parents", parents_of(self.edges))
+        object.__setattr__(self, "leaves", leaves_of(self.edges))
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes.values() if node.url is None)
+
+
+def read_spec(path: Path, *, has_handler: bool) -> WorkflowSpec:
+    """Raises InvalidSpec, CycleInSpec."""
+    try:
+        data = load_yaml_file(path)
+    except InvalidConfig as error:  # by its name: where it was unpacked means nothing to a client
+        raise InvalidSpec(error.message.replace(str(path), path.name, 1)) from error
+    return parse_spec(data, source=path.name, has_handler=has_handler)
+
+
+def parse_spec(data: Any, *, source: str, has_handler: bool) -> WorkflowSpec:
+    """From plain values. A value that cannot be used, and a key that is not known, are problems and count as absent."""
+    if not isinstance(data, dict):
+        raise InvalidSpec(f"{source} holds {_kind(data)} where keys and values belong: models: ... and dag: ...")
+    problems: list[str] = []
+    models, settings = _models(data.get("models"), source, problems)
+    edges = _edges(data.get("dag"), source)
+    cycle = find_cycle(edges)
+    if cycle is not None:
+        raise CycleInSpec(f"{source}: the nodes of its dag wait for one another: {' -> '.join(cycle)}. Take one of these edges out.")
+    problems += [f"model {name} is in no edge of the dag, so it is not loaded" for name in models if name not in edges]
+    nodes = {name: models.get(name) or Node(name, None, settings) for name in edges}
+    unknown = [name for name, node in nodes.items() if node.url is None and not (has_handler and name.isidentifier())]
+    if unknown:
+        raise InvalidSpec(f"{source}: {_not_there(unknown[0], models, has_handler)}")
+    return WorkflowSpec(nodes, edges, settings, tuple(problems))
+
+
+def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node], NodeSettings]:
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise InvalidSpec(f"{source}: models holds {_kind(data)}, not a model a key. Write models: and, below it, NAME: and url: FILE.mar")
+    names = [key.name for key in KEYS]
+    shared = {key: value for key, value in data.items() if key in names or not isinstance(value, dict)}
+    settings = _settings(shared, "models.", problems)
+    nodes = {}
+    for name, own in data.items():
+        if name in shared:
+            continue
+        url = own.get(URL)
+        if not isinstance(url, str) or not url:
+            raise InvalidSpec(f"{source}: model {shown(str(name))} has no url. Name its archive: url: FILE.mar")
+        rest = {key: value for key, value in own.items() if key != URL}
+        nodes[str(name)] = Node(str(name), url, _over(_settings(rest, f"models.{name}.", problems), settings))
+    return nodes, settings
+
+
+def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeSettings:
+    by_name = {key.name: key for key in KEYS}
+    values = {}
+    for name, value in data.items():
+        key = by_name.get(name) if isinstance(name, str) else None
+        if key is None:
+            near = difflib.get_close_matches(str(name).lower().replace("_", "-"), [*by_name, URL], n=1, cutoff=0.7)
+            problems.append(f"{under}{name} is not a key that the server reads" + (f"; did you mean {near[0]}?" if near else ""))
+        elif value is not None:
+            values[key.field], fault = key.read(value)
+            if fault:
+                problems.append(f"{under}{name}: {value!r} is not usable: {fault}")
+    return NodeSettings(**values)
+
+
+def _over(own: NodeSettings, shared: NodeSettings) -> NodeSettings:
+    """`own`, and what `shared` says where it is silent."""
+    return NodeSettings(*(mine if mine is not None else theirs for mine, theirs in zip(_values(own), _values(shared), strict=True)))
+
+
+def _values(settings: NodeSettings) -> list[int | None]:
+    return [getattr(settings, key.field) for key in KEYS]
+
+
+def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
+    if not isinstance(data, dict) or not data:
+        raise InvalidSpec(f"{source}: dag holds {_kind(data)}, not what feeds what. Write dag: and, below it, NODE: [NEXT, ...]")
+    edges: dict[str, tuple[str, ...]] = {}
+    for name, following in data.items():
+        following = [] if following is None else [following] if isinstance(following, str) else following
+        if not isinstance(following, list):
+            raise InvalidSpec(f"{source}: dag.{name} holds {_kind(following)}. Write a list of nodes: {name}: [NEXT, ...]")
+        edges[str(name)] = tuple(map(str, following))
+    edges = complete(edges)
+    for name in edges:
+        if not is_model_name(name):
+            raise InvalidSpec(f"{source}: the node {shown(name)} cannot be called so: letters, digits, '_', '-' and '.' only.")
+    if len(edges) > MOST_NODES:
+        raise InvalidSpec(f"{source} has {len(edges)} nodes; a workflow may have {MOST_NODES}. Put several steps into one model.")
+    return edges
+
+
+def _not_there(name: str, models: Mapping[str, Node], has_handler: bool) -> str:
+    near = difflib.get_close_matches(name, list(models), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    if has_handler:
+        return f"the node {name} of the dag is neither a model under models nor can it be the name of a function.{hint}"
+    return f"the node {name} of the dag is no model under models, and the workflow has no handler that a function could be in.{hint}"
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

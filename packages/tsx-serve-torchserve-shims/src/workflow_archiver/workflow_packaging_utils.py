@@ -1,0 +1,18 @@
+"""`WorkflowExportUtils.generate_manifest_json`, the one helper that scripts use beside `package_workflow`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from argparse import Namespace
+
+from tsx_archiver.workflow import command
+from tsx_archiver.workflow.packing import plan_workflow
+
+_log = logging.getLogger(__name__)
+
+
+class WorkflowExportUtils:
+    @staticmethod
+    def generate_manifest_json(args: Namespace) -> str:
+        return json.dumps(plan_workflow(command.spec_of(args), warn=_log.warning).manifest, indent=2)

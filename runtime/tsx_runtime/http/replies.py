@@ -1,0 +1,42 @@
+"""What the management routes share: parameters from a query string or a JSON body, and JSON answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.http.asgi import read_body
+from tsx_runtime.http.schemas import Status
+
+
+async def read_given(request: Request, limit: int) -> dict[str, Any]:
+    """The query string's parameters, of each its first, and over them the keys of a JSON body. Raises BadRequest."""
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        given.setdefault(name, value)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+        given |= _json_object(await read_body(request.scope, request.receive, limit))
+    return given
+
+
+def status_answer(text: str, code: int = 200) -> Response:
+    return json_answer(Status(status=text), code)
+
+
+def json_answer(model: BaseModel, code: int = 200) -> Response:
+    """Pretty-printed with a newline at the end, as TorchServe's."""
+    return Response(model.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n", code, media_type="application/json")
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body) if body.strip() else {}
+    except ValueError as error:
+        raise BadRequest(f"The request's body is not JSON: {error}.") from error
+    if not isinstance(given, dict):
+        raise BadRequest('The request\'s body must be a JSON object such as {"url": "digits.mar"}.')
+    return given

@@ -1,0 +1,92 @@
+"""`/wfpredict/{workflow}`: one request through a whole workflow (contract 1.6). As for predictions, bodies are bytes here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from tsx_runtime.errors import PayloadTooLarge, ResourceNotFound, TsxError
+from tsx_runtime.http import faults
+from tsx_runtime.http.asgi import (
+    ClientGone,
+    Counts,
+    Receive,
+    Scope,
+    Send,
+    check_status,
+    handler_headers,
+    new_request_id,
+    read_body,
+    send_whole,
+)
+from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.cased import as_sent
+from tsx_runtime.http.limits import deadline, priority_and_timeout
+from tsx_runtime.workflows.manager import Workflows
+from tsx_runtime.workflows.nodes import Request
+from tsx_runtime.workflows.schedule import Output
+
+PREFIX = "/wfpredict/"
+
+ResultT = TypeVar("ResultT")
+
+
+def runs_workflow(path: str) -> bool:
+    return path.startswith(PREFIX)
+
+
+class WorkflowPredictions:
+    """Any verb; what follows the workflow's name in the path means nothing, as in TorchServe."""
+
+    def __init__(self, workflows: Workflows, limit: int, guard: Guard | None, counts: Counts) -> None:
+        self.workflows = workflows
+        self.limit = limit
+        self.guard = guard
+        self.counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        rest = None  # where what is left of a refused body comes from
+        try:
+            if self.guard is not None:
+                self.guard.check(scope["headers"])
+            output = await self._answer(scope, receive, request_id)
+            check_status(output.status)
+            status, headers, body = output.status, handler_headers(output.headers), output.body
+        except ClientGone:
+            return
+        except TsxError as error:
+            status, headers, body = faults.fault(error)
+            rest = receive if isinstance(error, PayloadTooLarge) and error.more else None
+        except Exception as error:  # the boundary of a request
+            status, headers, body = faults.fault(faults.unexpected(error, request_id))
+        self.counts.add(status)
+        await send_whole(send, scope, status, headers, request_id, body, rest)
+
+    async def _answer(self, scope: Scope, receive: Receive, request_id: bytes) -> Output:
+        arrived = time.monotonic()
+        priority, timeout_ms = priority_and_timeout(scope["headers"])
+        name = scope["path"][len(PREFIX) :].partition("/")[0]
+        if not name:
+            raise ResourceNotFound(faults.NOT_FOUND)
+        self.workflows.find(name)  # before the body, which would come for nothing
+        body = await read_body(scope, receive, self.limit)
+        request = Request(request_id.decode(), as_sent(scope), body, deadline(arrived, 0.0, timeout_ms), priority)
+        return await _while_client_waits(self.workflows.find(name).answer(request), receive)
+
+
+async def _while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
+    """Raises ClientGone, and ends the work, when the client leaves first. After the body, nothing else is to be received."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

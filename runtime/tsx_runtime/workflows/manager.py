@@ -1,0 +1,277 @@
+"""The workflows of a server: register, find, unregister. Each is registered whole, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, OpenArchive, is_model_name
+from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
+from tsx_archiver.workflow import Node as SpecNode
+from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import (
+    BadRequest,
+    CleanupTimeout,
+    Conflict,
+    InvalidDag,
+    InvalidWorkflow,
+    LoadFailed,
+    ModelNotFound,
+    TsxError,
+    WorkflowFailed,
+    WorkflowNotFound,
+)
+from tsx_runtime.sources import Fetcher, Trust, is_url
+from tsx_runtime.sources.urls import climbs
+from tsx_runtime.workflows.nodes import Node, Request
+from tsx_runtime.workflows.running import run
+from tsx_runtime.workflows.schedule import Output
+
+SUFFIX = ".war"
+RETRIES = 1
+TIMEOUT = 10_000  # ms
+
+logger = logging.getLogger("tsx.workflows")
+
+
+@dataclass(frozen=True)
+class WorkflowOrder:
+    """What a registration asks for; None leaves it to the archive, or to the settings."""
+
+    url: str
+    name: str | None = None
+    response_timeout: int | None = None  # s
+    startup_timeout: int | None = None  # s
+    s3_sse_kms: bool = False
+    loaded_at_startup: bool = False
+
+
+@dataclass
+class Workflow:
+    """One that is registered."""
+
+    name: str
+    url: str
+    opened: OpenWorkflow
+    nodes: dict[str, Node]
+    downloaded: Path | None = None
+    _running: int = 0
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._quiet.set()
+
+    async def answer(self, request: Request) -> Output:
+        """Raises as `run` does."""
+        with self._counted():
+            return await run(self.opened.spec, self.nodes, request)
+
+    async def finished(self) -> None:
+        """Wait until every request is answered."""
+        await self._quiet.wait()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._running += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._quiet.set()
+
+
+class Workflows:
+    """Not thread safe: it lives on the event loop, beside the registry that its nodes are models of."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.settings = registry.settings
+        self.workflows: dict[str, Workflow] = {}
+        self._taken: set[str] = set()  # registered, being registered, or with requests to answer
+        self._store = self.settings.workflow_store or self.settings.model_store
+        self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,))
+
+    def find(self, name: str) -> Workflow:
+        workflow = self.workflows.get(name)
+        if workflow is None:
+            raise WorkflowNotFound(f"Workflow not found: {name}")
+        return workflow
+
+    async def register(self, order: WorkflowOrder) -> Workflow:
+        """Register from the workflow store, or from a URL by way of it; all nodes are ready on return, or nothing of it is registered.
+
+        Raises BadRequest, WorkflowNotFound, InvalidDag, InvalidWorkflow, Conflict, WorkflowFailed, DownloadFailed, ModelFileExists.
+        """
+        if not order.url:
+            raise BadRequest("Parameter url is required.")
+        try:
+            path, downloaded = await self._archive(order)
+        except ModelNotFound as error:
+            raise WorkflowNotFound(error.message) from error
+        try:
+            workflow = await self.register_path(path, order)
+        except BaseException:
+            if downloaded:
+                path.unlink(missing_ok=True)
+            raise
+        workflow.downloaded = path if downloaded else None
+        return workflow
+
+    async def register_path(self, path: Path, order: WorkflowOrder) -> Workflow:
+        """Register an archive or directory that lies anywhere: what the configuration names itself."""
+        limits = self.settings.archive_limits()
+        try:
+            opened = await asyncio.to_thread(open_workflow, path, cache=self.settings.cache_dir, limits=limits)
+        except ArchiveNotFound as error:
+            raise WorkflowNotFound(f"Workflow not found in workflow store: {order.url}") from error
+        except CycleInSpec as error:
+            raise InvalidDag(f"Not a valid DAG. {error.message}") from error
+        except ArchiveError as error:
+            raise InvalidWorkflow(error.message) from error
+        try:
+            return await self._register(opened, order)
+        except BaseException:
+            opened.close()
+            raise
+
+    async def unregister(self, name: str) -> None:
+        """No new request finds it; what is accepted is answered first, then all its nodes go.
+
+        Raises WorkflowNotFound, and CleanupTimeout, after which the workflow is there again.
+        """
+        workflow = self.find(name)
+        del self.workflows[name]
+        try:
+            await asyncio.wait_for(workflow.finished(), self.settings.unregister_model_timeout)
+        except BaseException as error:
+            self.workflows[name] = workflow
+            if isinstance(error, TimeoutError | asyncio.TimeoutError):
+                raise CleanupTimeout(f"Timed out while cleaning resources: {name}") from None
+            raise
+        await asyncio.gather(*(self._withdraw(node.version) for node in workflow.nodes.values()))
+        workflow.opened.close()
+        if workflow.downloaded is not None:
+            workflow.downloaded.unlink(missing_ok=True)
+        self._taken.discard(name)
+
+    def close(self) -> None:
+        """End what is being downloaded, and give the archives back. The nodes are the registry's to end."""
+        self._fetcher.close()
+        for workflow in self.workflows.values():
+            workflow.opened.close()
+
+    async def _archive(self, order: WorkflowOrder) -> tuple[Path, bool]:
+        """Where the archive lies, and whether it was downloaded for this registration. Raises ModelNotFound and others."""
+        if not is_url(order.url):
+            if climbs(order.url) or Path(order.url).is_absolute():
+                raise ModelNotFound(f"Relative path is not allowed in url: {order.url}")
+            if self._store is None:
+                raise ModelNotFound(f"Workflow not found in workflow store: {order.url}. The server has none; set workflow_store")
+            return self._store / order.url, False
+        local = await asyncio.to_thread(self._fetcher.local_file, order.url, Trust.CLIENT)
+        if local is not None:
+            return local, False
+        return await asyncio.to_thread(self._fetcher.fetch, order.url, Trust.CLIENT, sse_kms=order.s3_sse_kms), True
+
+    async def _register(self, opened: OpenWorkflow, order: WorkflowOrder) -> Workflow:
+        name = order.name or opened.manifest.workflow_name
+        if not is_model_name(name):
+            raise BadRequest(f"The workflow name {name!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
+        if name in self._taken:
+            raise Conflict(f"Workflow {name} is already registered.")
+        self._taken.add(name)
+        try:
+            for problem in opened.problems:
+                logger.warning("workflow %s: %s", name, problem)
+            versions = await self._register_nodes(name, opened, order)
+        except BaseException:
+            self._taken.discard(name)
+            raise
+        nodes = {key: _node(opened.spec.nodes[key], version) for key, version in versions.items()}
+        workflow = Workflow(name, order.url, opened, nodes)
+        self.workflows[name] = workflow
+        return workflow
+
+    async def _register_nodes(self, name: str, opened: OpenWorkflow, order: WorkflowOrder) -> dict[str, ModelVersion]:
+        """All side by side. Where one fails, or this is cancelled, the others go as well."""
+        tasks = {key: asyncio.create_task(self._register_node(name, node, opened, order)) for key, node in opened.spec.nodes.items()}
+        try:
+            await asyncio.wait(tasks.values())
+            failures = [error for task in tasks.values() if (error := task.exception()) is not None]
+            if not failures:
+                return {key: task.result() for key, task in tasks.items()}
+            unforeseen = next((error for error in failures if not isinstance(error, TsxError)), None)
+            if unforeseen is not None:
+                raise unforeseen
+            told = ", ".join(str(error) for error in failures)
+            traceback = next((error.traceback for error in failures if isinstance(error, LoadFailed) and error.traceback), None)
+            raise WorkflowFailed(f"Workflow {name} has failed to register. Failures: [{told}]", traceback=traceback)
+        except BaseException:
+            for task in tasks.values():
+                task.cancel()
+            results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await asyncio.gather(*(self.registry.discard(result) for result in results if isinstance(result, ModelVersion)))
+            raise
+
+    async def _register_node(self, workflow: str, node: SpecNode, opened: OpenWorkflow, order: WorkflowOrder) -> ModelVersion:
+        """Raises a `TsxError` with TorchServe's words about the node."""
+        model = f"{workflow}{JOINT}{node.name}"
+        common = RegisterOrder(
+            url=node.url or "",
+            model_name=model,
+            response_timeout=order.response_timeout,
+            startup_timeout=order.startup_timeout,
+            loaded_at_startup=order.loaded_at_startup,
+            workflow=workflow,
+        )
+        try:
+            if node.url is None:
+                return await self.registry.register_archive(_function_archive(opened, model, node.name), replace(common, initial_workers=1))
+            version = await self.registry.register(_with_settings(common, node))
+            if not version.min_workers:  # neither the specification nor its archive says how many
+                await self._scale_up(version)
+            return version
+        except LoadFailed as error:
+            text = f"Failed to start workers for model {model} version: 1.0. {error.message}"
+            raise LoadFailed(text, traceback=error.traceback) from error
+        except TsxError as error:
+            raise TsxError(f"Workflow Node {model} failed to register. Details: {error.message}") from error
+
+    async def _scale_up(self, version: ModelVersion) -> None:
+        try:
+            await version.scale(1, 1)
+        except BaseException:
+            await self.registry.discard(version)
+            raise
+
+    async def _withdraw(self, version: ModelVersion) -> None:
+        """Its workflow asks it nothing any more; who asks it by its own name is not waited for without end."""
+        try:
+            await self.registry.withdraw(version)
+        except CleanupTimeout:
+            await self.registry.discard(version)
+
+
+def _with_settings(order: RegisterOrder, node: SpecNode) -> RegisterOrder:
+    """As in TorchServe, a node starts with the most workers that it may have."""
+    settings = node.settings
+    workers = settings.min_workers if settings.max_workers is None else max(settings.max_workers, settings.min_workers or 1)
+    return replace(order, initial_workers=workers, batch_size=settings.batch_size, max_batch_delay=settings.max_batch_delay)
+
+
+def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenArchive:
+    """What stands in for an archive of the function: the workflow's directory, which stays as long as the workflow does."""
+    manifest = Manifest({"runtime": "python", "model": {"modelName": model, "handler": f"{opened.handler}:{function}"}})
+    return OpenArchive(opened.source, opened.directory, manifest, ModelConfig())
+
+
+def _node(spec: SpecNode, version: ModelVersion) -> Node:
+    retries, timeout = spec.settings.retry_attempts, spec.settings.timeout_ms
+    return Node(spec.name, version, RETRIES if retries is None else retries, (TIMEOUT if timeout is None else timeout) / 1000)

@@ -1,0 +1,118 @@
+"""One node of a running workflow: asked, asked again where it failed, and not waited for beyond its time."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from dataclasses import dataclass
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import Answer, WaitingJob
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable
+from tsx_runtime.workflows.schedule import Output
+
+EXCERPT = 1000  # characters of a node's own words in an error
+
+
+@dataclass(frozen=True)
+class Request:
+    """What came from the client, for every node; `deadline` is of time.monotonic()."""
+
+    id: str
+    headers: list[tuple[bytes, bytes]]
+    body: wire.Body
+    deadline: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    version: ModelVersion
+    retries: int
+    timeout: float  # s, of one attempt
+
+
+class _TimedOut(TsxError):
+    """One attempt took longer than the node's timeout."""
+
+
+class _Refused(TsxError):
+    """The node's own handler answered with an error status below 500: it would do so again."""
+
+
+async def ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, request: Request) -> Output:
+    """Raises a `TsxError` that names the node: NodeFailed, Unavailable (with when to try again), OutOfResources."""
+    meta = wire.request_meta(request.id, b"", headers)
+    for attempt in range(1, node.retries + 2):
+        try:
+            return await _attempt(node, meta, body, request)
+        except (Unavailable, _Refused) as error:  # the same again would only add to the load, or to the log
+            raise _named(node, error, attempt) from error
+        except TsxError as error:
+            if attempt > node.retries:
+                raise _named(node, error, attempt) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -> Output:
+    now = time.monotonic()
+    end = now + node.timeout if request.deadline is None else min(now + node.timeout, request.deadline)
+    if end <= now:
+        raise DeadlinePassed("the time that the client gave the request is over")
+    job = WaitingJob(meta, body, now, end, request.priority)
+    node.version.submit(job)
+    try:
+        answer, whole = await asyncio.wait_for(_take(job), end - now)
+    except (TimeoutError, asyncio.TimeoutError):
+        if end == request.deadline:
+            raise DeadlinePassed("the time that the client gave the request is over") from None
+        raise _TimedOut(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
+    finally:
+        if not job.done.done() or job.done.cancelled():
+            node.version.leave(job)
+    if answer.status >= 400:
+        raise _failure(answer.status, whole)
+    return Output(answer.status, answer.headers, whole)
+
+
+async def _take(job: WaitingJob) -> tuple[Answer, bytes]:
+    answer = await job.done
+    try:
+        return answer, await answer.whole()
+    except BaseException:
+        job.gone = True  # nobody takes what is left of a stream
+        answer.leave()
+        raise
+
+
+def _failure(status: int, body: bytes) -> TsxError:
+    """What a worker says of a handler that failed, or a handler says itself by its status."""
+    text = body[:EXCERPT].decode("utf-8", "replace")
+    try:
+        told = json.loads(body)
+        if told["code"] == status and told["type"]:
+            text = str(told["message"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    if status == OutOfResources.status:
+        return OutOfResources(text)
+    if status < 500:
+        refused = _Refused(f"it answered with status {status}: {text}")
+        refused.status = status
+        return refused
+    return NodeFailed(text, status=500 if status == 503 else status)  # TorchServe's status of a workflow whose node failed
+
+
+def _named(node: Node, error: TsxError, attempts: int) -> TsxError:
+    """TorchServe's words, which its clients look for, then why."""
+    tried = f" (attempts: {attempts})" if attempts > 1 else ""
+    message = f"Error executing {node.name}: {error.message}{tried}"
+    if isinstance(error, Unavailable | OutOfResources):
+        named = copy.copy(error)
+        named.message = message
+        return named
+    return NodeFailed(message, status=error.status if isinstance(error, NodeFailed | _Refused) else 500)

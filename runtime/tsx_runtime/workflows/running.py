@@ -1,0 +1,73 @@
+"""A request on its way through a workflow: every node as soon as its inputs are there, until the leaves are done or one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping
+
+from tsx_archiver.workflow import WorkflowSpec
+from tsx_runtime.errors import NodeFailed
+from tsx_runtime.wire import Body
+from tsx_runtime.workflows.nodes import Node, Request, ask
+from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
+
+JSON_HEADER = b"content-type: application/json\r\n"
+
+
+async def run(spec: WorkflowSpec, nodes: Mapping[str, Node], request: Request) -> Output:
+    """The answer of the only leaf as it is, or of several as one JSON object.
+
+    Raises as `ask` does: the first node that fails ends the request, and no other is waited for. Cancelling it does the same.
+    """
+    done: dict[str, Output] = {}  # as long as somebody needs it
+    finished: set[str] = set()
+    begun: set[str] = set()
+    tasks: dict[asyncio.Task[Output], str] = {}
+    try:
+        while len(finished) < len(nodes):
+            for name in startable(spec.parents, finished, begun):
+                headers, body = _input(spec.parents[name], done, request)
+                tasks[asyncio.create_task(ask(nodes[name], headers, body, request))] = name
+                begun.add(name)
+                del body  # the node's alone from here on
+            kept = needed(spec.edges, done, begun)
+            done = {name: output for name, output in done.items() if name in kept}
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                name = tasks[task]
+                done[name] = task.result()
+                del tasks[task]
+                finished.add(name)
+    finally:
+        await _end(tasks)
+    return _answer({leaf: done[leaf] for leaf in spec.leaves})
+
+
+def _input(parents: Iterable[str], done: Mapping[str, Output], request: Request) -> tuple[list[tuple[bytes, bytes]], Body]:
+    bodies = {parent: done[parent].body for parent in parents}
+    if not bodies:
+        return request.headers, request.body
+    joined = join(bodies, secrets.token_hex(16).encode() if len(bodies) > 1 else b"")
+    return headers_for(request.headers, joined.content_type), joined.body
+
+
+async def _end(tasks: Iterable[asyncio.Task[Output]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _answer(leaves: Mapping[str, Output]) -> Output:
+    if len(leaves) > 1:
+        try:
+            return Output(200, JSON_HEADER, merge(leaves))
+        except ValueError as error:
+            raise NodeFailed(
+                f"Error executing {error}: its output is not JSON. A workflow with several leaves answers with one JSON object, "
+                "so each leaf must give JSON; add a node that takes them all, or let this one return a dict."
+            ) from error
+    ((_, output),) = leaves.items()
+    typed = any(line.lower().startswith(b"content-type:") for line in output.headers.split(b"\r\n"))
+    return output if typed else output._replace(headers=output.headers + JSON_HEADER)

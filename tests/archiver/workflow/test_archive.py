@@ -1,0 +1,215 @@
+"""A .war: packed by the command, opened with the same care as a .mar, and read by TorchServe's own tools alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver.errors import (
+    ArchiveError,
+    ArchiveTooLarge,
+    DuplicateMember,
+    EmptyArchive,
+    ForeignFile,
+    InvalidManifest,
+    LinkMember,
+    TruncatedArchive,
+    UnsafePath,
+    WrongChecksum,
+)
+from tsx_archiver.limits import Limits
+from tsx_archiver.workflow import InvalidSpec, WorkflowArchiveSpec, open_workflow, write_workflow_archive
+from tsx_archiver.workflow.command import main
+from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
+from workflow_archiver.workflow_packaging import generate_workflow_archive, package_workflow
+from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
+
+SPEC = "models:\n  m1: {url: m1.mar}\ndag:\n  pre: [m1]\n  m1: [post]\n"
+HANDLER = "def pre(data, context):\n    return data\n\n\npost = pre\n"
+FLAGS = ["--workflow-name", "flow", "--spec-file", "spec.yaml", "--handler", "handler.py"]
+MANIFEST = {"workflow": {"workflowName": "flow", "specFile": "spec.yaml", "handler": "handler.py"}}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "inputs"
+    (directory / "extra").mkdir(parents=True)
+    (directory / "spec.yaml").write_text(SPEC)
+    (directory / "handler.py").write_text(HANDLER)
+    (directory / "extra" / "labels.json").write_text("{}")
+    monkeypatch.chdir(directory)
+    return directory
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def write_war(path: Path, **members: str | bytes) -> Path:
+    """A .war of raw members, as another archiver, or an attacker, would write it; one without content is left out."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in ({"WAR-INF/MANIFEST.json": json.dumps(MANIFEST), "spec.yaml": SPEC, "handler.py": HANDLER} | members).items():
+            if content:
+                archive.writestr(name, content)
+    return path
+
+
+def test_the_command_packs_what_torchserves_does_with_checksums(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--extra-files", "extra", "--export-path", "out"]) == 0
+    assert capsys.readouterr() == ("", "")
+    with zipfile.ZipFile(inputs / "out" / "flow.war") as archive:
+        assert sorted(archive.namelist()) == ["WAR-INF/MANIFEST.json", "handler.py", "labels.json", "spec.yaml"]
+        manifest = json.loads(archive.read("WAR-INF/MANIFEST.json"))
+    assert manifest["workflow"] == {"workflowName": "flow", "specFile": "spec.yaml", "handler": "handler.py"}
+    assert sorted(manifest["sha256"]) == ["handler.py", "labels.json", "spec.yaml"]
+    assert {"createdOn", "archiverVersion"} <= set(manifest)
+
+
+def test_an_existing_archive_is_kept_or_with_force_replaced(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(FLAGS) == 0
+    assert main(FLAGS) == 1
+    told = capsys.readouterr().err
+    assert told == "ERROR - flow.war already exists.\nPlease specify --force/-f option to overwrite the workflow archive output file.\n"
+    assert main([*FLAGS, "-f"]) == 0
+    assert capsys.readouterr().err == "WARNING - Overwriting flow.war ...\n"
+
+
+def test_the_same_inputs_give_the_same_bytes(inputs: Path) -> None:
+    assert main([*FLAGS, "--export-path", "a"]) == main([*FLAGS, "--export-path", "b"]) == 0
+    assert (inputs / "a" / "flow.war").read_bytes() == (inputs / "b" / "flow.war").read_bytes()
+
+
+def test_a_function_that_the_handler_lacks_is_warned_about(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (inputs / "handler.py").write_text("def pre(data, context):\n    return data\n")
+    assert main(FLAGS) == 0
+    told = "WARNING - the node post of the dag is neither a model nor a function of handler.py: the server will not load it\n"
+    assert capsys.readouterr().err == told
+    (inputs / "handler.py").write_text("from elsewhere import *\n")
+    assert main([*FLAGS, "-f"]) == 0
+    assert "neither" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"--workflow-name": "a flow"}, "Workflow name contains special characters."),
+        ({"--spec-file": "none.yaml"}, "The spec file none.yaml does not exist."),
+        ({"--handler": "none.py"}, "The handler none.py does not exist."),
+        ({"--spec-file": "cycle.yaml"}, "the nodes of its dag wait for one another"),
+        ({"--handler": "broken.py"}, "broken.py is not valid Python"),
+        ({"--extra-files": "nowhere"}, "The extra file nowhere does not exist."),
+    ],
+)
+def test_what_the_server_would_refuse_is_not_packed(
+    change: dict[str, str], told: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (inputs / "cycle.yaml").write_text("dag: {pre: [post], post: [pre]}")
+    (inputs / "broken.py").write_text("def pre(:\n")
+    flags = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | change
+    assert main([word for pair in flags.items() for word in pair]) == 1
+    assert told in capsys.readouterr().err
+    assert not list(inputs.glob("*.war"))
+
+
+def test_the_import_shim_packs_and_raises_its_own_error(inputs: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = Namespace(workflow_name="flow", spec_file="spec.yaml", handler="handler.py", export_path="", force=False, extra_files=None)
+    manifest = WorkflowExportUtils.generate_manifest_json(arguments)
+    assert json.loads(manifest)["workflow"] == MANIFEST["workflow"]
+    package_workflow(arguments, manifest)
+    with open_workflow(inputs / "flow.war", cache=cache) as opened:
+        assert opened.manifest.workflow_name == "flow"
+    with pytest.raises(WorkflowArchiverError):
+        package_workflow(arguments, manifest)
+    with pytest.raises(SystemExit):
+        generate_workflow_archive()
+    assert "--workflow-name" in capsys.readouterr().err
+
+
+def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(inputs: Path, cache: Path) -> None:
+    spec = WorkflowArchiveSpec("flow", "spec.yaml", "handler.py", ["extra"])
+    path = write_workflow_archive(spec, inputs, warn=pytest.fail)
+    with open_workflow(path, cache=cache) as opened:
+        assert (opened.manifest.workflow_name, opened.handler, opened.problems) == ("flow", "handler.py", [])
+        assert opened.spec.functions == ("pre", "post")
+        assert (opened.directory / "labels.json").read_text() == "{}"
+        assert opened.directory.is_relative_to(cache)
+
+
+def test_a_directory_is_used_where_it_is(tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_war(tmp_path / "flow.war")) as archive:
+        archive.extractall(tmp_path / "flow")
+    with open_workflow(tmp_path / "flow") as opened:
+        assert opened.directory == tmp_path / "flow"
+        assert opened.handler == "handler.py"
+
+
+def link(path: Path) -> Path:
+    with zipfile.ZipFile(write_war(path), "a") as archive:
+        info = zipfile.ZipInfo("evil")
+        info.create_system, info.external_attr = 3, 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    return path
+
+
+def twice(path: Path) -> Path:
+    with zipfile.ZipFile(write_war(path), "a") as archive:
+        archive.writestr("SPEC.YAML", "dag: {}")
+    return path
+
+
+def manifest(**workflow: object) -> str:
+    return json.dumps({"workflow": MANIFEST["workflow"] | workflow})
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda path: write_war(path, **{"../evil.py": "x"}), UnsafePath),
+        (lambda path: write_war(path, **{"/etc/evil.py": "x"}), UnsafePath),
+        (link, LinkMember),
+        (twice, DuplicateMember),
+        (lambda path: write_war(path, zeros=bytes(2000)), ArchiveTooLarge),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": ""}), ForeignFile),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "{"}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "[]"}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "{}"}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(workflowName="../x")}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(workflowName=None)}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile="../../etc/passwd")}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=3)}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=None)}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(handler="/etc/x.py")}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": 3})}), InvalidManifest),
+        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": {"spec.yaml": "0"}})}), WrongChecksum),
+        (lambda path: write_war(path, **{"spec.yaml": ""}), InvalidManifest),
+        (lambda path: write_war(path, **{"handler.py": ""}), InvalidManifest),
+        (lambda path: write_war(path, **{"spec.yaml": "dag: []"}), InvalidSpec),
+        (lambda path: path.write_bytes(b"junk") and path, ForeignFile),
+        (lambda path: path.write_bytes(b"") or path, EmptyArchive),
+        (lambda path: path.write_bytes(write_war(path).read_bytes()[:-30]) and path, TruncatedArchive),
+    ],
+)
+def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
+    make: Callable[[Path], Path], kind: type[ArchiveError], tmp_path: Path, cache: Path
+) -> None:
+    path = make(tmp_path / "flow.war")
+    with pytest.raises(kind) as caught:
+        open_workflow(path, cache=cache, limits=Limits(total=1500))
+    assert type(caught.value) is kind
+    assert "flow.war" in caught.value.message or "spec.yaml" in caught.value.message
+    assert list((cache / "archives" / "partial").iterdir()) == []
+    assert not (tmp_path / "evil.py").exists()
+
+
+def test_torchserves_own_archiver_makes_what_opens_here(peer_bin: Path, inputs: Path, cache: Path) -> None:
+    subprocess.run([peer_bin / "torch-workflow-archiver", *FLAGS, "--extra-files", "extra/labels.json"], check=True, timeout=60)
+    with open_workflow(inputs / "flow.war", cache=cache) as opened:
+        assert opened.spec.leaves == ("post",)
+        assert (opened.directory / "labels.json").exists()

@@ -1,0 +1,58 @@
+"""The graph of a workflow: parents, leaves and circles, for any graph there can be."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.graphs import acyclic
+from tsx_archiver.workflow import complete, find_cycle, leaves_of, parents_of
+
+NAMES = st.sampled_from([f"n{number}" for number in range(8)])
+GRAPHS = st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=8).map(complete)
+
+
+@given(GRAPHS)
+def test_every_node_that_is_named_is_there_and_parents_mirror_edges(edges: dict[str, tuple[str, ...]]) -> None:
+    assert all(successor in edges for following in edges.values() for successor in following)
+    parents = parents_of(edges)
+    assert {(node, successor) for node in edges for successor in edges[node]} == {
+        (above, node) for node in parents for above in parents[node]
+    }
+    assert all(len(set(following)) == len(following) for following in edges.values())
+
+
+@given(GRAPHS)
+def test_a_cycle_that_is_found_is_one_and_else_the_nodes_can_be_ordered(edges: dict[str, tuple[str, ...]]) -> None:
+    cycle = find_cycle(edges)
+    if cycle is not None:
+        assert cycle[0] == cycle[-1]
+        assert all(after in edges[before] for before, after in itertools.pairwise(cycle))
+        return
+    parents, done = parents_of(edges), set[str]()
+    while len(done) < len(edges):
+        free = [node for node in edges if node not in done and done.issuperset(parents[node])]
+        assert free
+        done.update(free)
+
+
+@given(acyclic().map(complete))
+def test_what_has_no_cycle_is_not_said_to_have_one_and_ends_in_leaves(edges: dict[str, tuple[str, ...]]) -> None:
+    assert find_cycle(edges) is None
+    assert leaves_of(edges)
+    assert all(not edges[leaf] for leaf in leaves_of(edges))
+
+
+def test_a_node_that_feeds_itself_is_a_cycle() -> None:
+    assert find_cycle(complete({"a": ["a"]})) == ["a", "a"]
+    assert find_cycle(complete({"a": ["b"], "b": ["c"], "c": ["b"]})) in (["b", "c", "b"], ["c", "b", "c"])
+
+
+def test_a_long_chain_is_no_trouble() -> None:
+    chain = {f"n{number}": [f"n{number + 1}"] for number in range(2000)}
+    assert find_cycle(complete(chain)) is None
+    found = find_cycle(complete(chain | {"n2000": ["n0"]}))
+    assert found is not None
+    assert len(found) == 2002

@@ -1,0 +1,119 @@
+"""A workflow's specification: what is read, what is passed over with a word, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tsx_archiver.errors import InvalidConfig
+from tsx_archiver.workflow import CycleInSpec, InvalidSpec, NodeSettings, WorkflowSpec, parse_spec, read_spec
+
+
+def parse(text: str, has_handler: bool = True) -> WorkflowSpec:
+    return parse_spec(yaml.safe_load(text), source="spec.yaml", has_handler=has_handler)
+
+
+def test_a_model_takes_what_it_does_not_say_itself_from_the_others_above() -> None:
+    spec = parse("""
+models:
+    min-workers: 1
+    max-workers: 4
+    batch-size: 3
+    max-batch-delay: 5000
+    retry-attempts: 3
+    timeout-ms: 5000
+    m1:
+        url: model1.mar
+        max-workers: 2
+        retry-attempts: 0
+    m2:
+        url: model2.mar
+dag:
+    pre: [m1]
+    m1: [m2]
+    m2: [post]
+""")
+    assert spec.settings == NodeSettings(1, 4, 3, 5000, 3, 5000)
+    assert spec.nodes["m1"].settings == NodeSettings(1, 2, 3, 5000, 0, 5000)
+    assert spec.nodes["m2"].settings == spec.settings
+    assert {name: node.url for name, node in spec.nodes.items()} == {"pre": None, "m1": "model1.mar", "m2": "model2.mar", "post": None}
+    assert spec.functions == ("pre", "post")
+    assert spec.leaves == ("post",)
+    assert spec.parents == {"pre": (), "m1": ("pre",), "m2": ("m1",), "post": ("m2",)}
+    assert spec.problems == ()
+
+
+def test_a_workflow_of_models_alone_needs_no_handler() -> None:
+    spec = parse("models: {m1: {url: a.mar}}\ndag: {m1: }", has_handler=False)
+    assert spec.leaves == ("m1",)
+    assert spec.nodes["m1"].settings == NodeSettings()
+
+
+def test_one_successor_may_be_written_without_brackets() -> None:
+    assert parse("models: {m1: {url: a.mar}}\ndag: {pre: m1}").edges == {"pre": ("m1",), "m1": ()}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("batch-size: two", "models.batch-size: 'two' is not usable: it must be a whole number, 1 or more"),
+        ("timeout-ms: 0", "models.timeout-ms: 0 is not usable: it must be a whole number, 1 or more"),
+        ("min_workers: 2", "models.min_workers is not a key that the server reads; did you mean min-workers?"),
+        ("comment: hello", "models.comment is not a key that the server reads"),
+        ("m2: {url: b.mar}", "model m2 is in no edge of the dag, so it is not loaded"),
+    ],
+)
+def test_what_will_not_do_what_was_meant_is_told_and_passed_over(line: str, problem: str) -> None:
+    spec = parse(f"models:\n  {line}\n  m1: {{url: a.mar}}\ndag: {{m1: []}}")
+    assert spec.problems == (problem,)
+    assert spec.nodes["m1"].settings == NodeSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- a\n- b", "spec.yaml holds a list where keys and values belong"),
+        ("", "spec.yaml holds nothing where"),
+        ("models: [a]\ndag: {a: [b]}", "models holds a list"),
+        ("models: {m1: {url: a.mar}}", "dag holds nothing, not what feeds what"),
+        ("models: {m1: {min-workers: 1}}\ndag: {m1: []}", "model 'm1' has no url"),
+        ("models: {m1: {url: [a]}}\ndag: {m1: []}", "model 'm1' has no url"),
+        ("dag: {a: {b: c}}", "dag.a holds a dict"),
+        ("dag: {'a b': []}", "the node 'a b' cannot be called so"),
+        ("dag: {'../x': []}", "the node '../x' cannot be called so"),
+        ("models: {model: {url: a.mar}}\ndag: {pre-1: [model]}", "the node pre-1 of the dag is neither a model under models"),
+        ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "spec.yaml has 257 nodes; a workflow may have 256"),
+    ],
+)
+def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, told: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        parse(text)
+    assert told in caught.value.message
+
+
+def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match=r"the node modle of the dag is no model .* Did you mean model\?"):
+        parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
+
+
+def test_a_cycle_is_told_with_its_nodes() -> None:
+    with pytest.raises(CycleInSpec, match=r"wait for one another: .*m1 -> post -> m1|post -> m1 -> post"):
+        parse("models: {m1: {url: a.mar}}\ndag: {pre: [m1], m1: [post], post: [m1]}")
+
+
+@pytest.mark.parametrize("document", ["x: !!python/object/apply:os.system ['touch pwned']", "a: [b", "a: &a [*a]"])
+def test_a_document_that_is_no_plain_yaml_is_refused(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.yaml").write_text(document)
+    with pytest.raises(InvalidConfig):
+        read_spec(tmp_path / "spec.yaml", has_handler=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+@pytest.mark.parametrize("data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}])
+def test_plain_values_of_any_kind_are_told_apart(data: Any) -> None:
+    with pytest.raises(InvalidSpec):
+        parse_spec(data, source="spec.yaml", has_handler=False)
