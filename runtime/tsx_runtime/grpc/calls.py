@@ -63,8 +63,8 @@ class Asked:
             self.version.leave(self.job)
         else:
             done.exception()  # asyncio complains of errors that nobody has looked at
-        self.job.gone = True
-        if self._answer is not None:
+        if self._answer is not None and self._answer.streamed:
+            self.version.leave(self.job)
             self._answer.leave()
 
     def __enter__(self) -> Asked:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
 
+from tsx_runtime.core.jobs import Answer
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
@@ -21,7 +22,7 @@ from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import is_healthy
 from tsx_runtime.http.schemas import Health
-from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts
+from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts, parse_header_block
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 MOST_PIECES = 1024
@@ -34,7 +35,7 @@ _CONTENT: Pair = (b"content-type", INPUTS)
 class _Turn(NamedTuple):
     """One request of a stream."""
 
-    sequence: str | None
+    request: PredictionsRequest
     asked: Asked | None
     refusal: Refusal | None = None  # where it did not get into a queue
 
@@ -42,6 +43,8 @@ class _Turn(NamedTuple):
 class Inference:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        words = ("id", "start", "end")
+        self.names = tuple(getattr(registry.settings, f"ts_header_key_sequence_{word}", f"ts_request_sequence_{word}") for word in words)
 
     def service(self, guard: Guard | None, log: AccessLog | None) -> Service:
         service = Service(NAME, guard, log)
@@ -57,20 +60,20 @@ class Inference:
 
     async def predictions(self, request: PredictionsRequest, context: Context) -> PredictionResponse:
         with self._ask(request, context) as asked:
-            _, body = await whole_answer(context, asked)
-        return PredictionResponse(prediction=body)
+            answer, body = await whole_answer(context, asked)
+        return PredictionResponse(prediction=body, sequence_id=self._told_sequence(request, answer))
 
     async def stream(self, request: PredictionsRequest, context: Context) -> AsyncGenerator[PredictionResponse, None]:
         with self._ask(request, context) as asked:
-            async for _, part in answer_parts(context, asked):
-                yield PredictionResponse(prediction=part)
+            async for answer, part in answer_parts(context, asked):
+                yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(request, answer))
 
     async def stream2(self, requests: AsyncIterator[PredictionsRequest], context: Context) -> AsyncGenerator[PredictionResponse, None]:
         turns: asyncio.Queue[_Turn | None] = asyncio.Queue(AHEAD)
         reader = asyncio.create_task(self._read(requests, context, turns))
         try:
             while (turn := await turns.get()) is not None:
-                async for response in _answers(turn):
+                async for response in self._answers(turn):
                     yield response
         finally:
             reader.cancel()
@@ -83,16 +86,47 @@ class Inference:
         seen: set[str] = set()
         try:
             async for request in requests:
-                sequence = request.sequence_id if request.HasField("sequence_id") else None
+                starts = request.sequence_id not in seen
+                seen.add(request.sequence_id)
                 try:
-                    await turns.put(_Turn(sequence, self._ask(request, context, *_sequence_headers(sequence, seen))))
+                    await turns.put(_Turn(request, self._ask(request, context, starts=starts)))
                 except (TsxError, Refused) as error:
-                    await turns.put(_Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal))
+                    await turns.put(_Turn(request, None, refusal(error) if isinstance(error, TsxError) else error.refusal))
         finally:
             await turns.put(None)
 
-    def _ask(self, request: PredictionsRequest, context: Context, *own: Pair) -> Asked:
-        return Asked(context, self._find(request), (_CONTENT, *own), body_of(request.input))
+    async def _answers(self, turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
+        """What one request of a stream yields; an error as a response of its own, since the others go on."""
+        refused = turn.refusal
+        if turn.asked is not None:
+            with turn.asked as asked:
+                try:
+                    answer = await asked.answer()
+                    async for part in answer.parts():
+                        yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(turn.request, answer))
+                    return
+                except (TsxError, Refused) as error:
+                    refused = refusal(error) if isinstance(error, TsxError) else error.refusal
+        assert refused is not None
+        status = {"code": refused.code.value[0], "message": refused.details}
+        yield PredictionResponse(sequence_id=_sequence_of(turn.request), status=status)
+
+    def _ask(self, request: PredictionsRequest, context: Context, *, starts: bool = False) -> Asked:
+        """`starts`: a sequence begins with it, if it belongs to one."""
+        version, sequence, (key, *marks) = self._find(request), request.sequence_id, self.names
+        own: list[Pair] = [_CONTENT]
+        if sequence:
+            own.append((key.encode("latin-1"), sequence.encode("latin-1", "replace")))
+        if sequence and starts and marks[0] not in request.input:
+            own.append((marks[0].encode("latin-1"), b"true"))
+        own += [(name.encode("latin-1"), _line(request.input[name])) for name in marks if name in request.input]
+        return Asked(context, version, own, body_of(request.input))
+
+    def _told_sequence(self, request: PredictionsRequest, answer: Answer) -> str | None:
+        """The sequence that the client named, or that was made up for it."""
+        key = self.names[0].lower()
+        told = (value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == key)
+        return _sequence_of(request) or next(told, None)
 
     def _find(self, request: PredictionsRequest) -> ModelVersion:
         """TorchServe answers INTERNAL for a model that is not there, and its clients look for that."""
@@ -104,31 +138,13 @@ class Inference:
             raise Refused(refusal(error)._replace(code=code_of(500))) from error
 
 
-async def _answers(turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
-    """What one request of a stream yields; an error as a response of its own, since the others go on."""
-    refused = turn.refusal
-    if turn.asked is not None:
-        with turn.asked as asked:
-            try:
-                answer = await asked.answer()
-                async for part in answer.parts():
-                    yield PredictionResponse(prediction=part, sequence_id=turn.sequence)
-                return
-            except (TsxError, Refused) as error:
-                refused = refusal(error) if isinstance(error, TsxError) else error.refusal
-    assert refused is not None
-    yield PredictionResponse(sequence_id=turn.sequence, status={"code": refused.code.value[0], "message": refused.details})
+def _sequence_of(request: PredictionsRequest) -> str | None:
+    return request.sequence_id if request.HasField("sequence_id") else None
 
 
-def _sequence_headers(sequence: str | None, seen: set[str]) -> Iterable[Pair]:
-    """What tells a stateful model which sequence a request belongs to, and that it begins with it."""
-    if not sequence:
-        return ()
-    own: list[Pair] = [(b"ts_request_sequence_id", sequence.encode())]
-    if sequence not in seen:
-        seen.add(sequence)
-        own.append((b"ts_request_sequence_start", b"True"))
-    return own
+def _line(value: bytes) -> bytes:
+    """As the value of a header."""
+    return value.split(b"\r")[0].split(b"\n")[0]
 
 
 def body_of(inputs: Mapping[str, bytes]) -> Body:

@@ -86,8 +86,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
         for name, value in parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1"):
             inputs[name.encode("latin-1").decode("utf-8", "replace")] = bytearray(value, "latin-1")
     elif media_type == _INPUTS:
-        named = read_inputs(body)
-        return {**inputs, **named}, {name: {"content-type": ""} for name in named}
+        inputs.update(read_inputs(body))
     else:
         given = inputs["body"] = decoded(content_type, body) if decode else own(body)
         if type(given) is dict and "inputs" in given:

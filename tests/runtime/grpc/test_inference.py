@@ -53,7 +53,6 @@ def test_a_handler_finds_each_input_under_its_name_and_metadata_among_the_header
     assert said["row"] == {"data": "\x00\xffabc", "other": "{}"}
     assert said["headers"]["x-mine"] == "1"
     assert said["headers"]["x-raw-bin"] == "AP8="
-    assert said["headers"]["data"] == {"content-type": ""}
     assert [key for key, _ in call.trailing_metadata()] == ["x-request-id"]
     assert call.initial_metadata() == ()
 
@@ -168,3 +167,29 @@ def test_a_stream_whose_client_leaves_gives_up_all_its_places(client: Client, tm
         until(lambda: client.pending() == 5)
         answers.cancel()
         until(lambda: client.pending() == 0)
+
+
+def test_a_sequence_and_its_marks_reach_the_handler_as_headers(client: Client) -> None:
+    make = client.messages.PredictionsRequest
+    last = {"data": b"3", "ts_request_sequence_end": b"true\r\nx-other: 1"}
+    requests = [
+        make(model_name="talker", sequence_id="s1", input={"data": b"1"}),
+        make(model_name="talker", sequence_id="s2", input={"data": b"2"}),
+        make(model_name="talker", sequence_id="s1", input=last),
+    ]
+    answers = client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT)
+    headers = [json.loads(answer.prediction)["headers"] for answer in answers]
+    marks = [{name: value for name, value in said.items() if name.startswith("ts_request_sequence_")} for said in headers]
+    assert marks[0] == {"ts_request_sequence_id": "s1", "ts_request_sequence_start": "true"}
+    assert marks[1] == {"ts_request_sequence_id": "s2", "ts_request_sequence_start": "true"}
+    assert marks[2] == {"ts_request_sequence_id": "s1", "ts_request_sequence_end": "true"}
+    assert not any("x-other" in said for said in headers)
+
+
+def test_a_request_alone_may_belong_to_a_sequence(client: Client) -> None:
+    request = client.messages.PredictionsRequest(model_name="talker", sequence_id="s", input={"data": b"1"})
+    response = client.predictions.Predictions(request, timeout=TIMEOUT)
+    assert response.sequence_id == "s"
+    assert json.loads(response.prediction)["headers"]["ts_request_sequence_id"] == "s"
+    alone = client.predictions.Predictions(client.messages.PredictionsRequest(model_name="talker"), timeout=TIMEOUT)
+    assert not alone.HasField("sequence_id")

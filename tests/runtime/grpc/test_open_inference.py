@@ -13,7 +13,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client
-from tests.support.servers import Running
+from tests.support.models import make_model
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 from tsx_runtime.grpc.protos import open_inference_grpc_pb2
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
@@ -158,3 +159,37 @@ def test_torchserve_s_name_serves_the_same_with_typed_contents(client: Client) -
     )
     assert list(words.outputs[1].contents.bytes_contents) == [b"one", b"two"]
     assert words.id == "own"
+
+
+ENVELOPED = """
+import numpy
+
+
+def handle(data, context):
+    return None if data is None else [(numpy.asarray(tensor["data"]) * 2).tolist() for tensor in data]
+"""
+
+
+@pytest.fixture(scope="module")
+def enveloped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server as KServe starts it: every model has the envelope of the protocol."""
+    directory = tmp_path_factory.mktemp("enveloped")
+    make_model(directory / "m.mar", ENVELOPED)
+    environment = {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_SERVICE_ENVELOPE": "kservev2"}
+    with serving(["serve", directory / "m.mar", *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+        yield running
+
+
+@pytest.mark.parametrize("module", [tritonclient.grpc, tritonclient.http])
+@pytest.mark.parametrize("binary", [True, False])
+def test_an_envelope_gets_tensors_however_they_come(enveloped: Running, module: Any, binary: bool) -> None:
+    by_http = module is tritonclient.http
+    address = enveloped.address("predictions" if by_http else "gRPC predictions").removeprefix("http://")
+    asked = Asked(module, address)
+    options = {"binary_data": binary} if by_http else {}
+    tensor = asked.tensor("x", np.array([[1.5, 2]], "float32"), "FP32", **options)
+    result = asked.client.infer("m", [tensor], request_id="5")
+    np.testing.assert_array_equal(result.as_numpy("x"), [[3, 4]])
+    response = result.get_response()
+    assert (response["id"] if by_http else response.id) == "5"
+    asked.client.close()

@@ -40,6 +40,7 @@ def guarded(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         "TSX_INFERENCE_TOKEN": TOKENS["inference"],
         "TSX_MANAGEMENT_TOKEN": TOKENS["management"],
         "TSX_ACCESS_LOG": "true",
+        "TSX_ENABLE_MODEL_API": "false",
         "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS": "500",
         "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS": "200",
     }
@@ -81,6 +82,15 @@ def test_the_right_tokens_open_each_its_own(client: Client) -> None:
     assert "talker" in listed.msg
     wrong = (("authorization", "Bearer for-predictions"),)
     assert code_of(lambda: client.models.ListModels(request, metadata=wrong, timeout=TIMEOUT)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: Client) -> None:
+    metadata = (("authorization", "Bearer for-models"),)
+    requests = client.management.RegisterModelRequest(url="talker2.mar"), client.management.UnregisterModelRequest(model_name="talker")
+    for call, request in zip((client.models.RegisterModel, client.models.UnregisterModel), requests, strict=True):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(request, metadata=metadata, timeout=TIMEOUT)
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.PERMISSION_DENIED, "Model API disabled")
 
 
 def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(guarded: tuple[Running, Pair], client: Client, until: Any) -> None:

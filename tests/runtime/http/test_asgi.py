@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import uuid
 from collections.abc import Iterable
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.errors import PayloadTooLarge, PredictionFailed
+from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, error_body
 from tsx_runtime.http.asgi import DISCARD, NO_CACHE, ClientGone, Message, check_status, discard, handler_headers, new_request_id, read_body
-from tsx_runtime.http.routes import url_path, with_headers
+from tsx_runtime.http.faults import for_v2
+from tsx_runtime.http.routes import Target, find_target, url_path, with_headers
 
 
 class Sender:
@@ -129,7 +131,25 @@ def test_a_status_that_ends_no_request_is_an_error(status: int) -> None:
 
 
 def test_a_header_of_the_servers_replaces_the_clients() -> None:
-    assert with_headers([(b"explain", b"no"), (b"a", b"b")], ((b"explain", b"True"),)) == [(b"a", b"b"), (b"explain", b"True")]
+    target = Target("m", headers=((b"explain", b"True"),))
+    assert with_headers([(b"Explain", b"no"), (b"a", b"b")], target) == [(b"a", b"b"), (b"explain", b"True")]
+
+
+def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> None:
+    target = find_target("/v2/models/m/infer")
+    assert target is not None
+    protocol = (b"x-tsx-protocol", b"v2")
+    assert with_headers([], target) == [protocol, (b"content-type", b"application/json")]
+    for own in ((b"Content-Type", b"text/csv"), (b"Inference-Header-Content-Length", b"9")):
+        assert with_headers([own], target) == [own, protocol]
+
+
+def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients_look() -> None:
+    error = for_v2(error_body(404, "ModelNotFoundException", "Model not found: é"))
+    assert list(json.loads(error)) == ["code", "type", "message", "error"]
+    assert json.loads(error)["error"] == "Model not found: é"
+    for other in (b"", b"text", b"[]", b'{"message": "of a handler"}', b"\xff"):
+        assert for_v2(other) == other
 
 
 @given(st.text())
