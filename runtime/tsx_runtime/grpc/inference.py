@@ -48,7 +48,7 @@ class Inference:
 
     def service(self, guard: Guard | None, log: AccessLog | None) -> Service:
         service = Service(NAME, guard, log)
-        service.unary("Ping", self.ping, Empty, TorchServeHealthResponse)
+        service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, open_to_all=True)
         service.unary("Predictions", self.predictions, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions", self.stream, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions2", self.stream2, PredictionsRequest, PredictionResponse, both_ways=True)

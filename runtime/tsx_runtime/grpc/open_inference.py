@@ -46,7 +46,8 @@ class OpenInference:
             ("ModelMetadata", self.model_metadata),
             ("ModelInfer", self.infer),
         ):
-            service.unary(method, call, getattr(messages, f"{method}Request"), getattr(messages, f"{method}Response"))
+            probe = method in ("ServerLive", "ServerReady")
+            service.unary(method, call, getattr(messages, f"{method}Request"), getattr(messages, f"{method}Response"), open_to_all=probe)
         service.stream("ModelStreamInfer", self.stream_infer, messages.ModelInferRequest, messages.ModelStreamInferResponse, both_ways=True)
         return service
 

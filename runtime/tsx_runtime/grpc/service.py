@@ -31,11 +31,16 @@ class Service:
         self._log = log
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
-    def unary(self, method: str, call: Callable[[Any, Context], Awaitable[Any]], request: Any, response: Any) -> None:
+    def unary(
+        self, method: str, call: Callable[[Any, Context], Awaitable[Any]], request: Any, response: Any, *, open_to_all: bool = False
+    ) -> None:
+        """`open_to_all`: it asks for no token, as what probes ask by REST."""
+
         async def guarded(message: Any, context: Context) -> Any:
             with self._logged(method, context) as ended:
                 try:
-                    self._check(context)
+                    if not open_to_all:
+                        self._check(context)
                     answer = await call(message, context)
                 except Exception as error:  # the boundary of a call
                     reason = self._reason(method, error)

@@ -105,6 +105,8 @@ class ServerApp(FastAPI):
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
         status, headers, body = faults.fault(error)
+        if scope["path"].startswith(faults.V2):
+            body = faults.for_v2(body)
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 

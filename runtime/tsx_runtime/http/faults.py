@@ -28,6 +28,8 @@ NOT_FOUND = "Requested resource is not found, please refer to API document."
 NOT_ALLOWED = "Requested method is not allowed, please refer to API document."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback under the x-request-id of this answer."
 
+V2 = "/v2/"  # the routes of the Open Inference Protocol
+
 logger = logging.getLogger("tsx.http")
 
 
@@ -84,11 +86,11 @@ def install(app: FastAPI) -> None:
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TsxError)
-        return _response(error)
+        return _response(error, path=request.url.path)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _response(from_http(error), error.headers)
+        return _response(from_http(error), error.headers, request.url.path)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -121,9 +123,10 @@ def from_validation(problems: Any) -> BadRequest:
     return BadRequest(" ".join(texts))
 
 
-def _response(error: TsxError, headers: Any = None) -> Response:
+def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:
     """The app adds the headers that every answer has."""
     status, pairs, body = fault(error)
+    body = for_v2(body) if path.startswith(V2) else body
     kind = EarlyResponse if isinstance(error, PayloadTooLarge) and error.more else Response
     response = kind(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:

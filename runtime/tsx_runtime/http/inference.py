@@ -115,7 +115,7 @@ class Predictions:
         rest: Receive | None = None,
     ) -> None:
         self.counts.add(status)
-        if status >= 400 and scope["path"].startswith("/v2/"):
+        if status >= 400 and scope["path"].startswith(faults.V2):
             body = faults.for_v2(body)
         await send_whole(send, scope, status, headers, request_id, body, rest)
 

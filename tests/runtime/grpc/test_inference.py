@@ -193,3 +193,21 @@ def test_a_request_alone_may_belong_to_a_sequence(client: Client) -> None:
     assert json.loads(response.prediction)["headers"]["ts_request_sequence_id"] == "s"
     alone = client.predictions.Predictions(client.messages.PredictionsRequest(model_name="talker"), timeout=TIMEOUT)
     assert not alone.HasField("sequence_id")
+
+
+def test_a_client_may_compress_what_it_sends(client: Client) -> None:
+    body = b"a" * 1_000_000
+    request = client.messages.PredictionsRequest(model_name="talker", input={"do": b"large", "data": body})
+    assert client.predictions.Predictions(request, compression=grpc.Compression.Gzip, timeout=TIMEOUT).prediction == body
+    bomb = client.messages.PredictionsRequest(model_name="talker", input={"do": b"large", "data": b"a" * 30_000_000})
+    code, _ = refused(lambda: client.predictions.Predictions(bomb, compression=grpc.Compression.Gzip, timeout=TIMEOUT))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_what_is_no_message_is_refused(client: Client) -> None:
+    call = client.inference_channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions")
+    code, _ = refused(lambda: call(b"\xff\xff\xff\xff", timeout=TIMEOUT))
+    assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNKNOWN)
+    assert client.ask(do=b"large", data=b"still there")[0] == b"still there"
+    unknown = client.inference_channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Nothing")
+    assert refused(lambda: unknown(b"", timeout=TIMEOUT))[0] is grpc.StatusCode.UNIMPLEMENTED

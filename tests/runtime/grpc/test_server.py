@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -19,9 +20,11 @@ from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
 from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving, started
 from tsx_runtime.errors import SettingError
+from tsx_runtime.grpc.server import options
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.settings import Settings, load_settings
 from tsx_runtime.targets.grpc_ports import check_free, grpc_addresses
+from tsx_runtime.targets.tls import read_pem
 
 TOKENS = {"inference": "for-predictions", "management": "for-models"}
 
@@ -104,6 +107,7 @@ def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(guarded: tup
 
 def test_whether_it_is_well_may_be_asked_without_a_token(client: Client) -> None:
     assert HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status == HealthCheckResponse.SERVING
+    assert "Healthy" in client.predictions.Ping(Empty(), timeout=TIMEOUT).health
 
 
 def test_who_does_not_speak_tls_is_not_answered(guarded: tuple[Running, Pair], generated: dict[str, Any]) -> None:
@@ -190,3 +194,43 @@ def test_an_address_in_brackets_is_the_same_without() -> None:
     settings, _ = load_settings({"grpc_inference_address": "[::1]"}, {})
     assert settings.grpc_inference_address == "::1"
     assert str(grpc_addresses(settings)[0][0].host) == "::1"
+
+
+def test_torchserve_s_keys_are_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.properties"
+    keys = {
+        "grpc_inference_address": "0.0.0.0",
+        "grpc_inference_port": "9070",
+        "grpc_management_address": "127.0.0.2",
+        "grpc_management_port": "9071",
+        "grpc_inference_max_connection_age_ms": "1000",
+        "grpc_inference_max_connection_age_grace_ms": "2000",
+        "grpc_management_max_connection_age_ms": "3000",
+        "grpc_management_max_connection_age_grace_ms": "4000",
+        "enable_grpc_ssl": "true",
+        "max_request_size": "1234",
+    }
+    file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+    told: list[str] = []
+    settings, _ = load_settings({}, {}, file, told.append)
+    assert told == []
+    assert {key: str(getattr(settings, key)).lower() for key in keys} == keys
+    assert [(str(address), roles) for address, roles in grpc_addresses(settings)] == [
+        ("grpcs://0.0.0.0:9070", ["grpc_inference"]),
+        ("grpcs://127.0.0.2:9071", ["grpc_management"]),
+    ]
+    chosen = dict(options(settings, ["grpc_management"]))
+    assert chosen["grpc.max_connection_age_ms"] == 3000
+    assert chosen["grpc.max_connection_age_grace_ms"] == 4000
+    assert chosen["grpc.max_receive_message_length"] == 1234
+
+
+def test_nothing_is_open_to_other_machines_unless_it_is_asked_for() -> None:
+    assert [address.host for address, _ in grpc_addresses(Settings())] == ["127.0.0.1", "127.0.0.1"]
+    assert [address.port for address, _ in grpc_addresses(Settings())] == [7070, 7071]
+    assert "grpc.max_connection_age_ms" not in dict(options(Settings(), ["grpc_inference"]))
+
+
+def test_tls_needs_a_certificate() -> None:
+    with pytest.raises(SettingError, match="enable_grpc_ssl is True, so certificate_file and private_key_file must be set"):
+        read_pem(Settings(enable_grpc_ssl=True), "enable_grpc_ssl")

@@ -261,7 +261,9 @@ def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
     def parse(response: httpx.Response) -> tuple[str, str]:
         assert response.headers["content-type"] == "application/json"
         body = response.json()
-        assert list(body) == ["code", "type", "message"]
+        v2 = {"error": body["message"]} if response.url.path.startswith("/v2/") else {}
+        assert list(body) == ["code", "type", "message", *v2]
+        assert body == body | v2
         assert body["code"] == response.status_code
         assert response.text == json.dumps(body, indent=2, ensure_ascii=False) + "\n"
         assert response.headers["x-request-id"]

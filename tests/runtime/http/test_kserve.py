@@ -121,3 +121,27 @@ def test_on_one_address_a_model_called_predict_is_managed_and_one_called_token_s
 def test_a_models_options_are_told_for_every_name_that_it_has(server):
     paths = server.inference.options("/predictions/talker").json()["paths"]
     assert {"/predictions/talker", "/v1/models/talker:predict", "/v2/models/talker/infer", "/talker/predict"} <= set(paths)
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["fast lane", "other lane"])
+@pytest.mark.parametrize(
+    ("path", "word", "message"),
+    [
+        ("/v2/models/talker/infer", "raise", "no such image"),
+        ("/v2/models/talker/infer", "bad priority", "x-tsx-priority"),
+        ("/v2/models/nobody/infer", "", "Model not found: nobody"),
+    ],
+)
+def test_errors_of_v2_are_where_its_clients_look(server, chunked, path, word, message):
+    headers = {"x-tsx-priority": "high"} if word == "bad priority" else {"x-do": "raise"}
+    answer = server.inference.post(path, headers=headers, content=iter([b"{}"]) if chunked else b"{}")
+    body = answer.json()
+    assert answer.status_code >= 400
+    assert message in body["error"] == body["message"]
+
+
+def test_a_body_of_v2_that_names_no_type_is_json(server):
+    for content in (b'{"inputs": []}', iter([b'{"inputs": []}'])):  # on both lanes
+        said = server.inference.post("/v2/models/talker/infer", content=content).json()
+        assert said["row"] == {"body": {"inputs": []}}
+        assert said["headers"]["x-tsx-protocol"] == "v2"
