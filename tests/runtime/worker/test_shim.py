@@ -109,7 +109,7 @@ def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
         "dotted": "JSONEncoder",
         "classes": ["JSONDecodeError", "JSONDecoder"],
         "backends": [True, False],
-        "mock": ["/d", {"modelName": "n", "serializedFile": "a.pt"}, "True", None, {}],
+        "mock": ["/d", {"modelName": "n", "serializedFile": "a.pt", "modelFile": "model.py"}, "True", None, {}],
     }
 
 

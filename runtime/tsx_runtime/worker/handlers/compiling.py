@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import tempfile
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,34 @@ def wants_ahead(pt2: Any) -> bool:
     return isinstance(export, dict) and export.get("aot_compile") is True
 
 
-def compiled_ahead(program: torch.export.ExportedProgram, name: str) -> Any:
-    """The program as machine code, or None with a warning. torch keeps what it compiles, so the next worker need not."""
+def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: torch.device) -> Any:
+    """The program of that file as machine code for the device, or None with a warning. Compiled once, then kept beside torch's own."""
     from torch._inductor import aoti_compile_and_package, aoti_load_package  # here: importing the compiler takes seconds
 
-    with tempfile.TemporaryDirectory(prefix="tsx-aot-") as directory:
-        try:
-            return aoti_load_package(str(aoti_compile_and_package(program, package_path=str(Path(directory, "model.pt2")))))
-        except Exception as error:  # the boundary to a compiler, which raises what the programs that it calls make it raise
-            logger.warning("%s is not compiled, it runs as it was exported: %s", name, str(error).partition("\n")[0])
-            return None
+    try:
+        place = _kept(path, device)
+        if not place.exists():
+            fresh = place.with_suffix(f".{os.getpid()}.pt2")  # another worker may be at it, too
+            aoti_compile_and_package(program, package_path=str(fresh))
+            fresh.replace(place)
+        return aoti_load_package(str(place))
+    except Exception as error:  # the boundary to a compiler, which raises what the programs that it calls make it raise
+        logger.warning("%s is not compiled, it runs as it was exported: %s", path.name, str(error).partition("\n")[0])
+        return None
+
+
+def _kept(path: Path, device: torch.device) -> Path:
+    from torch._inductor.codecache import cache_dir  # as above
+
+    digest = hashlib.sha256(f"{torch.__version__} {device.type}".encode())
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    directory = Path(cache_dir()) / "tsx"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid") and directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user, whose code would run here; set TORCHINDUCTOR_CACHE_DIR")
+    return directory / f"{digest.hexdigest()}.pt2"
 
 
 def load_library(path: str, device: torch.device) -> Any:

@@ -80,7 +80,7 @@ def load_exported(path: Path, device: torch.device, *, compile_ahead: bool = Fal
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)
-    model = compiled_ahead(program, path.name) if compile_ahead else None
+    model = compiled_ahead(program, path, device) if compile_ahead else None
     if model is None:
         model = program.module()
         if device.type == "cpu":

@@ -6,6 +6,8 @@ import json
 import math
 import shutil
 import sys
+import textwrap
+import zipfile
 from typing import Any
 
 import pytest
@@ -111,9 +113,25 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
     program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     package = tmp_path / "double.pt2"
     torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-    content = package.read_bytes()
-    worker = start_worker(ROWS, files={"double.pt2": content}, model={"serializedFile": "double.pt2"})
-    assert ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
+    exported = tmp_path / "exported.pt2"
+    torch.export.save(program, exported)
+    with zipfile.ZipFile(package) as archive:
+        library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))  # what older releases of torch wrote
+    ahead = {"pt2": {"export": {"aot_compile": True}}}
+    for name, content, config in (
+        ("double.pt2", package.read_bytes(), {}),
+        ("double.so", library, ahead),
+        ("double.pt2", exported.read_bytes(), ahead),
+    ):
+        source = f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n" + textwrap.dedent(ROWS)
+        worker = start_worker(source, files={name: content}, model={"serializedFile": name}, model_config=config)
+        assert ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
+    (kept,) = (tmp_path / "cache" / "tsx").iterdir()
+    kept.write_bytes(package.read_bytes())  # the next worker takes what is there
+    again = start_worker(source, files={name: content}, model={"serializedFile": name}, model_config=config)
+    assert ask(again, [1, 2, 3]) == [[2, 4, 6]]
+    worker = start_worker(ROWS, files={"double.so": library}, model={"serializedFile": "double.so"})
+    assert "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
 
 
 FIT = {"serializedFile": "weights.pth", "modelFile": "model.py"}
@@ -278,7 +296,14 @@ def test_torchs_profiler_leaves_a_trace(start_worker: StartWorker, net: Net, mod
 
 @pytest.mark.parametrize(
     "pt2",
-    ["eager", {"compile": {"enable": True, "backend": "aot_eager"}}, {"backend": "no_such"}, {"compile": {"enable": True, "mode": 3}}, 7],
+    [
+        "eager",
+        {"compile": {"enable": True, "backend": "aot_eager"}},
+        {"backend": "no_such"},
+        {"compile": {"enable": True, "mode": 3}},
+        {"export": {"aot_compile": True}},  # which weights alone cannot be
+        7,
+    ],
 )
 def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_compiled(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], pt2: Any

@@ -19,7 +19,7 @@ class MockContext(Context):
         self,
         model_pt_file: str | None = "model.pt",
         model_dir: str = ".",
-        model_file: str | None = None,
+        model_file: str | None = "model.py",
         gpu_id: str | int | None = "0",
         model_name: str = "mnist",
         model_yaml_config_file: str | None = None,

@@ -1,0 +1,60 @@
+"""KServe's protocols over HTTP, around handlers that know nothing of them. Contract section 5.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import RunningServer, make_settings, running_server
+
+DOUBLE = """
+def handle(data, context):
+    if data is None:
+        return None
+    if context.get_request_header(0, "explain") == "True":
+        return [f"twice {value}" for value in data]
+    return [[entry * 2 for entry in value["data"]] if isinstance(value, dict) else value * 2 for value in data]
+"""
+
+
+@pytest.fixture(scope="module")
+def enveloped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two models: the server's envelope is for the one whose archive names none."""
+    store: Path = tmp_path_factory.mktemp("enveloped")
+    with running_server(make_settings(store, service_envelope="kserve")) as server:
+        server.write_mar("first.mar", handler=DOUBLE)
+        server.write_mar("open.mar", handler=DOUBLE, envelope="kservev2")
+        for file in ("first.mar", "open.mar"):
+            server.register(file, initial_workers=1)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/models/first:predict", {"instances": [1, "ab"]}, {"predictions": [2, "abab"]}),
+        ("/v1/models/first:explain", {"instances": [1, "ab"]}, {"explanations": ["twice 1", "twice ab"]}),
+        ("/predictions/first", {"instances": [1]}, {"predictions": [2]}),
+        (
+            "/v2/models/open/infer",
+            {"id": "a", "inputs": [{"name": "x", "shape": [2], "datatype": "INT64", "data": [1, 2]}]},
+            {
+                "id": "a",
+                "model_name": "open",
+                "model_version": "1.0",
+                "outputs": [{"name": "x", "shape": [2], "datatype": "INT64", "data": [2, 4]}],
+            },
+        ),
+    ],
+)
+def test_an_envelope_is_taken_off_and_put_on_again(enveloped: RunningServer, path: str, body: object, expected: object) -> None:
+    answer = enveloped.inference.post(path, json=body)
+    assert (answer.status_code, answer.json()) == (200, expected)
+
+
+def test_a_request_that_has_no_envelope_is_refused_with_its_form(enveloped: RunningServer) -> None:
+    answer = enveloped.inference.post("/predictions/first", json=[1])
+    assert answer.status_code == 400
+    assert '{"instances": [...]}' in answer.json()["message"]
