@@ -22,13 +22,7 @@ KINDS = {
     "onnx": "ONNX",
     "unknown": "a file that only its handler knows",
 }
-SERVED_HANDLERS = (
-    "base_handler",
-    "image_classifier",
-    "image_segmenter",
-    "object_detector",
-    "text_classifier",
-)  # of the names that TorchServe knows, those that this version carries
+NOT_SERVED = ("vllm_handler", "trt_llm_handler")  # of the handlers that TorchServe brings
 NEEDS_MODEL_FILE = ("eager", "safetensors")
 
 
@@ -68,7 +62,7 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
     notes.append(
         f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")
     )
-    if handler in BUILTIN_HANDLERS and handler not in SERVED_HANDLERS:
+    if handler in NOT_SERVED:
         notes.append(f"note: TorchServe brings {handler}, but this version of tsx does not, so it cannot serve the model")
     extra = list(parts.extra_files)
     found = _index_to_name(path, parts)

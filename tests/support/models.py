@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def make_model(place: Path, handler: str, *, name: str | None = None, version: str = "1.0", config: str = "", **more: str) -> Path:
-    """An archive where `place` ends in .mar, else a directory; its model is called as `place` is, unless it has a `name`. `more` is for its manifest."""
+    """An archive where `place` ends in .mar, else a directory; its model is called as `place` is, unless it has a `name`.
+
+    `more` goes into the manifest.
+    """
     model = {"modelName": name or place.stem, "modelVersion": version, "handler": "handler.py", **more}
     files = {"handler.py": handler}
     if config:

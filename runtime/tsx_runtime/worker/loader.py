@@ -28,6 +28,7 @@ logger = logging.getLogger("tsx.worker")
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
     "torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler",  # for archives of the C++ backend
+    "dali_image_classifier": "tsx_runtime.worker.handlers.dali:DALIImageClassifier",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
     "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
     "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",

@@ -34,6 +34,8 @@ NAMES = {
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
     "ts.service": ["PredictionException"],
     "ts.torch_handler.base_handler": ["BaseHandler"],
+    "ts.torch_handler.dali_handler": ["DALIHandler"],
+    "ts.torch_handler.dali_image_classifier": ["DALIHandler", "DALIImageClassifier"],
     "ts.torch_handler.densenet_handler": ["DenseNetHandler"],
     "ts.torch_handler.distributed.base_deepspeed_handler": ["BaseDeepSpeedHandler"],
     "ts.torch_handler.distributed.base_pippy_handler": ["BasePippyHandler"],

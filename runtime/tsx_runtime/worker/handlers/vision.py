@@ -51,22 +51,13 @@ class VisionHandler(BaseHandler):
         return stack_on_device(tensors, self.device)
 
     def _tensor(self, row: Any) -> torch.Tensor:
-        value = row.get("data") if isinstance(row, dict) else row
-        if value is None and isinstance(row, dict):
-            value = row.get("body")
-        if isinstance(value, str):
-            value = _from_base64(value)
-        if isinstance(value, bytes | bytearray | memoryview):
-            return self._prepared(open_image(value))
-        if isinstance(value, list):
-            try:
-                return torch.tensor(value, dtype=torch.float32)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise NotAnImage(f"The list in the request is not an array of numbers: {error}") from error
-        if value is None:
-            names = ", ".join(row) if isinstance(row, dict) and row else "nothing"
-            raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {names}.")
-        raise NotAnImage(f"The request holds a {type(value).__name__}, not an image: send the bytes of an image file, or base64 text.")
+        value = _value_of(row)
+        if not isinstance(value, list):
+            return self._prepared(open_image(_bytes_of(value)))
+        try:
+            return torch.tensor(value, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise NotAnImage(f"The list in the request is not an array of numbers: {error}") from error
 
     def _prepared(self, image: Image.Image) -> torch.Tensor:
         try:
@@ -80,10 +71,35 @@ class NotAnImage(ValueError):
     """A row that cannot be made a tensor; the message is for the client."""
 
 
+def _value_of(row: Any) -> Any:
+    """What is under `data` or `body`."""
+    if not isinstance(row, dict):
+        return row
+    value = row.get("data")
+    if value is None:
+        value = row.get("body")
+    if value is None:
+        raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {', '.join(row) or 'nothing'}.")
+    return value
+
+
+def image_bytes(row: Any) -> bytes | bytearray | memoryview:
+    """Those of an image file, however a row holds them. Raises `NotAnImage`."""
+    return _bytes_of(_value_of(row))
+
+
+def _bytes_of(value: Any) -> bytes | bytearray | memoryview:
+    if isinstance(value, str):
+        value = _from_base64(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        if not value:
+            raise NotAnImage("The request has an empty body, not an image.")
+        return value
+    raise NotAnImage(f"The request holds a {type(value).__name__}, not an image: send the bytes of an image file, or base64 text.")
+
+
 def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
     """Decoded, in its own mode. Raises `NotAnImage`."""
-    if not data:
-        raise NotAnImage("The request has an empty body, not an image.")
     try:
         image = Image.open(io.BytesIO(data))
         image.load()

@@ -104,3 +104,58 @@ def test_images_of_one_size_come_as_one_tensor_and_the_threshold_may_be_set(star
     assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(31, 20))] == [["1", "score"]] * 2
     stricter = start_worker(source, files=files, model=model, model_config={"handler": {"threshold": 0.6}})
     assert ask(stricter, sample(30, 20)) == [[]]
+
+
+DALI = """
+import pathlib
+
+import numpy as np
+
+class Pipeline:
+    @classmethod
+    def deserialize(cls, filename, batch_size, prefetch_queue_depth, num_threads=1, device_id=None, seed=-1):
+        if pathlib.Path(filename).read_text() != "pipeline":
+            raise RuntimeError("not a pipeline")
+        self = cls()
+        self.told = [batch_size, prefetch_queue_depth, num_threads, device_id, seed]
+        return self
+
+    def run(self, source):
+        assert self.told == [3, 1, 2, 0, 5]
+        assert all(array.dtype == np.uint8 and len(array) > 50 for array in source)
+        return ([np.full((3, 2, 2), number, np.float32) for number in range(len(source))],)
+"""
+
+
+def test_dali_prepares_what_its_pipeline_is_for(start_worker: StartWorker, tmp_path: Path) -> None:
+    """The double speaks what DALI documents of its pipelines; it itself is for machines with CUDA."""
+
+    class First(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, 0, 0] * torch.arange(2)
+
+    files: dict[str, str | bytes] = {
+        "model.pt": script(First(), tmp_path),
+        "index_to_name.json": '{"0": "left", "1": "right"}',
+        "right.dali": "pipeline",
+        "wrong.dali": "?",
+    }
+    double: dict[str, str | bytes] = {"nvidia/__init__.py": "", "nvidia/dali/__init__.py": "", "nvidia/dali/pipeline.py": DALI}
+
+    def started(config: Any, more: dict[str, str | bytes]) -> Worker:
+        order: dict[str, Any] = {"model": {"serializedFile": "model.pt"}, "handler": "dali_image_classifier", "model_config": config}
+        return start_worker(files={**files, **more}, **order)
+
+    right = {"dali": {"pipeline_file": "right.dali", "batch_size": 3, "num_threads": 2, "device_id": 0, "seed": 5}}
+    worker = started(right, double)
+    even, right_most = ask(worker, sample(30, 20), sample(20, 20))
+    assert even == {"left": 0.5, "right": 0.5}
+    assert list(right_most) == ["right", "left"]
+    assert [answer.status for answer in worker.ask(b"", encoded(sample(30, 20)))] == [400, 200]
+    for config, more, said in (
+        ({}, double, "does not say `dali: {pipeline_file: FILE}`"),
+        ({"dali": {"pipeline_file": "none.dali"}}, double, "none.dali is not in the archive"),
+        ({"dali": {"pipeline_file": "wrong.dali"}}, double, "cannot read the pipeline wrong.dali: RuntimeError: not a pipeline"),
+        (right, {}, "pip install nvidia-dali-cuda120"),
+    ):
+        assert said in started(config, more).report["message"]
