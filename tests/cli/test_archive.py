@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.support.servers import screen
-from tsx_cli.model_spec import SERVED_HANDLERS
-from tsx_runtime.worker.loader import BUILTIN
+from tsx_archiver import BUILTIN_HANDLERS
+from tsx_cli.model_spec import NOT_SERVED
+from tsx_runtime.worker.loader import BUILTIN, ELSEWHERE
 
 from .conftest import DIGITS, Run
 
@@ -237,12 +238,13 @@ def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt", "--handler", "nothing_near.py").err.endswith("Check it.\n")
 
 
-def test_a_handler_of_torchserve_that_is_not_carried_yet_is_packed_with_a_note(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--handler", "text_classifier")
+def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: Run) -> None:
+    ended = run("archive", DIGITS / "digits.pt", "--handler", "vllm_handler")
     assert ended.code == 0, ended.err
-    assert "note: TorchServe brings text_classifier, but this version of tsx does not, so it cannot serve the model\n" in ended.out
+    assert "note: TorchServe brings vllm_handler, but this version of tsx does not, so it cannot serve the model\n" in ended.out
     assert "note: " not in run("archive", DIGITS / "digits.pt", "--handler", "image_classifier", "--force").out
-    assert tuple(BUILTIN) == SERVED_HANDLERS
+    assert set(BUILTIN_HANDLERS) == {*BUILTIN, *NOT_SERVED}
+    assert tuple(ELSEWHERE) == NOT_SERVED
 
 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:
