@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,8 +33,15 @@ def input_attributions(model: Any, inputs: Any, target: Any) -> torch.Tensor:
         )
     model = getattr(model, "_orig_mod", model)  # a compiled one would be compiled anew for gradients
     column = _column(model, inputs[:1].detach().clone().requires_grad_(), target)
-    result: torch.Tensor = attr.IntegratedGradients(model).attribute(inputs, target=column, n_steps=STEPS)
+    result: torch.Tensor = attr.IntegratedGradients(lambda x: _scores(model(x))).attribute(inputs, target=column, n_steps=STEPS)
     return result
+
+
+def _scores(output: Any) -> Any:
+    """One number a class; of a model that has one a class and pixel, their mean."""
+    if isinstance(output, Mapping):
+        output = output.get("out")
+    return output.flatten(2).mean(2) if isinstance(output, torch.Tensor) and output.ndim > 2 else output
 
 
 def token_attributions(model: Any, numbers: torch.Tensor, offsets: torch.Tensor, target: Any) -> torch.Tensor:
@@ -88,7 +95,7 @@ def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
     """The class, once it is known that the model's answer to one row can be explained."""
     with torch.enable_grad():
         try:
-            output = model(inputs)
+            output = _scores(model(inputs))
         except RuntimeError as error:
             raise PredictionException(f"The model cannot be explained by gradients: {in_words(error)}", 501) from error
     column = _class_of(output, target)

@@ -76,6 +76,16 @@ def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(start
         assert pixels[:, :, 1].mean().item() == pytest.approx(torch.sigmoid(torch.tensor(2 * abs(red))).item())
 
 
+def test_what_makes_a_class_likely_is_told_for_each_pixel(start_worker: StartWorker, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {"model.pt": script(Bright(), tmp_path)}
+    worker = start_worker(files=files, model={"serializedFile": "model.pt"}, handler="image_segmenter", max_response_size=1 << 24)
+    (answer,) = worker.ask(Request(encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"))
+    weights = torch.tensor(json.loads(answer.body))
+    assert weights.shape == (3, 224, 224)
+    assert weights.sum().item() == pytest.approx((1 - 0.485) / 0.229, rel=1e-3)  # all of it from red
+    assert weights[1:].abs().max() == 0
+
+
 def test_things_that_are_sure_enough_are_named_with_their_boxes(start_worker: StartWorker, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {"model.pt": script(Corners(), tmp_path), "index_to_name.json": '{"1": "person", "2": "hat"}'}
     worker = start_worker(files=files, model={"serializedFile": "model.pt"}, handler="object_detector")

@@ -89,6 +89,20 @@ def test_the_ways_to_send_an_image_give_the_same_answer(classifier: Worker) -> N
         assert other == pytest.approx(first)
 
 
+def test_images_come_in_kserves_envelopes(start_worker: StartWorker, model: bytes, classifier: Worker) -> None:
+    text = base64.b64encode(PHOTO).decode()
+    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}
+    json_type = [(b"Content-Type", b"application/json")]
+    first = start(start_worker, model, envelope="kserve")
+    (answer,) = first.ask(Request(json.dumps({"instances": [{"data": text}, {"b64": text}]}).encode(), json_type))
+    second = start(start_worker, model, envelope="kservev2")
+    (tensors,) = second.ask(Request(json.dumps({"inputs": [tensor]}).encode(), json_type))
+    expected = pytest.approx(json.loads(classifier.ask(PHOTO)[0].body))
+    assert json.loads(answer.body) == {"predictions": [expected] * 2}
+    (output,) = json.loads(tensors.body)["outputs"]
+    assert (output["name"], output["datatype"], output["data"]) == ("image", "BYTES", [expected])
+
+
 def test_nested_lists_are_taken_as_they_are(classifier: Worker) -> None:
     pixels = json.dumps([[[0.5] * 4] * 4] * 3).encode()
     (answer,) = classifier.ask(Request(pixels, [(b"Content-Type", b"application/json")]))
