@@ -97,7 +97,7 @@ class Heads:
         waits = waits_for_go(found.headers)
         if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
             return None
-        block = wire.header_block(with_headers(found.as_sent(), url.target))
+        block = wire.header_block(with_headers(found.as_sent, url.target))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = str(raw[: raw.find(b"\r\n")], "latin-1")
         return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line), url.version
@@ -168,7 +168,7 @@ class Found:
 
     def __init__(self) -> None:
         self.headers: list[Pair] = []  # names in lower case
-        self.names: list[bytes] = []  # as they were sent, which is how handlers see them
+        self.as_sent: list[Pair] = []  # as handlers see them
 
     def on_message_begin(self) -> None:
         self.messages += 1
@@ -178,10 +178,7 @@ class Found:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
-        self.names.append(name)
-
-    def as_sent(self) -> list[Pair]:
-        return [(name, value) for name, (_, value) in zip(self.names, self.headers, strict=True)]
+        self.as_sent.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.complete = True

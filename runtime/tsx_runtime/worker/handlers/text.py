@@ -56,6 +56,8 @@ class TextHandler(BaseHandler):
     def _remove_punctuation(self, text: str) -> str:
         return text_cleaning.remove_punctuation(text)
 
+    _remove_puncutation = _remove_punctuation  # the name that it once had
+
     def _tokenize(self, text: str) -> list[str]:
         return text_cleaning.tokenize(text)
 
