@@ -250,7 +250,7 @@ def test_describe_and_explain_requests_reach_their_methods(start_worker: StartWo
             return {"about": self.context.model_name}
 
         def get_insights(self, tensor_data, raw_data, target):
-            return [[list(tensor_data.shape), raw_data, target]]
+            return [[list(tensor_data.shape), raw_data, target.decode()]]  # as bytes, as TorchServe hands query parameters on
         """,
         files={"script.pt": model_bytes["script.pt"]},
         model={"serializedFile": "script.pt"},
