@@ -197,6 +197,9 @@ class Settings(BaseModel):
     service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
         None, description="what clients wrap requests in: body, json, kserve or kservev2; nothing if not set"
     )
+    ts_header_key_sequence_id: str = Field("ts_request_sequence_id", min_length=1, description="the header that names a request's sequence")
+    ts_header_key_sequence_start: str = Field("ts_request_sequence_start", min_length=1, description="the header that starts a sequence")
+    ts_header_key_sequence_end: str = Field("ts_request_sequence_end", min_length=1, description="the header that ends a sequence")
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")

@@ -24,6 +24,9 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         status, meta = header block, body = the answer
     PING      front     none                                                    empty
     PONG      worker    none; answers a PING, between batches                   empty
+    CANCEL    front     none: nobody waits for this batch any more. Only a      empty
+                        worker that takes requests while it works on others
+                        gets it; the batch is still closed by a REPLY
 
 A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
 off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.
@@ -79,6 +82,7 @@ class Kind(enum.IntEnum):
     REPLY = 6
     PING = 7
     PONG = 8
+    CANCEL = 9
 
 
 class DeclaredMetric(TypedDict):
@@ -116,6 +120,9 @@ class LoadOrder(TypedDict):
     output: str  # socket that takes what the worker prints; empty: it prints to where the front end does
     model_metrics: list[DeclaredMetric]
     every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second
+    mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task
+    stateful: bool  # a request changes what later ones are answered, so that the handler must not get it twice
+    sequence_headers: list[str]  # the names of the headers that tell a request's sequence, its start and its end
 
 
 class MetricDelta(TypedDict):

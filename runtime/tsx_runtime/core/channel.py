@@ -28,7 +28,9 @@ class Sent(NamedTuple):
 
 
 class Owner(Protocol):
-    """Who holds the channel: told of replies and of its end."""
+    """Who holds the channel: makes it, and is told of replies and of its end."""
+
+    def new_channel(self) -> Channel: ...
 
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None: ...
 

@@ -49,6 +49,7 @@ class Dispatcher:
         self.accepting = False
         self.why_not = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
+        self.response_timeout = 120.0  # seconds; the supervisor holds workers to it
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
@@ -84,6 +85,20 @@ class Dispatcher:
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
 
+    @property
+    def pending(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self.queue)
+
+    def room(self) -> int:
+        """How many more requests could leave for a worker now."""
+        return self.limits.max_items * sum(channel.batches == 0 for channel in self.channels) - self.pending
+
+    def turn_away_busy(self, job: Job) -> None:
+        """Where nothing may wait (`useJobTicket`)."""
+        busy = " All workers are busy, and with useJobTicket nothing waits for one." if self.channels else ""
+        self._turn_away(job, NoWorker(f"{self._no_worker().message}.{busy}"))
+
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
         self.queue.leave(job)
@@ -98,6 +113,9 @@ class Dispatcher:
 
     # What the supervisor calls
 
+    def new_channel(self) -> Channel:
+        return Channel(self)
+
     def add(self, channel: Channel) -> None:
         if channel.closed.done():  # its worker has died since it was ready
             return
@@ -109,6 +127,11 @@ class Dispatcher:
         """Send it nothing more; what it holds it still answers."""
         if channel in self.channels:
             self.channels.remove(channel)
+
+    async def release(self, channel: Channel) -> None:
+        """Another process serves in its place: send it nothing more, and wait until it holds nothing."""
+        self.remove(channel)
+        await channel.drained()
 
     def accept(self, accepting: bool, why_not: str = "") -> None:
         """Whether there is a worker that serves, or will. When there is none, what waits is refused, with the reason if it is known."""

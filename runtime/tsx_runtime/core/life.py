@@ -272,8 +272,7 @@ class Life:
     async def _retire(self, running: Running, over: asyncio.Task[None]) -> None:
         """Its successor serves: it answers what it holds, then ends."""
         try:
-            self._terms.dispatcher.remove(running.channel)
-            await running.channel.drained()
+            await self._terms.dispatcher.release(running.channel)
             running.channel.close()
             await over
         finally:

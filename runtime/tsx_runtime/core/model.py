@@ -11,7 +11,7 @@ import yaml
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.devices import candidates, gpus_for
-from tsx_runtime.core.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.dispatcher import Bounds
 from tsx_runtime.core.environments import Environment
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
@@ -24,7 +24,9 @@ from tsx_runtime.core.parallel import Parallel, parallel_of
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.stateful import HeaderNames
 from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, entrance, make_dispatcher, strategy
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import BadRequest, TsxError
@@ -76,20 +78,6 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
 
 
-NOT_CARRIED = {  # fields of ModelConfig that nothing acts on yet, by their keys in model-config.yaml
-    "use_job_ticket": "useJobTicket",
-    "sequence_batching": "sequenceBatching",
-    "continuous_batching": "continuousBatching",
-    "async_communication": "asyncCommunication",
-}
-
-
-def not_carried(config: ModelConfig) -> list[str]:
-    """What model-config.yaml asks for and does not get: said aloud, since a model may answer wrongly without it."""
-    asked = [key for field, key in NOT_CARRIED.items() if getattr(config, field)]
-    return [f"model-config.yaml asks for {key}, which this version of tsx does not do; the model is served without it" for key in asked]
-
-
 @dataclass(frozen=True)
 class Plan:
     """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
@@ -113,11 +101,13 @@ class Plan:
     gpus: tuple[int, ...]  # that workers are spread over; empty for the CPU
     wait: bool
     recycling: Recycling
+    strategy: Strategy
 
     @property
     def limits(self) -> Limits:
         wait = self.max_batch_delay / 1000 if self.wait else None
-        return Limits(min(self.batch_size, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait)
+        items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size
+        return Limits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait)
 
     @property
     def bounds(self) -> Bounds:
@@ -158,6 +148,7 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
             _first(order.max_worker_memory, config.max_worker_memory, settings.max_worker_memory),
             _first(order.max_worker_age, config.max_worker_age, settings.max_worker_age),
         ),
+        strategy=strategy(config, parallel.is_group),
     )
 
 
@@ -224,7 +215,11 @@ class ModelVersion:
         self._worker_output = worker_output
         label = f'Model "{name}" [Version {version}]'
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
-        self._dispatcher = Dispatcher(label, chosen.limits, chosen.bounds)
+        self._names = HeaderNames(
+            settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
+        )
+        self._dispatcher = make_dispatcher(label, chosen.limits, chosen.bounds, chosen.strategy, self._names)
+        self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
             self.stats.journal = Journal()
         self._supervisor = Supervisor(
@@ -242,7 +237,7 @@ class ModelVersion:
             heartbeat=settings.heartbeat_interval,
             heartbeat_timeout=settings.heartbeat_timeout,
         )
-        self.submit: Callable[[Job], None] = self._dispatcher.submit
+        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
         self.leave: Callable[[Job], None] = self._dispatcher.leave
 
     @property
@@ -280,7 +275,7 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._dispatcher.queue)
+        return self._dispatcher.pending
 
     @property
     def stats(self) -> Stats:
@@ -299,6 +294,7 @@ class ModelVersion:
         """Values for names of TUNABLE, from now on: what is on its way to a worker goes as it was."""
         self.plan = replace(self.plan, **changes)
         self.client_timeout = self.plan.client_timeout / 1000
+        self._dispatcher.response_timeout = self.plan.response_timeout
         self._dispatcher.change(self.plan.limits, self.plan.bounds)
         self._supervisor.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
@@ -362,6 +358,9 @@ class ModelVersion:
             output=self._worker_output,
             model_metrics=list(read_metrics_config(self._settings.metrics_config).model or ()),
             every_prediction_time=self.stats.journal is not None,
+            mode=self.plan.strategy.mode,
+            stateful=self.plan.strategy.terms is not None,
+            sequence_headers=list(self._names),
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.environments import Environment, Environments
-from tsx_runtime.core.model import NOTHING_OWN, Model, ModelVersion, Plan, RegisterOrder, not_carried, plan, with_own_settings
+from tsx_runtime.core.model import NOTHING_OWN, Model, ModelVersion, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
@@ -123,7 +123,7 @@ class Registry:
             if environment is not None:
                 environment.close()
             raise
-        for problem in [*archive.problems, *not_carried(archive.config)]:
+        for problem in archive.problems:
             logger.warning("%s: %s", order.url, problem)
         starting = version.scale(version.min_workers, version.max_workers)
         if wait:

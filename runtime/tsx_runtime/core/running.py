@@ -45,7 +45,7 @@ class Running:
         """Raises OSError or EOFError when there is no process to be had."""
         began = time.monotonic()
         process, sock = await starter.start(name, launch)
-        channel = Channel(owner)
+        channel = owner.new_channel()
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
         return cls(process, channel, began)
 

@@ -77,7 +77,7 @@ class Predictions:
         else:
             if answer.streamed:
                 self.counts.add(answer.status)
-                await self._stream(scope, receive, send, job, answer, [(b"x-request-id", request_id), *headers])
+                await self._stream(scope, receive, send, version, job, answer, [(b"x-request-id", request_id), *headers])
             else:
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
@@ -119,11 +119,13 @@ class Predictions:
             body = faults.for_v2(body)
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send, job: WaitingJob, answer: Answer, headers: list[Pair]) -> None:
+    async def _stream(
+        self, scope: Scope, receive: Receive, send: Send, version: ModelVersion, job: WaitingJob, answer: Answer, headers: list[Pair]
+    ) -> None:
         """Each part as one chunk. A stream that breaks off ends without its last chunk, so that the client can tell."""
         shows = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        watcher = asyncio.ensure_future(_watch(receive, job, answer))
+        watcher = asyncio.ensure_future(_watch(receive, version, job, answer))
         try:
             async for part in answer.parts():
                 if job.gone:
@@ -158,9 +160,9 @@ async def _watch_wait(receive: Receive, version: ModelVersion, job: WaitingJob) 
         version.leave(job)
 
 
-async def _watch(receive: Receive, job: WaitingJob, answer: Answer) -> None:
+async def _watch(receive: Receive, version: ModelVersion, job: WaitingJob, answer: Answer) -> None:
     """Tell the job when its client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    job.gone = True
+    version.leave(job)
     answer.leave()

@@ -45,6 +45,7 @@ class Model(NamedTuple):
     prediction_time: PredictionTime | None = None
     version: str = ""
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
+    mode: str = "batch"  # as in the load order
 
 
 class Outcome(NamedTuple):
@@ -82,7 +83,7 @@ class _Failure(NamedTuple):
     named: bool = False  # the handler named the guilty, so that this says nothing about those that are left
 
 
-class _Pieces:
+class Pieces:
     """Sends parts of answers, in terms of the batch, and remembers that some were sent."""
 
     def __init__(self, positions: list[int], send: SendPiece, limit: int) -> None:
@@ -184,7 +185,7 @@ class _Batch:
     def _attempt(self, requests: Requests, ahead: Ahead | None = None) -> _Failure | None:
         """Call the handler once. None where all are answered with what it returned."""
         model, context = self._model, self._model.context
-        pieces = _Pieces(requests.positions, self._send, model.max_response_size)
+        pieces = Pieces(requests.positions, self._send, model.max_response_size)
         try:
             if ahead is None:
                 context.begin(requests.metas, requests.parts, pieces.send)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import threading
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from tsx_runtime import wire
 from tsx_runtime.wire import Buffer, Frame, Kind
@@ -13,6 +15,8 @@ from tsx_runtime.wire import Buffer, Frame, Kind
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
 JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
+
+OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
 
 
 class Channel:
@@ -26,6 +30,7 @@ class Channel:
         self._large = memoryview(b"")
         self._lock = threading.Lock()
         self._answering: int | None = None
+        self._selector: selectors.BaseSelector | None = None
 
     def read(self) -> Frame | None:
         """The next frame, or None when the front end has closed. What it holds is valid until the next `read`."""
@@ -70,6 +75,21 @@ class Channel:
             self._sock.sendall(b"".join(buffers))
         else:
             send_buffers(self._sock, buffers)
+
+    def send_all(self, frames: Sequence[OutFrame]) -> None:
+        """Several frames with as few calls of the kernel as one."""
+        buffers = [buffer for frame in frames for buffer in wire.encode(*frame)]
+        with self._lock:
+            self._write(buffers)
+
+    def has_frame(self) -> bool:
+        """Whether `read` would return at once, or as soon as the rest of a frame is there that has begun to come."""
+        if self._end > self._start:
+            return True
+        if self._selector is None:
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._sock, selectors.EVENT_READ)
+        return bool(self._selector.select(0))
 
     def _have(self, size: int) -> bool:
         """Have `size` bytes in one piece at `_start`; False at the end of the stream."""

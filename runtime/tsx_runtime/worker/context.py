@@ -181,8 +181,8 @@ class Context:
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
-        self._ahead: tuple[int, BatchState] | None = None
         self._late: str | None = None  # the request whose late part was logged last
+        self._elsewhere: dict[int, BatchState] = {}  # what threads see that work on another batch, or on a part of one
         self.begin([])
 
     # What the worker calls
@@ -195,8 +195,7 @@ class Context:
 
     def begin_ahead(self, metas: list[str], parts: Mapping[int, dict[str, dict[str, str]]], send_piece: SendPiece) -> BatchState:
         """The next batch, which this thread prepares while another one answers the last: from now on each sees its own."""
-        state = BatchState(metas, parts, send_piece)
-        self._ahead = (threading.get_ident(), state)
+        state = self._elsewhere[threading.get_ident()] = BatchState(metas, parts, send_piece)
         return state
 
     def resume(self, state: BatchState, send_piece: SendPiece) -> None:
@@ -223,14 +222,29 @@ class Context:
         """The batch is answered: a part that a thread of the handler's sends now has come too late."""
         self._batch.over = True
 
+    @contextmanager
+    def part(self, positions: range) -> Iterator[None]:
+        """Meanwhile this thread sees only these of the batch, counted from 0: it works on a micro-batch."""
+        whole, start = self._batch, positions.start
+        forms = {idx - start: form for idx, form in (whole.parts or {}).items() if idx in positions}
+        seen = BatchState(whole.metas[start : positions.stop], forms)
+        seen.processors = {idx - start: whole.processors[idx] for idx in positions if idx in whole.processors}
+        if (send := whole.send_piece) is not None:
+            seen.send_piece = lambda idx, headers, body: send(start + idx, headers, body)
+        self._elsewhere[threading.get_ident()] = seen
+        try:
+            yield
+        finally:
+            del self._elsewhere[threading.get_ident()]
+            whole.processors.update({start + idx: processor for idx, processor in seen.processors.items()})
+
     @property
     def processors(self) -> Mapping[int, RequestProcessor]:
         """Those that were asked for; the answers of all others are plain."""
         return self._batch.processors
 
     def _state(self) -> BatchState:
-        ahead = self._ahead
-        return self._batch if ahead is None or ahead[0] != threading.get_ident() else ahead[1]
+        return self._elsewhere.get(threading.get_ident(), self._batch) if self._elsewhere else self._batch
 
     def send_piece(self, idx: int, body: Buffer) -> None:
         """Send a part of a streamed answer; what the handler returns is the last part."""

@@ -74,9 +74,19 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines, envelope: str = "") -> Entry:
-    """Import and initialise. Raises `LoadError`, with the handler's own exception as its cause where it raised one."""
-    entry = _load(handler.strip() or DEFAULT_HANDLER, model_dir, context, coroutines)
+def load_entry(
+    handler: str,
+    model_dir: Path,
+    context: Context,
+    coroutines: Coroutines,
+    envelope: str = "",
+    adapt: Callable[[Entry], Entry] = lambda entry: entry,
+) -> Entry:
+    """Import and initialise; `adapt` comes between the handler and its envelope.
+
+    Raises `LoadError`, with the handler's own exception as its cause where it raised one.
+    """
+    entry = adapt(_load(handler.strip() or DEFAULT_HANDLER, model_dir, context, coroutines))
     return _enveloped(entry, envelope, coroutines) if envelope else entry
 
 

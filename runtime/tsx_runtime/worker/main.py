@@ -23,13 +23,14 @@ import yaml
 
 from tsx_runtime.output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import loader, profiling, shim
+from tsx_runtime.worker import concurrent, continuous, loader, profiling, shim
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics, PredictionTime
+from tsx_runtime.worker.micro_batching import with_micro_batches
 from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
 
@@ -115,7 +116,7 @@ def _load(channel: Channel) -> Model | None:
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
-    facts = {"device": device_of(model.entry.instance, order), "prefetch": overlaps(model)}
+    facts = {"device": device_of(model.entry.instance, order), "prefetch": model.mode == "batch" and overlaps(model)}
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
     return model
 
@@ -124,6 +125,9 @@ def _serve(channel: Channel, model: Model) -> None:
     gc.collect()
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
     idle = Idle()
+    if model.mode != "batch":
+        (continuous if model.mode == "continuous" else concurrent).serve(channel, model, partial(_answer_ping, idle))
+        return
     if overlaps(model):
         for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
             idle.asked = 0
@@ -194,8 +198,12 @@ def load_model(order: LoadOrder) -> Model:
         metrics,
         yaml.safe_load(order["model_config"]),
     )
+    context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
     coroutines = loader.Coroutines()
-    entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"])
+    adapt = partial(with_micro_batches, context=context)
+    entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
+    if order["mode"] == "async" and order["envelope"]:
+        raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
     return Model(
         entry,
         context,
@@ -204,13 +212,15 @@ def load_model(order: LoadOrder) -> Model:
         order["max_response_size"],
         Ceiling(),
         metrics,
-        retry=order["ranks"] == 1 and context.model_yaml_config.get("retryFailedBatch") is not False,  # ranks would fall out of step
+        retry=order["ranks"] == 1  # ranks would fall out of step
+        and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
         response_timeout=order["response_timeout"],
         worker=order["worker"],
         alone=order["ranks"] == 1,
         prediction_time=PredictionTime(metrics, order["every_prediction_time"]),
         version=order["model_version"],
         enveloped=order["envelope"] == "kservev2",
+        mode=order["mode"],
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from tsx_archiver import ModelConfig, parse_model_config
+from tsx_archiver import parse_model_config
 from tsx_runtime.core.devices import count_visible, cpu_count
-from tsx_runtime.core.model import NOT_CARRIED, RegisterOrder, not_carried, plan, with_own_settings
+from tsx_runtime.core.model import RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings import ModelSettings, Settings
@@ -65,15 +63,6 @@ def test_more_workers_than_any_machine_has_room_for_are_refused(order, yaml):
 def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
     chosen = planned(order, yaml, gpus=gpus)
     assert (chosen.min_workers, chosen.max_workers) == workers
-
-
-def test_what_a_model_asks_for_and_does_not_get_is_named():
-    asked, _ = parse_model_config(
-        {"sequenceBatching": True, "useVenv": True, "parallelType": "tp", "continuousBatching": False, "batchSize": 4}
-    )
-    assert [text.split()[3].rstrip(",") for text in not_carried(asked)] == ["sequenceBatching"]
-    everything = {field.name for field in dataclasses.fields(ModelConfig)}
-    assert set(NOT_CARRIED) <= everything
 
 
 def test_waiting_for_company_exists_only_by_name():

@@ -46,6 +46,8 @@ class Request(NamedTuple):
 
 
 class Worker:
+    directory: Path  # of the model
+
     def __init__(self, order: wire.LoadOrder) -> None:
         self.sock, back = socket.socketpair()
         self.sock.settimeout(DEADLINE)
@@ -150,6 +152,7 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         place = {"model_dir": str(directory), "manifest": {"model": {"modelName": "m", **(model or {})}}}
         complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **place, **order}
         workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
+        workers[-1].directory = directory
         return workers[-1]
 
     yield start
@@ -178,4 +181,7 @@ ORDER = {
     "output": "",
     "model_metrics": [],
     "every_prediction_time": True,
+    "mode": "batch",
+    "stateful": False,
+    "sequence_headers": ["ts_request_sequence_id", "ts_request_sequence_start", "ts_request_sequence_end"],
 }

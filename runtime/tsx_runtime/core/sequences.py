@@ -1,0 +1,238 @@
+"""The sequences of a stateful model: which requests belong together, which worker has their state, and when they are over.
+
+Everything here is decided without I/O and without a clock. Contract section 6.3.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeAlias
+
+from tsx_runtime.core.batching import SlotT
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.queue import NEVER, Limits, urgency
+
+REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
+CLOSED = "is closed"
+
+
+class Terms(NamedTuple):
+    """What a model says of its sequences."""
+
+    max_idle: float  # seconds without a request after which one is over
+    timeout: float | None = None  # seconds after its start; None: any time
+    most: int = 1  # at a time
+    queue: int = 1  # requests of one that may wait
+
+
+Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and why it will not be answered
+
+
+class Mark(NamedTuple):
+    """What a request says of its sequence."""
+
+    id: str
+    start: bool
+    end: bool
+
+
+class Chain(Generic[SlotT]):
+    """One sequence: its requests are answered one after the other, by the same worker."""
+
+    __slots__ = ("began", "ending", "id", "touched", "under_way", "waiting", "worker")
+
+    def __init__(self, id: str, now: float) -> None:
+        self.id = id
+        self.worker: SlotT | None = None  # from its first request that leaves the queue
+        self.waiting: deque[Job] = deque()
+        self.under_way: Job | None = None
+        self.began = now
+        self.touched = now  # when its last request came, or was answered
+        self.ending = False  # a request has said that it is the last
+
+    @property
+    def ready(self) -> bool:
+        return self.under_way is None and bool(self.waiting)
+
+
+class Sequences(Generic[SlotT]):
+    """All sequences of one version that are not over.
+
+    A sequence is over once its last request is answered, once it was idle for `max_idle`, `timeout` after its start, or with the
+    worker that has its state. What it still has waiting then is given back as refusals.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.size = 0  # bytes of the bodies that wait
+        self.some_left = False  # a client may have left since `drop_over` was last called
+        self.earliest = NEVER  # no deadline of what waits is before this
+        self.next_end = NEVER  # no sequence is over by its time before this
+        self._chains: dict[str, Chain[SlotT]] = {}
+        self._of: dict[Job, Chain[SlotT]] = {}  # of all jobs that are here
+        self._lost: OrderedDict[str, str] = OrderedDict()  # sequences that ended before their end: id -> why
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return sum(len(chain.waiting) for chain in self._chains.values())
+
+    @property
+    def active(self) -> int:
+        return len(self._chains)
+
+    def held_by(self, worker: SlotT) -> int:
+        """How many sequences have their state in this worker."""
+        return sum(chain.worker is worker for chain in self._chains.values())
+
+    def admit(self, job: Job, mark: Mark, now: float) -> str | None:
+        """Take a request, or say why not. The first of an id starts a sequence, also where it does not say so. But where one of that id
+        was lost, a request that means to go on with it is told, once.
+        """
+        chain = self._chains.get(mark.id)
+        if chain is None:
+            lost = self._lost.pop(mark.id, None)
+            if lost is not None and not mark.start:
+                return f"Sequence {mark.id} {lost}"
+            if len(self._chains) >= self.terms.most:
+                return f"{len(self._chains)} sequences are active, which is the most (maxNumSequence)"
+            chain = self._chains[mark.id] = Chain(mark.id, now)
+        elif chain.ending:
+            return f"Sequence {mark.id} is closed: a request before this one has said that it was the last"
+        elif self.terms.timeout is not None and now >= chain.began + self.terms.timeout:
+            return f"Sequence {mark.id} is over: it was started more than {self.terms.timeout:g} s ago (sequenceTimeoutMSec)"
+        elif len(chain.waiting) >= self.terms.queue:
+            return f"{len(chain.waiting)} requests of sequence {mark.id} wait, which is the most (maxSequenceJobQueueSize)"
+        chain.touched = now
+        chain.ending = mark.end
+        chain.waiting.append(job)
+        self.next_end = min(self.next_end, self._end_of(chain))
+        self._of[job] = chain
+        self.size += len(job.body)
+        if job.deadline is not None:
+            self.earliest = min(self.earliest, job.deadline)
+        return None
+
+    def assign(
+        self, workers: Sequence[SlotT], now: float, limits: Limits, *, joining: bool = False, leaving: Collection[SlotT] = ()
+    ) -> list[tuple[SlotT, list[Job]]]:
+        """Take out what is to be done now: of each sequence one request at a time.
+
+        A worker has room while it is idle, for `limits.max_items` requests; where requests may be `joining`, while it has fewer than
+        so many under way. The most urgent goes first. A sequence goes to the worker that has its state. A new one goes to
+        the worker with room that has the fewest, but to none of those that are `leaving`.
+        """
+        if joining:
+            room = {worker: limits.max_items - worker.batches for worker in workers}
+        else:
+            room = {worker: 0 if worker.batches else limits.max_items for worker in workers}
+        space = dict.fromkeys(workers, limits.max_bytes)
+        held = {worker: self.held_by(worker) for worker in workers if worker not in leaving}
+        batches: dict[SlotT, list[Job]] = {}
+        for chain in sorted((chain for chain in self._chains.values() if chain.ready), key=_head):
+            job, worker = chain.waiting[0], chain.worker
+            if worker is None:
+                free = [worker for worker in held if room[worker] > 0]
+                if not free:
+                    continue
+                worker = min(free, key=lambda worker: held[worker])
+            if room.get(worker, 0) <= 0 or (worker in batches and not joining and len(job.body) > space[worker]):
+                continue
+            if chain.worker is None:
+                chain.worker = worker
+                held[worker] += 1
+            chain.waiting.popleft()
+            chain.under_way = job
+            self.size -= len(job.body)
+            room[worker] -= 1
+            space[worker] -= len(job.body)
+            batches.setdefault(worker, []).append(job)
+        return list(batches.items())
+
+    def answered(self, job: Job, now: float, *, last: bool = False) -> list[Refusal]:
+        """A request's answer is complete, or will never be. Its sequence is over where it was the `last`."""
+        chain = self._of.pop(job, None)
+        if chain is None:  # its sequence was over before
+            return []
+        chain.under_way = None
+        chain.touched = now
+        if last or (chain.ending and not chain.waiting):
+            return self._end(chain, CLOSED)
+        self.next_end = min(self.next_end, self._end_of(chain))
+        return []
+
+    def lost(self, worker: SlotT, why: str) -> list[Refusal]:
+        """The worker is gone, and the state of its sequences with it. What is under way is not among what is to be refused."""
+        gone = [chain for chain in self._chains.values() if chain.worker is worker]
+        return [refusal for chain in gone for refusal in self._end(chain, why)]
+
+    def expire(self, now: float) -> list[Refusal]:
+        """End what is over by its time. One that has a request under way is not over before that is answered."""
+        if now < self.next_end:
+            return []
+        refused: list[Refusal] = []
+        still = [chain for chain in self._chains.values() if chain.under_way is None]
+        for chain in still:
+            if now >= self._end_of(chain):
+                refused += self._end(chain, self._why_over(chain, now))
+        self.next_end = min([self._end_of(chain) for chain in self._chains.values() if chain.under_way is None], default=NEVER)
+        return refused
+
+    def drop_over(self, now: float) -> list[Job]:
+        """Take out what nobody waits for any more or waited too long: there is some only where `some_left` or `earliest` say so.
+
+        The request that starts a sequence takes those that follow it along.
+        """
+        dropped: list[Job] = []
+        for chain in list(self._chains.values()):
+            over = [job for job in chain.waiting if job.gone or (job.deadline is not None and job.deadline <= now)]
+            if over and chain.worker is None and over[0] is chain.waiting[0]:
+                dropped += [job for job, _ in self._end(chain, CLOSED)]
+                continue
+            for job in over:
+                del self._of[job]
+                chain.waiting.remove(job)
+                self.size -= len(job.body)
+            dropped += over
+            if chain.ending and not chain.waiting and chain.under_way is None:
+                self._end(chain, CLOSED)
+            elif over:
+                self.next_end = min(self.next_end, self._end_of(chain))
+        self.some_left = False
+        self.earliest = min((job.deadline for job in self._waiting() if job.deadline is not None), default=NEVER)
+        return dropped
+
+    def drop_all(self, why: str) -> list[Refusal]:
+        """End all sequences; what is under way is still answered."""
+        return [refusal for chain in list(self._chains.values()) for refusal in self._end(chain, why)]
+
+    def _end_of(self, chain: Chain[SlotT]) -> float:
+        """When it is over if nothing happens. One that waits for a worker does not idle."""
+        idle = NEVER if chain.waiting else chain.touched + self.terms.max_idle
+        return idle if self.terms.timeout is None else min(idle, chain.began + self.terms.timeout)
+
+    def _why_over(self, chain: Chain[SlotT], now: float) -> str:
+        terms = self.terms
+        if terms.timeout is not None and now >= chain.began + terms.timeout:
+            return f"is over: it was started more than {terms.timeout:g} s ago (sequenceTimeoutMSec)"
+        return f"has expired: no request of it came for {terms.max_idle:g} s (sequenceMaxIdleMSec)"
+
+    def _end(self, chain: Chain[SlotT], why: str) -> list[Refusal]:
+        del self._chains[chain.id]
+        jobs = list(chain.waiting)
+        for job in [*jobs, *([chain.under_way] if chain.under_way is not None else [])]:
+            del self._of[job]
+        self.size -= sum(len(job.body) for job in jobs)
+        if why != CLOSED:
+            self._lost[chain.id] = why
+            if len(self._lost) > REMEMBERED:
+                self._lost.popitem(last=False)
+        return [(job, f"Sequence {chain.id} {why}") for job in jobs]
+
+    def _waiting(self) -> Iterator[Job]:
+        return (job for chain in self._chains.values() for job in chain.waiting)
+
+
+def _head(chain: Chain[SlotT]) -> tuple[int, float, float]:
+    job = chain.waiting[0]
+    return (*urgency(job), job.arrived)

@@ -1,0 +1,179 @@
+"""Dispatch for stateful models: the requests of a sequence go to one worker, one after the other. `sequences.py` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from tsx_runtime import wire
+from tsx_runtime.core.channel import Channel, Sent
+from tsx_runtime.core.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.joining import JoiningDispatcher
+from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.sequences import Mark, Refusal, Sequences, Terms
+from tsx_runtime.errors import TsxError, Unavailable
+
+
+class HeaderNames(NamedTuple):
+    """Of the headers that say to which sequence a request belongs."""
+
+    id: str = "ts_request_sequence_id"
+    start: str = "ts_request_sequence_start"
+    end: str = "ts_request_sequence_end"
+
+
+class SequenceDispatcher(Dispatcher):
+    """A worker that dies, or is scaled away, takes its sequences with it: the next request of each is refused and told why.
+
+    A request of a sequence is never run twice, since its first run may have changed the state.
+    """
+
+    joins = False  # whether requests join what a worker has under way
+
+    def __init__(self, label: str, limits: Limits, bounds: Bounds, terms: Terms, names: HeaderNames) -> None:
+        super().__init__(label, limits, bounds)
+        self.sequences: Sequences[Channel] = Sequences(terms)
+        self._names = names
+        self._given: set[Job] = set()  # whose sequence's id was made up here, so that the client is to be told
+        self._leaving: dict[Channel, asyncio.Event] = {}  # they serve the sequences that they have, and no new one
+
+    @property
+    def pending(self) -> int:
+        return len(self.sequences)
+
+    def submit(self, job: Job) -> None:
+        mark = read_mark(job.meta, self._names)
+        if not self.accepting:
+            self._turn_away(job, self._no_worker())
+        elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
+            self._turn_away(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
+        else:
+            self._admit(job, mark)
+
+    def leave(self, job: Job) -> None:
+        self.sequences.some_left = True
+        super().leave(job)
+
+    def remove(self, channel: Channel) -> None:
+        super().remove(channel)
+        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state was removed. Start it anew"))
+
+    async def release(self, channel: Channel) -> None:
+        """Its successor serves. Sequences stay with the process that has their state until they are over."""
+        if self.sequences.held_by(channel):
+            over = self._leaving[channel] = asyncio.Event()
+            await over.wait()
+        await super().release(channel)
+
+    def refuse_waiting(self, error: TsxError) -> None:
+        self.refuse_all([job for job, _ in self.sequences.drop_all("is over: no worker served the model. Start it anew")], error)
+        self._tell_leaving()
+
+    def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+        self.refuse_all(lost.jobs, error)
+
+    def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+        self.refuse_all(lost.jobs, error)
+
+    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
+        now = time.monotonic()
+        end = f"\r\n{self._names.end.lower()}: "
+        for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True):
+            said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
+            self._refuse_each(self.sequences.answered(job, now, last=end in said))
+        if not self._given.isdisjoint(sent.jobs):
+            frame = frame._replace(items=[self._with_id(job, item) for job, item in zip(sent.jobs, frame.items, strict=True)])
+        self._tell_leaving()
+        super().on_reply(channel, sent, frame)
+
+    def on_closed(self, channel: Channel) -> None:
+        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state has died. Start it anew"))
+        self._tell_leaving()
+        super().on_closed(channel)
+
+    def _admit(self, job: Job, mark: Mark) -> None:
+        now = time.monotonic()
+        self._refuse_each(self.sequences.expire(now))
+        made_up = not mark.id  # as TorchServe does
+        if made_up:
+            mark = mark._replace(id=f"ts-seq-{uuid.uuid4()}")
+            job.meta += f"{self._names.id}: {mark.id}\r\n".encode("latin-1")
+        why = self.sequences.admit(job, mark, now)
+        if why is not None:
+            self._turn_away(job, self._refusal(f"{why}."))
+            return
+        self.stats.requests += 1
+        if not self._open:
+            self._quiet.clear()
+        self._open += 1
+        if made_up:
+            self._given.add(job)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self, at_least: float = 0.0) -> None:
+        self._flush_due = False
+        now = max(time.monotonic(), at_least)
+        sequences = self.sequences
+        if sequences.some_left or sequences.earliest <= now:
+            for job in sequences.drop_over(now):
+                self._refuse(job, self._gone_or_late(job))
+        self._refuse_each(sequences.expire(now))
+        self._tell_leaving()
+        workers = [*self.channels, *(channel for channel in self._leaving if channel not in self.channels)]
+        batches = sequences.assign(workers, now, self.limits, joining=self.joins, leaving=self._leaving)
+        for channel, jobs in batches:
+            channel.send(jobs, now)
+        if batches:
+            self._on_sent()
+        if (wake := min(sequences.next_end, sequences.earliest)) < self._timer_at:
+            self._set_timer(wake, now)
+
+    def _on_sent(self) -> None:
+        """Something has left."""
+
+    def _with_id(self, job: Job, item: wire.Item) -> wire.Item:
+        """The client is told the id that was made up for its sequence, unless the handler does."""
+        status, headers, body = item
+        if job not in self._given or f"\r\n{self._names.id.lower()}: " in f"\r\n{str(headers, 'latin-1').lower()}":
+            return item
+        return status, bytes(headers) + f"{self._names.id}: {read_mark(job.meta, self._names).id}\r\n".encode("latin-1"), body
+
+    def _refuse_each(self, refusals: Iterable[Refusal]) -> None:
+        for job, why in refusals:
+            self._refuse(job, self._refusal(f"{why}."))
+
+    def _refuse(self, job: Job, error: TsxError) -> None:
+        self._given.discard(job)
+        self._refuse_each(self.sequences.answered(job, time.monotonic()))
+        super()._refuse(job, error)
+
+    def _refusal(self, why: str) -> Unavailable:
+        return Unavailable(f"{self._no_worker().message}. {why}")
+
+    def _tell_leaving(self) -> None:
+        for channel in [channel for channel in self._leaving if not self.sequences.held_by(channel)]:
+            self._leaving.pop(channel).set()
+
+
+class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
+    """As above, with workers that take requests of some sequences while they work on others."""
+
+    joins = True
+
+    def _on_sent(self) -> None:
+        self._watch_answers()
+
+
+def read_mark(meta: wire.Buffer, names: HeaderNames) -> Mark:
+    """What a request's headers say of its sequence; an empty id where they name none."""
+    headers = {name.lower(): value for name, value in wire.parse_header_block(wire.parse_request_meta(meta)[2])}
+    id = headers.get(names.id.lower(), "")
+    start = headers.get(names.start.lower(), "").lower() == "true"
+    end = headers.get(names.end.lower(), "").lower() == "true"
+    return Mark(id, start, end)

@@ -1,0 +1,91 @@
+"""Which dispatcher serves a version, by what its model-config.yaml asks for: one of four, and a gate before it.
+
+| model-config.yaml                          | dispatcher                | the worker's loop                       |
+|--------------------------------------------|---------------------------|-----------------------------------------|
+| (nothing)                                  | Dispatcher                | batch: one batch after the other        |
+| continuousBatching                         | JoiningDispatcher         | continuous: join between two calls      |
+| asyncCommunication                         | JoiningDispatcher         | async: each request is a task           |
+| sequenceBatching                           | SequenceDispatcher        | batch                                   |
+| sequenceBatching and one of the two others | JoiningSequenceDispatcher | continuous or async                     |
+| useJobTicket                               | any of them, behind a Gate                                          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tsx_archiver import ModelConfig
+from tsx_runtime.core.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.joining import JoiningDispatcher
+from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.sequences import Terms
+from tsx_runtime.core.stateful import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
+from tsx_runtime.errors import BadRequest
+
+MOST_AT_ONCE = 1024  # requests that an asynchronous handler has under way; its engine knows best how many it runs at a time
+
+
+class Strategy(NamedTuple):
+    """What model-config.yaml says of how requests come to workers."""
+
+    mode: str = "batch"  # the worker's loop: batch, continuous or async
+    terms: Terms | None = None  # of a stateful model
+    tickets: bool = False
+
+
+def strategy(config: ModelConfig, group: bool = False) -> Strategy:
+    """`group`: a worker is several processes. Raises BadRequest for what cannot be had together."""
+    if config.continuous_batching and config.async_communication:
+        raise BadRequest(
+            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker does one or the other. Remove one."
+        )
+    mode = "continuous" if config.continuous_batching else "async" if config.async_communication else "batch"
+    if group and mode != "batch":
+        key = "continuousBatching" if mode == "continuous" else "asyncCommunication"
+        raise BadRequest(
+            f"model-config.yaml asks for {key} and torchrun: the processes of a group take one batch after the other. Remove one."
+        )
+    return Strategy(mode, _terms(config), bool(config.use_job_ticket))
+
+
+def _terms(config: ModelConfig) -> Terms | None:
+    if not config.sequence_batching:
+        return None
+    if not config.sequence_max_idle_msec:
+        raise BadRequest(
+            "model-config.yaml asks for sequenceBatching, but not how long a sequence may idle: set sequenceMaxIdleMSec, such as 60000."
+        )
+    timeout = config.sequence_timeout_msec
+    return Terms(
+        max_idle=config.sequence_max_idle_msec / 1000,
+        timeout=timeout / 1000 if timeout else None,
+        most=config.max_num_sequence or 1,
+        queue=config.max_sequence_job_queue_size or 1,
+    )
+
+
+def make_dispatcher(label: str, limits: Limits, bounds: Bounds, chosen: Strategy, names: HeaderNames) -> Dispatcher:
+    joins = chosen.mode != "batch"
+    if chosen.terms is not None:
+        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.terms, names)
+    return (JoiningDispatcher if joins else Dispatcher)(label, limits, bounds)
+
+
+def entrance(dispatcher: Dispatcher, chosen: Strategy) -> Callable[[Job], None]:
+    """Where requests are submitted."""
+    return Gate(dispatcher).submit if chosen.tickets else dispatcher.submit
+
+
+class Gate:
+    """`useJobTicket`: a request is taken only where a worker has room for it now; nothing waits."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def submit(self, job: Job) -> None:
+        if self._dispatcher.room() > 0:
+            self._dispatcher.submit(job)
+        else:
+            self._dispatcher.turn_away_busy(job)

@@ -1,0 +1,124 @@
+"""Asynchronous handlers: each request is a task of its own on one event loop, and is answered when it is done.
+
+`async def handle(self, data, context)` gets one request at a time, and a context of its own; it shares with the others
+what the handler hung on the context when it was loaded. Contract section 6.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from tsx_runtime.wire import Buffer, Frame, Item, Kind
+from tsx_runtime.worker.answers import Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.batch import Model, Pieces, read_requests
+from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.continuous import GONE, with_metrics
+from tsx_runtime.worker.overlap import keep
+
+logger = logging.getLogger("tsx.worker")
+
+
+class ConcurrentRequests:
+    """The tasks of the requests that are under way."""
+
+    def __init__(self, channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None]) -> None:
+        self._channel = channel
+        self._model = model
+        self._on_other = on_other
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until the front end closes, or the device is lost. Raises what reading raises."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="tsx-read", daemon=True).start()
+        try:
+            await self._over
+        finally:
+            for task in list(self._tasks.values()):
+                task.cancel()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while (frame := self._channel.read()) is not None:
+                loop.call_soon_threadsafe(self._on_frame, frame._replace(items=keep(frame.items)))
+                del frame
+        except BaseException as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
+            loop.call_soon_threadsafe(self._end, error)
+        else:
+            loop.call_soon_threadsafe(self._end, None)
+
+    def _on_frame(self, frame: Frame) -> None:
+        try:
+            if frame.kind is Kind.BATCH:
+                self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
+            elif frame.kind is Kind.CANCEL:
+                if frame.batch in self._tasks:  # else its answer was on its way already
+                    self._tasks[frame.batch].cancel()
+            else:
+                self._on_other(self._channel, frame)  # from the loop: a loop that is blocked gives no sign of life
+        except BaseException as error:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    async def _answer(self, batch: int, items: list[Item]) -> None:
+        try:
+            answer = await self._answer_of(batch, items)
+        except asyncio.CancelledError:
+            answer = GONE
+        except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
+            logger.error("the handler failed for the request %s", _id_of(items), exc_info=error)
+            answer = failure(error)
+            if is_device_lost(error):
+                logger.error("the device does not answer this process any more, so the worker ends")
+                self._end(None)
+        del self._tasks[batch]
+        self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], b"")]))
+
+    async def _answer_of(self, batch: int, items: list[Item]) -> Answer:
+        model = self._model
+        refused: dict[int, Answer] = {}
+        requests = read_requests(items, range(1), model.decode, refused)
+        if refused:
+            return refused[0]
+        context = copy.copy(model.context)
+        pieces = Pieces([0], partial(self._send_piece, batch), model.max_response_size)
+        context.begin(requests.metas, requests.parts, pieces.send)
+        try:
+            result = model.entry.call(requests.rows, context)
+            if inspect.isawaitable(result):
+                result = await result
+        finally:
+            context.end()
+        if problem := mismatch(result, 1, model.entry.name):
+            raise problem
+        return encode_answers(result, context, model.max_response_size)[0]
+
+    def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
+        self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
+
+
+def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None]) -> None:
+    """On the loop that `initialize` ran on, if it was a coroutine: what it has begun there goes on."""
+
+    async def run() -> None:
+        await ConcurrentRequests(channel, model, on_other).run()
+
+    model.coroutines.finish(run())
+
+
+def _id_of(items: list[Item]) -> str:
+    return str(items[0][1], "latin-1").partition("\r\n")[0]

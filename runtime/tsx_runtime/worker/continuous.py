@@ -1,0 +1,201 @@
+"""Continuous batching: the handler is called again and again with whoever is there, until each request's answer is complete.
+
+What the handler returns for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
+last: one callable a request, in the batch's order, that is given what the handler returned for it. A handler that sets none
+answers each request with one call. Contract section 6.4.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.wire import Buffer, Frame, Item, Kind
+from tsx_runtime.worker.answers import Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.batch import Model, read_requests
+from tsx_runtime.worker.channel import Channel, OutFrame
+from tsx_runtime.worker.context import Context, SendPiece
+from tsx_runtime.worker.membership import Membership
+
+GONE: Answer = (503, b"", b"")  # what closes a batch for which nobody waits
+MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
+NEXT = "ts_stream_next"  # the header that says whether another part follows; a handler may set it itself
+MORE_FOLLOWS = b"ts_stream_next: true\r\n"
+
+logger = logging.getLogger("tsx.worker")
+
+Send = Callable[[Sequence[OutFrame]], None]
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One request, from its first call to its last."""
+
+    batch: int
+    meta: str
+    row: dict[str, Any]  # for its first call; what follows has no inputs
+    parts: dict[str, dict[str, str]] | None
+    begun: bool = False  # whether a piece of its answer was sent
+    called: bool = False  # whether a call with it has succeeded
+
+    def headers(self, block: Buffer) -> Buffer:
+        """Of a part: the first one's count, and say that others follow."""
+        if self.begun:
+            return b""
+        self.begun = True
+        return block if NEXT.encode() in bytes(block).lower() else bytes(block) + MORE_FOLLOWS
+
+    def rename(self) -> None:
+        """Handlers keep what they know of a request by its id: after a call that failed it comes as one that they do not know."""
+        id, _, rest = self.meta.partition("\r\n")
+        self.meta = f"{id}+\r\n{rest}"
+
+
+class ContinuousBatch:
+    """All requests that a worker has under way."""
+
+    def __init__(self, model: Model, send: Send) -> None:
+        self.lost = False  # whether the device is
+        self._model = model
+        self._send = send
+        self._members: Membership[Member] = Membership(model.retry)
+        self._by_batch: dict[int, Member] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def join(self, batch: int, items: Sequence[Item]) -> None:
+        refused: dict[int, Answer] = {}
+        requests = read_requests(items, range(len(items)), self._model.decode, refused)
+        if refused:
+            self._send([_reply(batch, refused[0])])
+            return
+        member = Member(batch, requests.metas[0], requests.rows[0], requests.parts.get(0))
+        self._by_batch[batch] = member
+        self._members.join(member)
+
+    def cancel(self, batch: int) -> None:
+        member = self._by_batch.pop(batch, None)
+        if member is not None:  # else its last part was on its way already
+            self._members.leave(member)
+            self._send([_reply(batch, GONE)])
+
+    def step(self) -> None:
+        """Call the handler once."""
+        members = self._members.next()
+        if not members:
+            return
+        model, context = self._model, self._model.context
+        parts = {idx: member.parts for idx, member in enumerate(members) if member.parts}
+        context.begin([member.meta for member in members], parts, self._sender(members))
+        context.stopping_criteria = None
+        try:
+            results = model.coroutines.finish(model.entry.call([dict(member.row) for member in members], context))
+            if problem := mismatch(results, len(members), model.entry.name):
+                raise problem
+        except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
+            context.end()
+            self._on_failure(members, error)
+        else:
+            context.end()
+            self._on_success(members, results)
+
+    def _on_success(self, members: list[Member], results: list[Any]) -> None:
+        context = self._model.context
+        answers = encode_answers(results, context, self._model.max_response_size)
+        frames: list[OutFrame] = []
+        over: list[Member] = []
+        for idx, (member, value, answer) in enumerate(zip(members, results, answers, strict=True)):
+            member.row, member.called = {}, True
+            if answer[0] == 200:
+                answer = self._judged(idx, value, answer)
+            if answer[0] == MORE:
+                frames.append((Kind.PIECE, member.batch, [(0, member.headers(answer[1]), answer[2])], b""))
+            else:
+                over.append(member)
+                frames.append(_reply(member.batch, answer))
+                del self._by_batch[member.batch]
+        self._members.called(over)
+        self._send(frames)
+
+    def _judged(self, idx: int, value: Any, answer: Answer) -> Answer:
+        """The answer, or as a part of it where the stopping criteria say that more follows."""
+        context = self._model.context
+        try:
+            last = _is_last(context, idx, value)
+        except Exception as error:  # the boundary to a user's stopping criteria
+            logger.error("the stopping criteria of request %s failed", context.get_request_id(idx), exc_info=error)
+            return failure(error)
+        return answer if last else (MORE, answer[1], answer[2])
+
+    def _on_failure(self, members: list[Member], error: BaseException) -> None:
+        self.lost = is_device_lost(error)
+        failed = members if self.lost else self._members.failed()
+        for member in members:
+            if not member.called:
+                member.rename()
+        for member in failed:
+            del self._by_batch[member.batch]
+        if len(failed) < len(members) and not failed:
+            logger.warning("the handler failed for %d requests at once; those that came last are now tried apart: %r", len(members), error)
+        else:
+            ids = ", ".join(member.meta.partition("\r\n")[0] for member in failed)
+            logger.error("the handler failed for the requests %s", ids, exc_info=error)
+        self._send([_reply(member.batch, failure(error)) for member in failed])
+
+    def _sender(self, members: list[Member]) -> SendPiece:
+        """For parts that the handler sends on its own within a call; they go out before what it returns."""
+
+        def send(idx: int, headers: Buffer, body: Buffer) -> None:
+            member = members[idx]
+            self._send([(Kind.PIECE, member.batch, [(0, member.headers(headers), body)], b"")])
+
+        return send
+
+
+def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None]) -> None:
+    """Until the front end closes, or the device is lost. `on_other` gets frames that are neither requests nor cancellations."""
+    batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
+    while not batch.lost:
+        while not batch or channel.has_frame():
+            frame = channel.read()
+            if frame is None:
+                return
+            if frame.kind is Kind.BATCH:
+                batch.join(frame.batch, frame.items)
+            elif frame.kind is Kind.CANCEL:
+                batch.cancel(frame.batch)
+            else:
+                on_other(channel, frame)
+            del frame  # an idle worker holds on to no body
+        batch.step()
+
+
+def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:
+    """What handlers report goes with the next reply."""
+    told = list(frames)
+    for idx, (kind, batch, items, _) in enumerate(told):
+        if kind is Kind.REPLY and model.metrics.pending:
+            told[idx] = (kind, batch, items, json.dumps(model.metrics.pending.take()).encode())
+            break
+    return told
+
+
+def _reply(batch: int, answer: Answer) -> OutFrame:
+    return (Kind.REPLY, batch, [answer], b"")
+
+
+def _is_last(context: Context, idx: int, value: Any) -> bool:
+    criteria = context.stopping_criteria
+    if criteria is None:
+        processor = context.processors.get(idx)
+        return processor is None or processor.get_response_header(NEXT) != "true"
+    try:
+        criterion = criteria[idx]
+    except (IndexError, KeyError):
+        raise PredictionFailed(f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one a request.") from None
+    return bool(criterion(value))

@@ -1,0 +1,185 @@
+"""Micro-batches: a batch is cut, and its parts pass through preprocess, inference and postprocess side by side.
+
+So the next part is read while the model runs this one. Contract section 6.2:
+
+    class MyHandler(ImageClassifier):
+        def __init__(self):
+            super().__init__()
+            self.handle = MicroBatching(self, micro_batch_size=4, parallelism={"preprocess": 2})
+
+Handlers derived from `BaseHandler` that do not call it themselves get it from `micro_batching:` in model-config.yaml.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.loader import Entry
+
+BASE = "tsx_runtime.worker.handlers.base"
+STAGES = ("preprocess", "inference", "postprocess")
+
+logger = logging.getLogger("tsx.worker")
+
+
+class MicroBatching:
+    """Stands in for `parent_handler.handle`. `parallelism` says how many threads a stage has, 1 where it does not."""
+
+    def __init__(self, parent_handler: Any, micro_batch_size: int = 1, parallelism: Mapping[str, int] | None = None) -> None:
+        self.handler = parent_handler
+        self._size = _whole("micro_batch_size", micro_batch_size, 1)
+        self._parallelism = _parallelism(parallelism)
+        self._pools: list[ThreadPoolExecutor] | None = None
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self._size
+
+    @micro_batch_size.setter
+    def micro_batch_size(self, size: int) -> None:
+        self._size = _whole("micro_batch_size", size, 1)
+
+    @property
+    def parallelism(self) -> dict[str, int]:
+        """Threads of each stage. To be set as a whole, between two batches."""
+        return dict(self._parallelism)
+
+    @parallelism.setter
+    def parallelism(self, parallelism: Mapping[str, int]) -> None:
+        self.shutdown()
+        self._parallelism = _parallelism(parallelism)
+
+    def __call__(self, data: Any, context: Context) -> Any:
+        return self.handle(data, context)
+
+    def handle(self, data: Any, context: Context) -> Any:
+        handler = self.handler
+        if data is None or _is_for_one(data, context):  # explanations, descriptions and traces are made of the whole
+            return type(handler).handle(handler, data, context)
+        start = time.perf_counter()
+        handler.context = context
+        parts = [range(at, min(at + self._size, len(data))) for at in range(0, len(data), self._size)]
+        results = self._run(data, parts, context)
+        if context.metrics is not None:
+            context.metrics.add_time("HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms")
+        return results
+
+    def shutdown(self) -> None:
+        """End the threads; the next batch starts others."""
+        pools, self._pools = self._pools, None
+        for pool in pools or ():
+            pool.shutdown()
+
+    def _run(self, data: Sequence[Any], parts: list[range], context: Context) -> list[Any]:
+        if self._pools is None:
+            torch_state = _torch_state()
+            self._pools = [ThreadPoolExecutor(self._parallelism[stage], f"tsx-{stage}", initializer=torch_state) for stage in STAGES]
+        flows = [_Flow(self.handler, self._pools, context, part, [data[idx] for idx in part]) for part in parts]
+        results: list[Any] = []
+        error: BaseException | None = None
+        for flow in flows:  # all to their end, also where one failed: a stage that goes on would meet the next batch
+            try:
+                results += _as_list(flow.done.result(), flow.part)
+            except BaseException as raised:  # raised again below
+                error = error or raised
+        if error is not None:
+            raise error
+        return results
+
+
+class _Flow:
+    """One micro-batch on its way through the stages."""
+
+    def __init__(self, handler: Any, pools: Sequence[ThreadPoolExecutor], context: Context, part: range, rows: list[Any]) -> None:
+        self.part = part
+        self.done: Future[Any] = Future()
+        self._steps: list[tuple[ThreadPoolExecutor, Callable[[Any], Any]]] = [
+            (pool, getattr(handler, stage)) for pool, stage in zip(pools, STAGES, strict=True)
+        ]
+        self._context = context
+        self._enter(0, rows)
+
+    def _enter(self, stage: int, data: Any) -> None:
+        pool, step = self._steps[stage]
+        pool.submit(self._step, stage, step, data)
+
+    def _step(self, stage: int, step: Callable[[Any], Any], data: Any) -> None:
+        try:
+            with self._context.part(self.part):
+                data = step(data)
+            if stage + 1 < len(self._steps):
+                self._enter(stage + 1, data)
+                return
+        except BadRows as error:
+            self.done.set_exception(BadRows({self.part.start + idx: why for idx, why in error.faults.items()}, error.error_code))
+        except BaseException as error:  # the thread's boundary: it is raised where the batch is put together
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(data)
+
+
+def with_micro_batches(entry: Entry, context: Context) -> Entry:
+    """As model-config.yaml's `micro_batching` asks for it, where the handler does not see to it itself. Raises `LoadError`."""
+    wanted = context.model_yaml_config.get("micro_batching")
+    handler = entry.instance
+    base = getattr(sys.modules.get(BASE), "BaseHandler", None)
+    if wanted is None or base is None or not isinstance(handler, base) or entry.call != base.handle.__get__(handler):
+        return entry
+    if not isinstance(wanted, Mapping):
+        raise LoadError(f"micro_batching in model-config.yaml is {wanted!r}; it must hold micro_batch_size and parallelism.")
+    try:
+        return entry._replace(call=MicroBatching(handler, wanted.get("micro_batch_size", 1), wanted.get("parallelism")))
+    except ValueError as error:
+        raise LoadError(f"micro_batching in model-config.yaml: {error}") from error
+
+
+def _is_for_one(data: Sequence[Any], context: Context) -> bool:
+    if os.environ.get("ENABLE_TORCH_PROFILER"):
+        return True
+    return bool(data) and any(context.get_request_header(0, what) == "True" for what in ("explain", "describe"))
+
+
+def _as_list(result: Any, part: range) -> list[Any]:
+    if not isinstance(result, list):
+        raise TypeError(f"postprocess returned {type(result).__name__} for a micro-batch; it must return a list with one entry a request")
+    if len(result) != len(part):
+        raise ValueError(f"postprocess returned {len(result)} entries for a micro-batch of {len(part)} requests")
+    return result
+
+
+def _parallelism(given: Mapping[str, int] | None) -> dict[str, int]:
+    given = given or {}
+    if unknown := sorted(set(given) - set(STAGES)):
+        raise ValueError(f"parallelism has no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}")
+    return {stage: _whole(f"parallelism of {stage}", given.get(stage, 1), 1) for stage in STAGES}
+
+
+def _whole(what: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 1 << 20:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number, {least} or more")
+    return value
+
+
+def _torch_state() -> Callable[[], None]:
+    """What torch keeps for each thread, as it is in this one."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda: None
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def take_over() -> None:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+        if device is not None:
+            torch.cuda.set_device(device)
+
+    return take_over

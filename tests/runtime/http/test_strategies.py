@@ -1,0 +1,460 @@
+"""Stateful, continuous, asynchronous and ticketed models behind a real server, with real workers that are really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+STATEFUL = """
+import os, time
+from pathlib import Path
+
+totals = {}
+
+def handle(data, context):
+    if data is None:
+        return None
+    answers = []
+    for idx, row in enumerate(data):
+        id = context.get_sequence_id(idx)
+        if context.get_request_header(idx, context.header_key_sequence_start) == "true":
+            totals[id] = 0
+        word = row["body"].decode()
+        if word == "exit":
+            os._exit(7)
+        if word == "raise":
+            raise ValueError("no number")
+        if word.startswith("/"):
+            deadline = time.monotonic() + 20
+            while not Path(word).exists() and time.monotonic() < deadline:
+                time.sleep(0.002)
+            word = "0"
+        if word == "close":
+            context.set_response_header(idx, context.header_key_sequence_end, "true")
+            word = "0"
+        totals[id] += int(word)
+        answers.append({"total": totals[id], "pid": os.getpid(), "together": len(data)})
+    return answers
+"""
+
+CONTINUOUS = """
+import os, time
+from pathlib import Path
+
+class Handler:
+    def initialize(self, context):
+        context.cache = {}
+
+    def handle(self, data, context):
+        for gone in set(context.cache) - set(context.request_ids.values()):
+            del context.cache[gone]
+        for idx, row in enumerate(data):
+            id = context.get_request_id(idx)
+            if id not in context.cache:
+                words = row["body"].decode().split()
+                if words[0] == "raise":
+                    raise ValueError("no such prompt")
+                context.cache[id] = {"words": words, "step": 0}
+        parts, criteria = [], []
+        for idx in range(len(data)):
+            state = context.cache[context.get_request_id(idx)]
+            word = state["words"][state["step"]]
+            state["step"] += 1
+            if word == "exit":
+                os._exit(7)
+            if word == "forever":
+                state["step"] -= 1
+                time.sleep(0.005)
+            if word == "who":
+                word = ",".join(str(len(other["words"])) for other in context.cache.values())
+            if word.startswith("/"):
+                deadline = time.monotonic() + 20
+                while not Path(word).exists() and time.monotonic() < deadline:
+                    time.sleep(0.002)
+                word = "opened"
+            parts.append(word + " ")
+            criteria.append(lambda result, state=state: state["step"] == len(state["words"]))
+        context.stopping_criteria = criteria
+        return parts
+"""
+
+ASYNC = """
+import asyncio, os
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+class Handler:
+    async def initialize(self, context):
+        self.gates = {}
+        self.cancelled = []
+
+    async def handle(self, data, context):
+        word, _, rest = data[0]["body"].decode().partition(" ")
+        if word == "wait":
+            try:
+                await self.gates.setdefault(rest, asyncio.Event()).wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(rest)
+                raise
+        if word == "open":
+            self.gates.setdefault(rest, asyncio.Event()).set()
+        if word == "stream":
+            for part in rest.split():
+                send_intermediate_predict_response([part], context.request_ids, "", 200, context)
+                if part == "wait":
+                    await asyncio.Event().wait()
+                if part == "exit":
+                    os._exit(7)
+            return [""]
+        if word == "cancelled":
+            return [self.cancelled]
+        return [word]
+"""
+
+SLOW = """
+import time
+from pathlib import Path
+
+def handle(data, context):
+    if data is None:
+        return None
+    word = data[0]["body"].decode()
+    deadline = time.monotonic() + 20
+    while word and not Path(word).exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return [str(len(data))] * len(data)
+"""
+
+SEQUENCES = """
+sequenceBatching: true
+sequenceMaxIdleMSec: 600000
+maxNumSequence: 4
+maxSequenceJobQueueSize: 3
+batchSize: 4
+minWorkers: 2
+maxWorkers: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def server(start_server, store) -> Iterator[Any]:
+    with start_server() as running:
+        for name, handler, config in (
+            ("counter", STATEFUL, SEQUENCES),
+            ("brief", STATEFUL, "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n"),
+            ("talk", CONTINUOUS, "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n"),
+            ("engine", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"),
+            ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 1\n"),
+            ("ticket", SLOW, "useJobTicket: true\nminWorkers: 1\nmaxWorkers: 1\n"),
+        ):
+            running.write_mar(f"{name}.mar", handler=handler, config=config)
+            running.register(f"{name}.mar")
+        yield running
+
+
+def ask(server: Any, model: str, word: object, **headers: str) -> httpx.Response:
+    return server.inference.post(f"/predictions/{model}", content=str(word), headers=headers)
+
+
+def step(server: Any, id: str, word: object, *, model: str = "counter", start: bool = False, end: bool = False) -> httpx.Response:
+    headers = {"ts_request_sequence_id": id} if id else {}
+    headers |= {"ts_request_sequence_start": "true"} if start else {}
+    headers |= {"ts_request_sequence_end": "true"} if end else {}
+    return ask(server, model, word, **headers)
+
+
+def kill(server: Any, model: str, pid: int | None = None) -> None:
+    version = server.registry.models[model].versions["1.0"]
+    os.kill(pid or version.workers[0].pid, signal.SIGKILL)
+
+
+def version_of(server: Any, model: str) -> Any:
+    return server.registry.models[model].versions["1.0"]
+
+
+def busy(version: Any) -> bool:
+    return any(worker.channel.batches for worker in version.workers)
+
+
+# Sequences
+
+
+def test_a_sequence_stays_with_its_worker_until_its_last_request(server: Any) -> None:
+    answers = [step(server, "a", number, start=number == 1, end=number == 4).json() for number in (1, 2, 3, 4)]
+    assert [answer["total"] for answer in answers] == [1, 3, 6, 10]
+    assert len({answer["pid"] for answer in answers}) == 1
+    assert step(server, "a", 5, start=True, end=True).json()["total"] == 5
+
+
+def test_sequences_spread_over_the_workers(server: Any, until: Any) -> None:
+    until(lambda: len(version_of(server, "counter")._dispatcher.channels) == 2)
+    pids = {step(server, id, 0, start=True).json()["pid"] for id in ("b", "c")}
+    assert len(pids) == 2
+    for id in ("b", "c"):
+        step(server, id, 0, end=True)
+
+
+def test_a_sequence_without_a_name_gets_one(server: Any) -> None:
+    first = step(server, "", 1, start=True)
+    id = first.headers["ts_request_sequence_id"]
+    assert id.startswith("ts-seq-")
+    assert step(server, id, 2, end=True).json()["total"] == 3
+
+
+def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server: Any) -> None:
+    answer = ask(server, "counter", "raise")
+    assert answer.status_code == 503
+    step(server, answer.headers["ts_request_sequence_id"], 0, start=True, end=True)
+
+
+def test_the_handler_can_close_a_sequence(server: Any) -> None:
+    sequences = version_of(server, "counter")._dispatcher.sequences
+    step(server, "h", 1, start=True)
+    assert sequences.active == 1
+    assert step(server, "h", "close").status_code == 200
+    assert sequences.active == 0
+
+
+def test_there_are_no_more_sequences_and_requests_than_the_model_says(server: Any, until: Any, tmp_path: Any, error_of: Any) -> None:
+    version = version_of(server, "counter")
+    for id in "klmn":
+        step(server, id, 0, start=True)
+    assert error_of(step(server, "o", 0, start=True))[1].endswith("4 sequences are active, which is the most (maxNumSequence).")
+    with ThreadPoolExecutor(4) as pool:
+        held = [pool.submit(step, server, "k", tmp_path / "gate")]
+        until(lambda: busy(version))
+        for number in (1, 2, 3):
+            held.append(pool.submit(step, server, "k", number))
+            until(lambda number=number: version.pending == number)
+        assert error_of(step(server, "k", 4))[1].endswith("3 requests of sequence k wait, which is the most (maxSequenceJobQueueSize).")
+        (tmp_path / "gate").touch()
+        answers = [answer.result().json() for answer in held]
+    assert [answer["total"] for answer in answers] == [0, 1, 3, 6]
+    assert {answer["together"] for answer in answers} == {1}
+    for id in "klmn":
+        step(server, id, 0, end=True)
+
+
+def test_requests_of_several_sequences_share_a_batch(server: Any, until: Any, tmp_path: Any) -> None:
+    version = version_of(server, "counter")
+    place = {id: step(server, id, 0, start=True).json()["pid"] for id in "pqrs"}
+    pid = place["p"]
+    together = [id for id in "pqrs" if place[id] == pid]
+    assert len(together) == 2
+    with ThreadPoolExecutor(3) as pool:
+        held = pool.submit(step, server, "p", tmp_path / "gate")
+        until(lambda: busy(version))
+        waiting = [pool.submit(step, server, id, 1) for id in together]
+        until(lambda: version.pending == 2)
+        (tmp_path / "gate").touch()
+        assert held.result().json()["together"] == 1
+        assert [answer.result().json()["together"] for answer in waiting] == [2, 2]
+    for id in "pqrs":
+        step(server, id, 0, end=True)
+
+
+def test_a_request_that_fails_is_not_run_twice_and_its_sequence_goes_on(server: Any) -> None:
+    step(server, "f", 1, start=True)
+    assert step(server, "f", "raise").status_code == 503
+    assert step(server, "f", 1, end=True).json()["total"] == 2
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_worker_that_dies_ends_its_sequences_and_says_so(server: Any, until: Any, tmp_path: Any, error_of: Any, by_itself: bool) -> None:
+    version = version_of(server, "counter")
+    until(lambda: len(version._dispatcher.channels) == 2)
+    place = {id: step(server, id, 0, start=True).json()["pid"] for id in "uvw"}
+    lost = [id for id in place if place[id] == place["u"]]
+    kept = next(id for id in place if id not in lost)
+    with ThreadPoolExecutor(2) as pool:
+        begun = pool.submit(step, server, "u", "exit" if by_itself else tmp_path / "never")
+        if not by_itself:
+            until(lambda: busy(version))
+            waits = pool.submit(step, server, "u", 1)
+            until(lambda: version.pending == 1)
+            kill(server, "counter", place["u"])
+            assert waits.result().status_code == 503
+        assert begun.result().status_code == (500 if by_itself else 507)
+    for id in lost:
+        assert error_of(step(server, id, 1))[1].endswith(f"Sequence {id} is over: the worker that held its state has died. Start it anew.")
+        assert step(server, id, 5, start=True, end=True).json()["total"] == 5
+    assert step(server, kept, 1, end=True).json()["total"] == 1
+
+
+def test_an_idle_sequence_expires(server: Any, until: Any, error_of: Any) -> None:
+    assert step(server, "a", 1, model="brief", start=True).status_code == 200
+    sequences = version_of(server, "brief")._dispatcher.sequences
+    until(lambda: sequences.active == 0)
+    assert error_of(step(server, "a", 1, model="brief"))[1].endswith(
+        "Sequence a has expired: no request of it came for 0.05 s (sequenceMaxIdleMSec)."
+    )
+
+
+# Continuous batching
+
+
+def parts_of(server: Any, model: str, words: str) -> list[str]:
+    with server.inference.stream("POST", f"/predictions/{model}", content=words) as answer:
+        assert answer.headers["transfer-encoding"] == "chunked"
+        return [part for part in answer.iter_text() if part]
+
+
+def test_a_continuous_answer_streams_until_it_is_complete(server: Any) -> None:
+    assert "".join(parts_of(server, "talk", "a b c")) == "a b c "
+    answer = ask(server, "talk", "a")
+    assert answer.text == "a "
+    assert answer.headers["content-length"] == "2"
+
+
+def test_requests_join_while_others_run_up_to_the_batch_size(server: Any, until: Any, tmp_path: Any) -> None:
+    version = version_of(server, "talk")
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(ask, server, "talk", f"{tmp_path}/one {tmp_path}/two who 4")
+        until(lambda: version.workers[0].channel.batches == 1)
+        others = [pool.submit(ask, server, "talk", " ".join(["x"] * 9)) for _ in range(2)]
+        until(lambda: version.workers[0].channel.batches == 3)
+        waits = pool.submit(ask, server, "talk", "last")
+        until(lambda: version.pending == 1)
+        (tmp_path / "one").touch()
+        (tmp_path / "two").touch()
+        assert first.result().text == "opened opened 4,9,9 4 "
+        assert [other.result().text for other in others] == ["x " * 9] * 2
+        assert waits.result().text == "last "
+
+
+def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(server: Any, until: Any, tmp_path: Any) -> None:
+    version = version_of(server, "talk")
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(ask, server, "talk", f"a {tmp_path}/gate b")
+        until(lambda: version.workers[0].channel.batches == 1)
+        bad = pool.submit(ask, server, "talk", "raise")
+        until(lambda: version.workers[0].channel.batches == 2)
+        (tmp_path / "gate").touch()
+        assert bad.result().status_code == 503
+        assert first.result().text == "a opened b "
+
+
+@pytest.mark.parametrize("lane", ["fast", "other"])
+def test_who_leaves_makes_room(server: Any, until: Any, lane: str) -> None:
+    version = version_of(server, "talk")
+    content: Any = "forever" if lane == "fast" else iter([b"forever"])  # a body in chunks takes the other lane
+    with server.inference.stream("POST", "/predictions/talk", content=content) as answer:
+        assert next(answer.iter_text()) == "forever "
+        assert version.workers[0].channel.batches == 1
+    until(lambda: version.workers[0].channel.batches == 0)
+    assert ask(server, "talk", "a").text == "a "
+
+
+def test_when_a_worker_dies_what_has_begun_breaks_off_and_the_rest_is_answered(server: Any, until: Any, tmp_path: Any) -> None:
+    version = version_of(server, "talk")
+    with ThreadPoolExecutor(3) as pool:
+        with server.inference.stream("POST", "/predictions/talk", content=f"a {tmp_path}/gate b") as answer:
+            parts = answer.iter_text()
+            assert next(parts) == "a "
+            others = [pool.submit(ask, server, "talk", word) for word in "xy"]
+            until(lambda: version.workers[0].channel.batches == 3)
+            kill(server, "talk")
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(parts)
+        assert [other.result().text for other in others] == ["x ", "y "]
+
+
+def test_a_request_that_kills_workers_is_found_and_the_others_are_answered(server: Any) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda words: ask(server, "talk", words), ["a", "exit", "c"]))
+    assert [answer.status_code for answer in answers] == [200, 500, 200]
+    assert [answers[0].text, answers[2].text] == ["a ", "c "]
+
+
+# Asynchronous handlers
+
+
+def test_asynchronous_requests_overlap(server: Any) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [pool.submit(ask, server, "engine", "wait one") for _ in range(19)]
+        until_under_way(server, "engine", 19)
+        assert ask(server, "engine", "open one").text == "open"
+        assert [answer.result().text for answer in waiting] == ["wait"] * 19
+
+
+def test_an_asynchronous_answer_streams(server: Any) -> None:
+    assert "".join(parts_of(server, "engine", "stream a b c")) == "abc"
+
+
+def test_a_client_that_leaves_cancels_its_request(server: Any, until: Any) -> None:
+    channel = version_of(server, "engine").workers[0].channel
+    with pytest.raises(httpx.ReadTimeout):
+        server.inference.post("/predictions/engine", content="wait gone", timeout=httpx.Timeout(10, read=0.2))
+    until(lambda: channel.batches == 0)
+    assert "gone" in ask(server, "engine", "cancelled").json()
+
+
+def test_an_overdue_request_is_refused_and_its_neighbours_live(server: Any, error_of: Any, until: Any) -> None:
+    version = version_of(server, "hurried")
+    pid = version.workers[0].pid
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(ask, server, "hurried", "wait never")
+        until(lambda: ask(server, "hurried", "a").text == "a" and late.done())
+    assert late.result().status_code == 500
+    assert "within 1 s (responseTimeout)" in error_of(late.result())[1]
+    assert ask(server, "hurried", "cancelled").json() == ["never"]
+    assert version.workers[0].pid == pid
+
+
+def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(server: Any, until: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
+        until_under_way(server, "engine", 3)
+        with pytest.raises(httpx.RemoteProtocolError):
+            parts_of(server, "engine", "stream a exit")
+        until(lambda: ask(server, "engine", "open two").status_code == 200 and all(answer.done() for answer in waiting))
+        assert [answer.result().text for answer in waiting] == ["wait"] * 3
+
+
+def until_under_way(server: Any, model: str, count: int) -> None:
+    import time
+
+    deadline = time.monotonic() + 60
+    while version_of(server, model).workers[0].channel.batches != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# Job tickets
+
+
+def test_with_job_tickets_nothing_waits(server: Any, until: Any, tmp_path: Any, error_of: Any) -> None:
+    version = version_of(server, "ticket")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, server, "ticket", tmp_path / "gate")
+        until(lambda: version.workers[0].channel.batches == 1)
+        refused = ask(server, "ticket", "")
+        assert refused.status_code == 503
+        assert error_of(refused)[1].endswith("All workers are busy, and with useJobTicket nothing waits for one.")
+        (tmp_path / "gate").touch()
+        assert first.result().text == "1"
+    assert ask(server, "ticket", "").text == "1"
+
+
+# What cannot be had
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("continuousBatching: true\nasyncCommunication: true", "a worker does one or the other"),
+        ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "one batch after the other"),
+        ("sequenceBatching: true", "set sequenceMaxIdleMSec"),
+    ],
+)
+def test_what_cannot_be_had_together_is_refused_when_the_model_is_registered(server: Any, config: str, says: str) -> None:
+    server.write_mar("odd.mar", handler=SLOW, config=config)
+    answer = server.management.post("/models", params={"url": "odd.mar"})
+    assert answer.status_code == 400
+    assert says in json.loads(answer.text)["message"]

@@ -1,0 +1,120 @@
+"""Who is in the calls of a continuous batch, and who is to blame when one fails."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.worker.membership import Membership
+
+arrivals = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6)  # (guilty, calls it needs) by turn
+
+
+@given(arrivals)
+def test_each_request_ends_once_and_the_guilty_alone_fail(turns: list[list[tuple[bool, int]]]):
+    """A guilty one makes its first call fail."""
+    membership: Membership[int] = Membership()
+    guilty, left, ended, failed, joined, seen = set(), {}, [], [], 0, set()
+    calls = 0
+    pending = list(turns)
+    while pending or membership:
+        for bad, needs in pending.pop(0) if pending else []:
+            if bad:
+                guilty.add(joined)
+            left[joined] = needs
+            membership.join(joined)
+            joined += 1
+        if not membership:
+            continue
+        now = membership.next()
+        calls += 1
+        assert now
+        assert len(set(now)) == len(now)
+        assert not set(now) & {*ended, *failed}
+        if any(member in guilty and member not in seen for member in now):
+            failed += membership.failed()
+            continue
+        seen.update(now)
+        for member in now:
+            left[member] -= 1
+        over = [member for member in now if left[member] == 0]
+        membership.called(over)
+        ended += over
+    assert sorted([*ended, *failed]) == list(range(joined))
+    assert set(failed) == guilty
+    assert calls <= sum(needs + 3 for turn in turns for _, needs in turn)
+
+
+def test_newcomers_join_at_once_and_stay():
+    membership: Membership[str] = Membership()
+    membership.join("a")
+    assert membership.next() == ["a"]
+    membership.called([])
+    membership.join("b")
+    membership.join("c")
+    assert membership.next() == ["a", "b", "c"]
+    membership.called(["a"])
+    assert membership.next() == ["b", "c"]
+
+
+def test_one_newcomer_is_to_blame_and_the_others_go_on_without_it():
+    membership: Membership[str] = Membership()
+    membership.join("a")
+    membership.next()
+    membership.called([])
+    membership.join("bad")
+    membership.next()
+    assert membership.failed() == ["bad"]
+    assert membership.next() == ["a"]
+
+
+def test_of_several_newcomers_each_joins_alone_after_a_call_without_them():
+    membership: Membership[str] = Membership()
+    membership.join("a")
+    membership.next()
+    membership.called([])
+    for word in ("b", "bad", "c"):
+        membership.join(word)
+    membership.next()
+    assert membership.failed() == []
+    assert membership.next() == ["a"]
+    membership.called([])
+    membership.join("late")
+    assert membership.next() == ["a", "b"]
+    membership.called([])
+    assert membership.next() == ["a", "b", "bad"]
+    assert membership.failed() == ["bad"]
+    assert membership.next() == ["a", "b", "c"]
+    membership.called([])
+    assert membership.next() == ["a", "b", "c", "late"]
+
+
+def test_a_call_without_newcomers_that_fails_ends_all():
+    membership: Membership[str] = Membership()
+    membership.join("a")
+    membership.join("b")
+    membership.next()
+    membership.called([])
+    membership.next()
+    assert membership.failed() == ["a", "b"]
+    assert not membership
+
+
+def test_a_handler_that_must_not_be_called_again_fails_all():
+    membership: Membership[str] = Membership(again=False)
+    membership.join("a")
+    membership.join("b")
+    membership.next()
+    assert membership.failed() == ["a", "b"]
+
+
+def test_who_leaves_is_in_no_further_call():
+    membership: Membership[str] = Membership()
+    membership.join("a")
+    membership.join("b")
+    membership.leave("a")
+    assert membership.next() == ["b"]
+    membership.called([])
+    membership.leave("b")
+    membership.leave("b")
+    assert not membership

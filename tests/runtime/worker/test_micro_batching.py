@@ -1,0 +1,149 @@
+"""Micro-batches: the parts of a batch pass through the stages side by side, and come out in their order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.wire import request_meta
+from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.micro_batching import MicroBatching
+
+from .conftest import Request, StartWorker
+
+
+class Handler:
+    """Notes who did what; takes rows of numbers and squares them."""
+
+    def __init__(self, size: int, **parallelism: int) -> None:
+        self.handle: Any = MicroBatching(self, size, parallelism)
+        self.sizes: list[int] = []
+        self.together = threading.Barrier(2, timeout=20)
+        self.context: Any = None
+
+    def preprocess(self, rows: list[Any]) -> list[Any]:
+        self.sizes.append(len(rows))
+        if "bad" in rows:
+            raise BadRows({rows.index("bad"): "is bad"})
+        if "meet" in rows:
+            self.together.wait()
+        for idx, row in enumerate(rows):
+            self.context.set_response_header(idx, "x-row", f"{row} {self.context.get_request_id(idx)}")
+        return rows
+
+    def inference(self, rows: list[Any]) -> list[Any]:
+        if "lost" in rows:
+            raise RuntimeError("lost")
+        return rows
+
+    def postprocess(self, rows: list[Any]) -> Any:
+        if "few" in rows:
+            return rows[1:]
+        return "text" if "text" in rows else [f"{row}!" for row in rows]
+
+
+def make_context(count: int) -> Context:
+    context = Context("m", ".", {}, count, None, "0", True, Metrics("m"), {})
+    context.begin([request_meta(f"id-{idx}", b"", ()).decode() for idx in range(count)])
+    return context
+
+
+@given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 3), st.integers(1, 3))
+def test_answers_keep_the_order_of_the_requests_and_parts_their_size(count: int, size: int, readers: int, writers: int) -> None:
+    handler = Handler(size, preprocess=readers, postprocess=writers)
+    context = make_context(count)
+    words = [f"word {idx}" for idx in range(count)]
+    assert handler.handle(words, context) == [f"{word}!" for word in words]
+    assert sum(handler.sizes) == count
+    assert all(part <= size for part in handler.sizes)
+    assert [context.get_response_headers(idx)["x-row"] for idx in range(count)] == [f"word {idx} id-{idx}" for idx in range(count)]
+    handler.handle.shutdown()
+
+
+def test_as_many_parts_are_in_a_stage_as_it_has_threads() -> None:
+    handler = Handler(1, preprocess=2)
+    assert handler.handle(["meet", "meet"], make_context(2)) == ["meet!", "meet!"]
+    handler.handle.parallelism = {"preprocess": 1}
+    assert handler.handle.parallelism == {"preprocess": 1, "inference": 1, "postprocess": 1}
+    handler.handle.micro_batch_size = 2
+    assert handler.handle(["a", "b"], make_context(2)) == ["a!", "b!"]
+    assert handler.handle.micro_batch_size == 2
+
+
+@pytest.mark.parametrize(("word", "kind"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)])
+def test_a_part_that_fails_fails_the_batch_after_all_have_ended(word: str, kind: type) -> None:
+    handler = Handler(1)
+    with pytest.raises(kind):
+        handler.handle([word, "a", "b"], make_context(3))
+    assert handler.sizes == [1, 1, 1]
+    assert handler.handle(["a"], make_context(1)) == ["a!"]
+
+
+def test_rows_that_are_named_as_bad_are_those_of_the_whole_batch() -> None:
+    with pytest.raises(BadRows) as raised:
+        Handler(2).handle(["a", "b", "c", "bad"], make_context(4))
+    assert raised.value.faults == {3: "is bad"}
+
+
+@pytest.mark.parametrize(
+    ("size", "parallelism", "says"),
+    [
+        (0, None, "micro_batch_size is 0"),
+        ("4", None, "'4'"),
+        (1, {"infer": 2}, "no stage 'infer'"),
+        (1, {"inference": 0}, "inference is 0"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(size: Any, parallelism: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        MicroBatching(object(), size, parallelism)
+
+
+OWN = """
+    import threading
+    from ts.handler_utils.micro_batching import MicroBatching
+    from ts.torch_handler.base_handler import BaseHandler
+
+    class Handler(BaseHandler):
+        def __init__(self):
+            super().__init__()
+            {own}
+
+        def initialize(self, context):
+            self.context = context
+
+        def preprocess(self, rows):
+            return [(bytes(row["body"]).decode(), len(rows), threading.current_thread().name) for row in rows]
+
+        def inference(self, rows):
+            return rows
+
+        def postprocess(self, rows):
+            return [list(row) for row in rows]
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "config"), [("self.handle = MicroBatching(self, 2)", {}), ("", {"micro_batching": {"micro_batch_size": 2}})]
+)
+def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(start_worker: StartWorker, own: str, config: Any) -> None:
+    worker = start_worker(OWN.format(own=own), model_config=config)
+    parts = [eval(answer.body) for answer in worker.ask(b"a", b"b", b"c")]
+    assert [(word, size) for word, size, _ in parts] == [("a", 2), ("b", 2), ("c", 1)]
+    assert all(thread.startswith("tsx-preprocess") for _, _, thread in parts)
+    described = worker.ask(Request(headers=[(b"describe", b"True")]))
+    assert described[0].status == 200
+
+
+def test_a_slip_in_the_configuration_is_told_when_the_model_loads(start_worker: StartWorker) -> None:
+    worker = start_worker(OWN.format(own=""), model_config={"micro_batching": {"parallelism": {"inferense": 2}}})
+    assert not worker.loaded
+    assert worker.report["message"] == (
+        "micro_batching in model-config.yaml: parallelism has no stage 'inferense'; the stages are preprocess, inference, postprocess"
+    )
