@@ -91,7 +91,7 @@ class ConcurrentRequests:
     async def _answer_of(self, batch: int, items: list[Item]) -> Answer:
         model = self._model
         refused: dict[int, Answer] = {}
-        requests = read_requests(items, range(1), model.decode, refused)
+        requests = read_requests(items, range(1), model, refused)
         if refused:
             return refused[0]
         context = copy.copy(model.context)

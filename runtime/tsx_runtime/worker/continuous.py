@@ -70,7 +70,7 @@ class ContinuousBatch:
 
     def join(self, batch: int, items: Sequence[Item]) -> None:
         refused: dict[int, Answer] = {}
-        requests = read_requests(items, range(len(items)), self._model.decode, refused)
+        requests = read_requests(items, range(len(items)), self._model, refused)
         if refused:
             self._send([_reply(batch, refused[0])])
             return
