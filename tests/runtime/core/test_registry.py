@@ -34,15 +34,6 @@ def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_i
     with_registry(test)
 
 
-def test_a_model_that_asks_for_what_is_not_there_is_served_with_a_warning(tmp_path, caplog):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", config="sequenceBatching: true\n"), order())
-        assert await ask(version, "x") == "x"
-
-    with_registry(test)
-    assert "asks for sequenceBatching, which this version of tsx does not do" in caplog.text
-
-
 def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
     handler = (
         "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
