@@ -33,7 +33,7 @@ GROUND = {
     "tsx_runtime.version",
     "tsx_templates",
 }
-SETTINGS = GROUND | {"tsx_runtime.torchserve_keys", "tsx_runtime.settings"}
+SETTINGS = GROUND | {"tsx_runtime.torchserve_keys", "tsx_runtime.settings", "tsx_runtime.setting_sources"}
 PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.entry"}
 WORKFLOWS = CORE | {"tsx_runtime.workflows"}
@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.wire": set(),
     "tsx_runtime.torchserve_keys": GROUND,
     "tsx_runtime.settings": GROUND | {"tsx_runtime.torchserve_keys"},
+    "tsx_runtime.setting_sources": GROUND | {"tsx_runtime.torchserve_keys", "tsx_runtime.settings"},
     # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
     "tsx_runtime.worker.entry": {"tsx_runtime.worker"},
     "tsx_runtime.worker.preload_export": {"tsx_runtime.worker", *PRELOADS},

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from tsx_cli.failure import UsageError
-from tsx_runtime.settings import Settings, find_config, load_settings
+from tsx_runtime.setting_sources import find_config, load_settings
+from tsx_runtime.settings import Settings
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
 Assignments = Annotated[

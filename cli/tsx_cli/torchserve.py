@@ -131,7 +131,8 @@ class Setup(NamedTuple):
 def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) -> Setup:
     """Raises SettingError and UsageError."""
     from tsx_runtime.errors import SettingError
-    from tsx_runtime.settings import Settings, load_settings
+    from tsx_runtime.setting_sources import load_settings
+    from tsx_runtime.settings import Settings
     from tsx_runtime.torchserve_keys import load_properties
 
     file, restored = config_file(arguments, env)

@@ -1,6 +1,4 @@
-"""Every setting, typed, with one precedence: command line > environment (`TSX_*`) > `tsx.toml` or `config.properties` > default.
-
-`TS_*` variables count where a config.properties lets them in, before what stands in it.
+"""Every setting of a server, typed. Where their values come from is in `setting_sources.py`.
 
 What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
 A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
@@ -9,34 +7,17 @@ A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set mode
 from __future__ import annotations
 
 import ipaddress
-import json
-import logging
 import re
-import sys
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver import Limits
 from tsx_runtime.addresses import FORMS, parse_address
-from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
-from tsx_runtime.torchserve_keys import Snapshot, Versions, parse_snapshot, parse_versions, read_torchserve_config
+from tsx_runtime.torchserve_keys import Snapshot, Versions
 from tsx_runtime.wire import MAX_FIELD
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-CONFIG_NAME = "tsx.toml"
-ENV_PREFIX = "TSX_"
-CONFIG_VARIABLE = "TSX_CONFIG"
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
 GRPC_ROLES = ("grpc_inference", "grpc_management")  # and at a host and a port of that name, by gRPC
 
@@ -255,193 +236,3 @@ class Settings(BaseModel):
 MODELS = "models"
 NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command line or in a variable sets these as a whole
 SECRETS = frozenset({"inference_token", "api_token", "keystore_pass", "management_token"})
-
-logger = logging.getLogger("tsx.settings")
-
-
-def load_settings(
-    cli: Mapping[str, object], env: Mapping[str, str], file: Path | None = None, warn: Callable[[str], None] = logger.warning
-) -> tuple[Settings, dict[str, str]]:
-    """The settings, and for each its origin in words. Raises `SettingError`.
-
-    `cli` holds only what was given, by setting name; text is read as in the environment. The file is TOML by its name `*.toml`,
-    any other is one of TorchServe's: what has no effect in it is told to `warn`. A relative path in TOML starts at the file's
-    directory, any other at the working directory.
-    """
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(Settings.model_fields, "default")
-    from_file = _from_toml(file) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env), *_from_command_line(cli)]:
-        place, key = values, found.name
-        if found.model is not None:
-            place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
-        place[key] = _convert(found)
-        origins[found.name] = found.origin
-    return Settings.model_validate(values), origins
-
-
-def find_config(option: Path | None, env: Mapping[str, str], directory: Path) -> Path | None:
-    """The file to read: the one named on the command line, or by TSX_CONFIG, or tsx.toml in `directory`."""
-    if option is not None:
-        return option
-    if env.get(CONFIG_VARIABLE):
-        return Path(env[CONFIG_VARIABLE])
-    usual = directory / CONFIG_NAME
-    return usual if usual.is_file() else None
-
-
-def accepted(field: FieldInfo) -> str:
-    """What a setting takes, in words."""
-    for mark in field.metadata:
-        if isinstance(mark, Accepts):
-            return mark.text
-    kind = _kind(field)
-    if kind is bool:
-        return "true or false"
-    if kind is float:
-        return "a number greater than 0"
-    if kind is int:
-        least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
-        most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
-        if most is not None:
-            return f"a whole number from {least} to {most}"
-        return "a whole number" if least is None else f"a whole number, at least {least}"
-    if kind is Path:
-        return "a path"
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(typing.get_args(kind))
-    return "a list, or text with commas" if typing.get_origin(kind) is list else "text, at least one character"
-
-
-class _Found(NamedTuple):
-    """A value as one source has it; `file` where that source is a TOML file, which has types of its own."""
-
-    name: str
-    value: object
-    origin: str
-    file: Path | None = None
-
-    @property
-    def model(self) -> str | None:
-        """Whose setting it is, where the name is `models.MODEL.KEY`; the model's own name may hold dots."""
-        return self.name.partition(".")[2].rpartition(".")[0] if "." in self.name else None
-
-    @property
-    def field(self) -> FieldInfo:
-        fields = Settings.model_fields if self.model is None else ModelSettings.model_fields
-        return fields[self.name.rpartition(".")[2]]
-
-
-def _from_toml(path: Path | None) -> Iterable[_Found]:
-    if path is not None:
-        for name, value in _read_toml(path).items():
-            if name == MODELS:
-                yield from _from_model_tables(value, path)
-            else:
-                yield _Found(_known(name, _PLAIN, str(path)), value, str(path), path)
-
-
-def _from_model_tables(tables: object, path: Path) -> Iterable[_Found]:
-    for model, table in (tables if isinstance(tables, dict) else {"": tables}).items():
-        if not isinstance(table, dict):
-            raise SettingError(f"{MODELS} in {path} takes one table a model, as in [{MODELS}.resnet]; '{model or table}' is none")
-        for key, value in table.items():
-            _known(key, ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
-            yield _Found(f"{MODELS}.{model}.{key}", value, str(path), path)
-
-
-def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_Found]:
-    keys, notices = read_torchserve_config(path, env, _PLAIN)
-    for key in keys:
-        if key.name == MODELS:
-            versions, more = parse_versions(key.text, key.origin)
-            yield _Found("model_versions", versions, key.origin)
-            notices += more
-        elif key.name == "model_snapshot":
-            snapshot, more = parse_snapshot(key.text, key.origin)
-            yield _Found("model_snapshot", snapshot, key.origin)
-            notices += more
-        elif _kind(Settings.model_fields[key.name]) is bool:
-            yield _Found(key.name, key.is_true, key.origin)
-            word = key.text.strip()
-            if word.lower() not in ("true", "false"):
-                notices.append(f"{key.origin}: {key.name} is {word!r}, which counts as false, as in TorchServe; write true or false")
-        else:
-            yield _Found(key.name, key.text.strip(), key.origin)
-    for notice in notices:
-        warn(notice)
-
-
-def _from_environment(env: Mapping[str, str]) -> Iterable[_Found]:
-    variables = {ENV_PREFIX + name.upper(): name for name in _PLAIN}
-    for variable, text in env.items():
-        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
-            _known(variable, [*variables, CONFIG_VARIABLE], "the environment")
-            yield _Found(variables[variable], text, f"environment variable {variable}")
-
-
-def _from_command_line(cli: Mapping[str, object]) -> Iterable[_Found]:
-    for name, value in cli.items():
-        if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
-            _known(name.rpartition(".")[2], ModelSettings.model_fields, f"'{name}' of the command line")
-        else:
-            _known(name, _PLAIN, "the command line")
-        yield _Found(name, value, "command line")
-
-
-def _known(name: str, known: Iterable[str], origin: str) -> str:
-    known = list(known)
-    if name not in known:
-        hint = suggestion(name, known) or "; `tsx config show` lists all settings"
-        raise SettingError(f"unknown setting '{name}' in {origin}{hint}")
-    return name
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data: dict[str, Any] = tomllib.load(file)
-            return data
-    except OSError as error:
-        raise SettingError(f"cannot read the configuration file '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"'{path}' is not valid TOML: {error}") from error
-
-
-def _convert(found: _Found) -> Any:
-    if found.name in NESTED:
-        return found.value
-    field = found.field
-    kind = _kind(field)
-    with_limits: Any = Annotated[field.annotation, field]
-    adapter = TypeAdapter[Any](with_limits)
-    try:
-        if found.file is None:
-            return adapter.validate_python(_from_text(found.value, kind))
-        # '8' is no number in TOML; strict JSON is what strict Python is, but takes text for a path.
-        value = adapter.validate_json(json.dumps(found.value, default=str), strict=True)
-        return found.file.parent / value if kind is Path else value
-    except ValueError as error:
-        shown = "what was given" if found.name in SECRETS else repr(found.value)
-        raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}): it takes {accepted(field)}") from error
-
-
-def _from_text(value: object, kind: Any) -> object:
-    """What a variable or `--set NAME=TEXT` means: commas part a list, and no path is empty."""
-    if not isinstance(value, str):
-        return value
-    if typing.get_origin(kind) is list:
-        return [part.strip() for part in value.split(",") if part.strip()]
-    if kind is Path and not value:
-        raise ValueError("an empty path")
-    return value
-
-
-def _kind(field: FieldInfo) -> Any:
-    """The field's type without its `None`."""
-    if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
-        return next(kind for kind in typing.get_args(field.annotation) if kind is not type(None))
-    return field.annotation
-
-
-_PLAIN = [name for name in Settings.model_fields if name not in NESTED]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import NESTED, Settings, load_settings
+from tsx_runtime.setting_sources import load_settings
+from tsx_runtime.settings import NESTED, Settings
 from tsx_runtime.torchserve_keys import JAVA_ONLY, KEYS, RULES, Snapshot, VersionSettings, interpret
 
 NOOP = VersionSettings(default_version=True, mar_name="noop.mar", min_workers=1, max_workers=2, batch_size=4, response_timeout=120)

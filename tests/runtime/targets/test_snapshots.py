@@ -13,7 +13,8 @@ from tests.support.models import make_model
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import ModelNotFound, SettingError
-from tsx_runtime.settings import Settings, load_settings
+from tsx_runtime.setting_sources import load_settings
+from tsx_runtime.settings import Settings
 from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot
 from tsx_runtime.targets.start import models_from_settings, register_all
 from tsx_runtime.torchserve_keys import Snapshot
