@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,8 +162,15 @@ ENTRANCES = ["tsx_archiver", "model_archiver", "tsx_cli.main", "tsx_templates", 
 
 @pytest.mark.parametrize("module", [*ENTRANCES, "tsx_runtime.core.registry", "tsx_runtime.http.app", "tsx_runtime.targets.server"])
 def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOMS["model_archiver"]), os.environ.get("PYTHONPATH", "")])
     finished = subprocess.run(
-        [sys.executable, "-c", IMPORT_IN_A_BARE_PROCESS, module], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", IMPORT_IN_A_BARE_PROCESS, module],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout) == {"heavy": [], "threads": 1, "did": [], "handlers_kept": True, "root_handlers": 0}

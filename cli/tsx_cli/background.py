@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,8 @@ def find_server(file: Path) -> psutil.Process | None:
         if hasattr(os, "getuid") and owner != os.getuid():
             return None
         process = psutil.Process(pid)
-        return process if MARK in process.cmdline() else None
+        ours = not hasattr(os, "getuid") or process.uids().real == os.getuid()
+        return process if ours and MARK in process.cmdline() else None
     except (OSError, ValueError, psutil.Error):
         return None
 
@@ -122,10 +124,21 @@ def teller(descriptor: int | None) -> Callable[[], None]:
 def end_server(process: psutil.Process) -> bool:
     """Ask it to stop, and wait until it has answered what it has accepted; false if it takes too long for that."""
     try:
-        process.terminate()
-        process.wait(PATIENCE)
-    except psutil.NoSuchProcess:
+        with _ending(process) as ended:
+            process.terminate()
+            return ended()
+    except (psutil.NoSuchProcess, ProcessLookupError):
         return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
+
+
+@contextmanager
+def _ending(process: psutil.Process) -> Iterator[Callable[[], bool]]:
+    """What waits for its end. In a container it may be a zombie from then on: not every first process looks after orphans."""
+    if not hasattr(os, "pidfd_open"):
+        yield lambda: not psutil.wait_procs([process], PATIENCE)[1]
+        return
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        yield lambda: bool(select.select([descriptor], [], [], PATIENCE)[0])
+    finally:
+        os.close(descriptor)

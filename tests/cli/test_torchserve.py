@@ -16,7 +16,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE
 from tests.support.torchserve import START, TorchServe
-from tsx_cli.background import MARK, AlreadyRunning, claimed, find_server
+from tsx_cli.background import MARK, AlreadyRunning, claimed, end_server, find_server
 from tsx_cli.torchserve import READY, RUNNING, configure, main, parser
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
@@ -48,7 +48,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     assert torchserve.snapshots() == ["startup", "snapshot", "snapshot", "snapshot"]
 
     assert torchserve.call("--stop") == (0, "TorchServe has stopped.\n", "")
-    assert not server.is_running()
+    assert not is_alive(server)
     assert not torchserve.pid_file.exists()
     assert torchserve.snapshots()[-1] == "shutdown"
     assert torchserve.call("--stop") == (0, "TorchServe is not currently running.\n", "")
@@ -64,8 +64,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     told = torchserve.describe("echo/1.0")
     assert (told["minWorkers"], told["maxWorkers"], told["batchSize"], told["loadedAtStartup"]) == (2, 3, 4, False)
 
-    torchserve.server.kill()  # leaves its pid file behind
-    psutil.wait_procs([server])
+    torchserve.end()  # by SIGKILL, which leaves its pid file behind
     code, lines = torchserve.start(*START, "--ncs", "--models", "other=echo.mar")
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     assert torchserve.describe("other")["modelUrl"] == "echo.mar"
@@ -142,6 +141,17 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
         pytest.fail("two have it")
     assert file.read_text() == str(other.pid)
     other.communicate()
+
+
+def test_a_server_that_nobody_waits_for_has_ended_all_the_same(tmp_path: Path) -> None:
+    orphan = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)  # a zombie once it has ended
+    assert end_server(psutil.Process(orphan.pid))
+    assert not is_alive(psutil.Process(orphan.pid))
+    orphan.communicate()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("flag", ["--version", "-v"])

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from tests.support.servers import DEADLINE, clean
-from tsx_cli.background import find_server
+from tsx_cli.background import end_server, find_server
 from tsx_cli.torchserve import READY
 
 START = ["--start", "--disable-token-auth", "--enable-model-api"]
@@ -87,7 +87,7 @@ class TorchServe:
     def end(self) -> None:
         if (found := find_server(self.pid_file)) is not None:
             found.kill()
-            found.wait(DEADLINE)
+            end_server(found)  # waits
 
     @staticmethod
     def _command(words: Sequence[str]) -> list[str]:
