@@ -74,7 +74,7 @@ class Answer:
 
     async def whole(self) -> bytes:
         """The body; of a streamed answer, once all its parts are there. Raises as `parts` does."""
-        return b"".join([part async for part in self.parts()])
+        return self.body if self._rest is None else b"".join([part async for part in self.parts()])
 
 
 class _Rest:

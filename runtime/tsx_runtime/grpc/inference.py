@@ -124,6 +124,8 @@ class Inference:
 
     def _told_sequence(self, request: PredictionsRequest, answer: Answer) -> str | None:
         """The sequence that the client named, or that was made up for it."""
+        if not answer.headers:
+            return _sequence_of(request)
         key = self.names[0].lower()
         told = (value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == key)
         return _sequence_of(request) or next(told, None)
