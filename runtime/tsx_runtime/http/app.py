@@ -113,6 +113,7 @@ class ServerApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = super().openapi()
+            openapi.correct(document)
             if self.predictions is not None:
                 openapi.add_predictions(document)
         return super().openapi()
