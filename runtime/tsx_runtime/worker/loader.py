@@ -27,13 +27,13 @@ logger = logging.getLogger("tsx.worker")
 
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
-    "torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler",  # for archives of the C++ backend
     "dali_image_classifier": "tsx_runtime.worker.handlers.dali:DALIImageClassifier",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
     "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
     "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",
     "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }
+CPP = {"torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"}  # what archives of the C++ backend get
 DEFAULT_HANDLER = "base_handler"
 ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
     "vllm_handler": "a language model is served best by vLLM's own server (`vllm serve`), which has the same OpenAI routes.",
@@ -109,7 +109,7 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
         return _from_class(_builtin(builtin), builtin, context, coroutines)
     elif (installed := _find_installed(module_name)) is not None:
         module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
-    elif builtin in BUILTIN:
+    elif builtin in BUILTIN or builtin in CPP:
         return _from_class(_builtin(builtin), builtin, context, coroutines)
     elif builtin in ELSEWHERE:
         raise LoadError(f"tsx does not carry TorchServe's {builtin}: {ELSEWHERE[builtin]}")
@@ -188,7 +188,7 @@ def _imported(named: str, act: Callable[[], Any]) -> Any:
 
 
 def _builtin(name: str) -> type:
-    module, _, attribute = BUILTIN[name].partition(":")
+    module, _, attribute = (BUILTIN | CPP)[name].partition(":")
     found: type = getattr(importlib.import_module(module), attribute)
     return found
 

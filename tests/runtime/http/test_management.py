@@ -108,8 +108,8 @@ def test_a_json_body_over_the_limit_is_refused(empty):
 
 
 def test_an_unknown_runtime_is_refused(empty, error_of):
-    answer = empty.management.post("/models", params={"url": "talker.mar", "runtime": "LSP"})
-    assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "Invalid RuntimeType value: LSP"))
+    answer = empty.management.post("/models", params={"url": "talker.mar", "runtime": "java"})
+    assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "Invalid RuntimeType value: java"))
 
 
 @pytest.mark.parametrize("url", ["../talker.mar", "a/../../talker.mar", "..%2ftalker.mar", "..\\talker.mar", "/etc/passwd"])
