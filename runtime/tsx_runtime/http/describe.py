@@ -37,7 +37,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
         max_retry_timeout_in_sec=version.plan.max_retry_timeout,
         client_timeout_in_mills=plan.client_timeout,
         parallel_type=config.parallel_type,
-        parallel_level=config.parallel_level,
+        parallel_level=config.parallel_level or (plan.parallel.ranks if plan.parallel.is_group else None),
         use_venv=bool(config.use_venv),
         device_type=version.plan.device_type,
         device_ids=list(version.plan.device_ids) or None,

@@ -59,3 +59,16 @@ def test_models_with_packages_of_their_own_over_rest(
         assert (kind, text.splitlines()[0]) == ("ModelException", "Custom pip package installation failed for model evil")
         assert [model["modelName"] for model in management.get("/models").json()["models"]] == ["good"]
         assert management.delete("/models/good").status_code == 200
+
+
+def test_a_group_is_described_by_its_processes_and_refused_where_it_cannot_be(
+    empty: Any, store: Path, error_of: Callable[..., tuple[str, str]]
+) -> None:
+    make_model(store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n")
+    make_model(store / "nodes.mar", HANDLER, config="torchrun:\n  nnodes: 2\n")
+    assert empty.management.post("/models", params={"url": "pair.mar"}).status_code == 200
+    [told] = empty.management.get("/models/pair").json()
+    assert (told["parallelType"], told["parallelLevel"]) == ("tp", 2)
+    refused = empty.management.post("/models", params={"url": "nodes.mar"})
+    assert refused.status_code == 400
+    assert "asks for 2 nodes: give rdzv-endpoint" in error_of(refused)[1]
