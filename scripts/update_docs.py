@@ -25,6 +25,7 @@ CLOSED = {"runtime/tsx_runtime/worker/ts", "runtime/tsx_runtime/grpc/protos"}  #
 ELSEWHERE = {
     "packages/tsx-serve-torchserve-shims": "The names that TorchServe's users import, a distribution of its own: the extra `torchserve`",
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
+    "examples/plugins": "One plugin of each kind, as a package of its own",
     "scripts": "What people and CI call: demo, test",
     "tests": "Mirrors the rooms; support/ has what several of them need",
     "benchmarks": "Speed and size, side by side in one run; faults under load (chaos/)",

@@ -96,7 +96,7 @@ TORCHSERVE_KEYS = (
 
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
-    Key("batchPolicy", "batch_policy", one_of("wait")),
+    Key("batchPolicy", "batch_policy", text),
     Key("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     Key("retryFailedBatch", "retry_failed_batch", flag),
     Key("maxBatchBytes", "max_batch_bytes", whole(1, below=BYTES)),

@@ -70,7 +70,7 @@ class ModelConfig:
     max_sequence_job_queue_size: int | None = None
     max_num_sequence: int | None = None
     use_venv: bool | None = None
-    batch_policy: str | None = None  # "wait"
+    batch_policy: str | None = None  # "wait", or a plugin's name
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
     max_batch_bytes: int | None = None

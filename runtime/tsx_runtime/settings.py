@@ -221,6 +221,8 @@ class Settings(BaseModel):
     max_environments_size: int = Field(32 << 30, ge=0, description="bytes of installed requirements that are kept while no model uses them")
     cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to cores of its own")
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")
+    plugins: list[str] = Field([], description="plugins to load: names of entry points that installed packages bring")
+    metrics_push_interval: int = Field(10, ge=1, description="seconds between the readings that plugins' metrics sinks get")
     worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
     models: dict[str, ModelSettings] = Field({}, description="by model: " + ", ".join(ModelSettings.model_fields))
     model_versions: Versions = Field({}, description="`models` of a config.properties: JSON, by model and version; see below")

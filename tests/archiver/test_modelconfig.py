@@ -81,7 +81,7 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("deviceIds: 0", "device_ids", r"\[0, 1\]"),
         ("deviceIds: [a]", "device_ids", r"\[0, 1\]"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),
-        ("batchPolicy: eager", "batch_policy", "wait"),
+        ("batchPolicy: 3", "batch_policy", "must be a text"),
         ("torchrun: 4", "torchrun", "keys and values"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
         ("torchrun: {rdzv-backend: 1}", "batch_size", "must be a text"),

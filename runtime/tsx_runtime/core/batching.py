@@ -66,7 +66,7 @@ def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits
                 retries.append((worker, queue.take_suspects()))
             elif not queue.jobs:
                 break
-            elif limits.wait is not None and (due := queue.due(limits)) > now:
+            elif limits.wait is not None and (due := queue.due(limits, now)) > now:
                 wake = due
                 break
             else:

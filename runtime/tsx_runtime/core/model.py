@@ -30,6 +30,7 @@ from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, entrance, make_d
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import BadRequest, TsxError
+from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings import TUNABLE, ModelSettings, Settings
 from tsx_runtime.torchserve_keys import VersionSettings
 from tsx_runtime.version import __version__
@@ -102,12 +103,13 @@ class Plan:
     wait: bool
     recycling: Recycling
     strategy: Strategy
+    policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
 
     @property
     def limits(self) -> Limits:
         wait = self.max_batch_delay / 1000 if self.wait else None
         items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size
-        return Limits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait)
+        return Limits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
 
     @property
     def bounds(self) -> Bounds:

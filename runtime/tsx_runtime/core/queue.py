@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.plugins import BatchPolicy, Waiting
 
 NEVER = math.inf
 
@@ -17,6 +18,7 @@ class Limits(NamedTuple):
     max_items: int = 1
     max_bytes: int = 64 << 20
     wait: float | None = None  # seconds a request may wait for company; None: never
+    policy: BatchPolicy | None = None  # a plugin, which may end that earlier
 
 
 class Suspects(NamedTuple):
@@ -132,12 +134,16 @@ class JobQueue:
         """Whether the next batch is full: nobody who comes later could join it."""
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
-    def due(self, limits: Limits) -> float:
+    def due(self, limits: Limits, now: float) -> float:
         """When the next batch must leave where requests wait for company: when it is full, or when one has waited long enough."""
         assert limits.wait is not None
         if self.fills(limits):
             return -NEVER
-        return min([_latest_leave(job, limits.wait) for job in self.jobs], default=NEVER)
+        latest = min([_latest_leave(job, limits.wait) for job in self.jobs], default=NEVER)
+        if limits.policy is None or not self.jobs:
+            return latest
+        oldest = now - min([job.arrived for job in self.jobs])
+        return min(latest, now + limits.policy(Waiting(len(self.jobs), self.size, oldest, limits.max_items, limits.wait)))
 
     def _insert(self, job: Job, *, before_equals: bool) -> None:
         jobs = self.jobs

@@ -8,6 +8,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from tsx_runtime.errors import (
     ModelVersionNotFound,
     Unavailable,
 )
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources import Fetcher, Trust, is_url
 
@@ -58,7 +61,8 @@ class Registry:
         )
         self._taken: set[tuple[str, str]] = set()
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
-        self._fetcher = Fetcher(settings)
+        self.plugins = load_plugins(settings.plugins)
+        self._fetcher = Fetcher(settings, sources=self.plugins.sources)
         self._downloaded: dict[ModelVersion, Path] = {}  # the archives that were downloaded for them, and go with them
         self._background: set[asyncio.Task[None]] = set()
 
@@ -161,7 +165,7 @@ class Registry:
         name, number = self._check_name(archive, order)
         order = with_own_settings(order, self.settings.models.get(name))
         own = self.settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
-        chosen = plan(order, archive.config, self.settings, self.gpus, own)
+        chosen = self._with_policy(plan(order, archive.config, self.settings, self.gpus, own), name, archive.config.batch_policy)
         version = ModelVersion(
             name,
             number,
@@ -179,6 +183,17 @@ class Registry:
         self._taken.add((name, number))
         self._put_in(version)
         return version
+
+    def _with_policy(self, chosen: Plan, model: str, wanted: str | None) -> Plan:
+        """With the plugin that its model-config.yaml names as the batch policy."""
+        if wanted is None or wanted == "wait":
+            return chosen
+        policy = self.plugins.batch_policies.get(wanted)
+        if policy is None:
+            hint = suggestion(wanted, ["wait", *self.plugins.batch_policies])
+            logger.warning("%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served without", model, wanted, hint)
+            return chosen
+        return replace(chosen, wait=True, policy=policy)
 
     def _in_store(self, url: str) -> Path:
         store = self.settings.model_store

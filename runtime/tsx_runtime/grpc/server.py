@@ -85,7 +85,7 @@ def options(settings: Settings, roles: Collection[str]) -> list[tuple[str, Any]]
 
 
 def _services(registry: Registry, settings: Settings, keys: Keys, roles: Collection[str], log: AccessLog | None) -> list[Service]:
-    guards = build_guards(settings, keys)
+    guards = build_guards(settings, keys, registry.plugins.authentication.values())
     services: list[Service] = []
     if "grpc_inference" in roles:
         services.append(Inference(registry).service(guards.inference, log))

@@ -9,13 +9,14 @@ from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults, health, kserve, management, metrics, openapi
+from tsx_runtime.http import faults, health, kserve, management, metrics, openapi, plugged
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.auth import Guard, build_guards
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
@@ -155,7 +156,8 @@ class _Shared(NamedTuple):
 
 def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     registry, workflows, settings, keys, counts, system = shared
-    guards = build_guards(settings, keys)
+    plugins = registry.plugins
+    guards = build_guards(settings, keys, plugins.authentication.values())
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
     limit = settings.max_request_size
     if "inference" in roles:
@@ -172,6 +174,11 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     if "metrics" in roles:
         app.include_router(metrics.build_router(registry, counts, system))
         app.guards["metrics"] = guards.metrics
+    check_paths(plugins.endpoints.values())
+    for role, guard in (("inference", guards.inference), ("management", guards.management)):
+        own = [endpoint for endpoint in plugins.endpoints.values() if endpoint.role == role and role in roles]
+        app.include_router(plugged.build_router(own, registry, limit))
+        app.guards.update({first: guard for endpoint in own if (first := endpoint.path.split("/")[1]) != "ping"})
     app.include_router(health.build_router(registry, roles))
     app.include_router(kserve.build_router(registry, roles))
     app.guards["v1"] = guards.inference if "inference" in roles else guards.management

@@ -15,6 +15,7 @@ from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.tokens import FAILED as FAILED_TO_RENEW
 from tsx_runtime.http.tokens import Key, Keys, build_keys
+from tsx_runtime.plugins import Authenticate, Refused
 from tsx_runtime.settings import GRPC_ROLES, Settings
 
 FAILED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
@@ -28,6 +29,8 @@ class Guard(NamedTuple):
     status: int = InvalidToken.status  # of a request whose token is wrong
     failed: str = FAILED
     origin: bytes | None = None  # of the one foreign site that may call
+    role: str = ""
+    plugins: tuple[Authenticate, ...] = ()  # asked once all of this is right
 
     def check(self, headers: Iterable[Pair]) -> None:
         authorization = b""
@@ -40,6 +43,8 @@ class Guard(NamedTuple):
                 self._check_name("Origin", value, _host_of(value.decode("latin-1")))
         if self.key is not None and not self.key.is_right(authorization):
             raise InvalidToken(f"{self.failed}. Send the header 'Authorization: Bearer <token>'.", status=self.status)
+        if self.plugins:
+            _ask_plugins(self.plugins, self.role, headers)
 
     def _check_name(self, header: str, value: bytes, host: str | None) -> None:
         assert self.hosts is not None
@@ -51,6 +56,15 @@ class Guard(NamedTuple):
             )
 
 
+def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[Pair]) -> None:
+    named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+    for plugin in plugins:
+        try:
+            plugin(role, named)
+        except Refused as refused:
+            raise InvalidToken(str(refused), status=refused.status) from refused
+
+
 class Guards(NamedTuple):
     """One a kind of route; None where nothing is to be checked, so that such routes pay nothing."""
 
@@ -60,15 +74,18 @@ class Guards(NamedTuple):
     token: Guard | None  # of the way to a new token
 
 
-def build_guards(settings: Settings, keys: Keys | None = None) -> Guards:
+def build_guards(settings: Settings, keys: Keys | None = None, plugins: Iterable[Authenticate] = ()) -> Guards:
     """Metrics ask for a management token that the user has set, but for none that was made up: who reads them would have to follow it."""
     keys = build_keys(settings) if keys is None else keys
+    asked = tuple(plugins)
     status, origin = settings.token_failure_status, settings.cors_allowed_origin
     own = keys.management if keys.management and keys.management.lifetime is None else None
     return Guards(
-        inference=Guard(keys.inference, status=status) if keys.inference else None,
-        management=_local_guard(Guard(keys.management, status=status), settings.management_address, origin),
-        metrics=_local_guard(Guard(own, status=status), settings.metrics_address, origin),
+        inference=Guard(keys.inference, status=status, role="inference", plugins=asked) if keys.inference or asked else None,
+        management=_local_guard(
+            Guard(keys.management, status=status, role="management", plugins=asked), settings.management_address, origin
+        ),
+        metrics=_local_guard(Guard(own, status=status, role="metrics", plugins=asked), settings.metrics_address, origin),
         token=_local_guard(
             Guard(keys.api, status=status, failed=FAILED_TO_RENEW), settings.management_address, settings.cors_allowed_origin
         ),
@@ -110,7 +127,7 @@ def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard |
     parsed = parse_address(address)
     open_to_pages = parsed.is_local and parsed.scheme != "unix"
     hosts = frozenset([parsed.host.lower()]) if open_to_pages else None
-    return guard._replace(hosts=hosts, origin=origin) if guard.key or open_to_pages else None
+    return guard._replace(hosts=hosts, origin=origin) if guard.key or guard.plugins or open_to_pages else None
 
 
 def _host_of(url: str) -> str | None:

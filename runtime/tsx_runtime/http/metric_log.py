@@ -15,6 +15,8 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import gpu_metrics, read_gpus
 from tsx_runtime.http.logbook import EVERY, MODEL_METRICS, TS_METRICS, Logbook
+from tsx_runtime.http.metrics import reader
+from tsx_runtime.http.sinks import feed
 from tsx_runtime.http.system import System
 from tsx_runtime.settings import Settings
 
@@ -110,6 +112,9 @@ async def metric_tasks(registry: Registry, counts: Counts, system: System, setti
     log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None
     if log is not None:
         tasks.append(asyncio.create_task(_write_for_ever(log)))
+    read = reader(registry, counts, system)
+    for name, sink in registry.plugins.metrics_sinks.items():
+        tasks.append(asyncio.create_task(feed(name, sink, read, settings.metrics_push_interval)))
     try:
         yield
     finally:

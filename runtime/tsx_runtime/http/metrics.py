@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Annotated, NamedTuple
 
@@ -215,19 +215,29 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def build_router(registry: Registry, counts: Counts, system: System) -> APIRouter:
-    router = APIRouter(tags=["metrics"])
+def reader(registry: Registry, counts: Counts, system: System) -> Callable[[], Awaitable[Families]]:
+    """What reads all metrics as they are when it is called."""
     host = socket.gethostname()
     settings = registry.settings
     config = read_metrics_config(settings.metrics_config)
     all_models = settings.model_metrics_auto_detect or config.model is None
 
+    async def read() -> Families:
+        gpus = await read_gpus() if registry.gpus and not system.disabled else {}
+        return build_families(Reading(host, list(registry.models.values()), counts, system.read(), gpus, config, all_models))
+
+    return read
+
+
+def build_router(registry: Registry, counts: Counts, system: System) -> APIRouter:
+    router = APIRouter(tags=["metrics"])
+    read = reader(registry, counts, system)
+
     @router.get("/metrics", summary="All metrics as Prometheus text", response_class=Response, responses={200: _DOCUMENTED})
     async def metrics(
         names: Annotated[list[str] | None, Query(alias="name[]", description="only these metrics", examples=["Requests2XX"])] = None,
     ) -> Response:
-        gpus = await read_gpus() if registry.gpus and not system.disabled else {}
-        families = build_families(Reading(host, list(registry.models.values()), counts, system.read(), gpus, config, all_models))
+        families = await read()
         if names:
             families.restrict(names)
         return Response(families.render(), headers={"content-type": CONTENT_TYPE})

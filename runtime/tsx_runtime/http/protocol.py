@@ -63,6 +63,8 @@ class Lane:
 
     def __init__(self, app: ServerApp, connections: Any) -> None:
         predictions = app.predictions
+        if predictions is not None and predictions.guard is not None and predictions.guard.plugins:
+            predictions = None  # what a plugin says of a head may be otherwise the next time, so none is remembered
         self.heads = None if predictions is None else Heads(predictions.registry, predictions.guard, predictions.limit, app.max_header_size)
         self.counts = app.counts
         self.lines = Lines(app.cors)

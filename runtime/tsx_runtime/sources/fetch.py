@@ -6,16 +6,19 @@ import enum
 import hashlib
 import os
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
+from tsx_runtime.plugins import Source
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
 
+NO_SOURCES: Mapping[str, Source] = {}
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
 
 
@@ -29,11 +32,18 @@ class Trust(enum.Enum):
 class Fetcher:
     """Blocking, for threads. One transfer at a time for a file; `close` ends those under way."""
 
-    def __init__(self, settings: Settings, store: Path | None = None, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Path | None = None,
+        suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES,
+        sources: Mapping[str, Source] = NO_SOURCES,
+    ) -> None:
         """Into `store`, by default the model store. Raises SettingError for an allow list that cannot be read."""
         self._settings = settings
         self._directory = store or settings.model_store
         self._suffixes = suffixes
+        self._sources = sources  # plugins, by the schemes of URLs
         self._allowed = AllowList(settings.allowed_urls)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -44,7 +54,7 @@ class Fetcher:
 
     def local_file(self, text: str, trust: Trust) -> Path | None:
         """Where a `file:` URL leads; None for any other. Raises ModelNotFound where that is neither in the store nor allowed."""
-        url = parse_url(text)
+        url = parse_url(text, self._sources)
         if url.scheme != "file":
             return None
         path, store = Path(unquote(url.path)), self._directory
@@ -55,7 +65,7 @@ class Fetcher:
 
     def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False) -> Path:
         """The archive, in the store. Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed."""
-        url = parse_url(text)
+        url = parse_url(text, self._sources)
         if trust is Trust.CLIENT:
             self._allowed.check(url, text)
         directory = self._directory
@@ -83,7 +93,9 @@ class Fetcher:
         rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
         of_url = hashlib.sha256(url.text.encode()).hexdigest()[:16]
         part = target.with_name(f".{target.name}.{of_url}.part")  # one of another URL is none of this one's beginning
-        if url.scheme == "s3":
+        if url.scheme in self._sources:
+            ask_plugin(self._sources[url.scheme], url, part, self._settings.max_archive_size)
+        elif url.scheme == "s3":
             from tsx_runtime.sources import s3  # as `web`: only who downloads pays for the import
 
             s3.download(url, part, rules, self._settings.s3_endpoint_url)
@@ -101,6 +113,20 @@ class Fetcher:
     def _check_redirect(self, trust: Trust, url: ModelUrl) -> None:
         if trust is Trust.CLIENT:
             self._allowed.check(url)
+
+
+def ask_plugin(source: Source, url: ModelUrl, part: Path, most: int) -> None:
+    """Raises DownloadFailed, whatever becomes of the plugin."""
+    part.unlink(missing_ok=True)
+    try:
+        source(url.text, part, most)
+        size = part.stat().st_size
+    except Exception as error:  # the boundary to the plugin's code
+        part.unlink(missing_ok=True)
+        raise DownloadFailed(f"the plugin for {url.scheme} says: {error or type(error).__name__}") from error
+    if size > most:
+        part.unlink()
+        raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {most}")
 
 
 def check_digest(file: Path, wanted: str | None) -> None:

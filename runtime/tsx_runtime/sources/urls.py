@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -32,8 +32,11 @@ def is_url(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-def parse_url(text: str) -> ModelUrl:
-    """Raises ModelNotFound, as TorchServe does for what it does not want to look at, and BadRequest for what cannot be a URL."""
+def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
+    """`more`: schemes of plugins.
+
+    Raises ModelNotFound, as TorchServe does for what it does not want to look at, and BadRequest for what cannot be a URL.
+    """
     plain, _, fragment = text.partition("#")
     if climbs(plain):
         raise ModelNotFound(f"Relative path is not allowed in url: {text}")
@@ -45,8 +48,9 @@ def parse_url(text: str) -> ModelUrl:
     except ValueError as error:
         raise BadRequest(f"The url {text!r} cannot be read: {error}.") from error
     scheme = parts.scheme.lower()
-    if scheme not in SCHEMES:
-        raise ModelNotFound(f"Given URL {plain} does not match any allowed URL(s): its scheme is none of {', '.join(SCHEMES)}")
+    schemes = (*SCHEMES, *more)
+    if scheme not in schemes:
+        raise ModelNotFound(f"Given URL {plain} does not match any allowed URL(s): its scheme is none of {', '.join(schemes)}")
     if "@" in parts.netloc:
         raise BadRequest("The url holds a user name before its host, which can make it look like another host; leave it out.")
     if (scheme == "file") != (not parts.hostname):

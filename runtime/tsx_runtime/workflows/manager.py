@@ -96,7 +96,7 @@ class Workflows:
         self.workflows: dict[str, Workflow] = {}
         self._taken: set[str] = set()  # registered, being registered, or with requests to answer
         self._store = self.settings.workflow_store or self.settings.model_store
-        self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,))
+        self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
 
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)

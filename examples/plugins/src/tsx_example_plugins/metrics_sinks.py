@@ -1,0 +1,22 @@
+"""Sends every sample to a StatsD server as a gauge: one datagram a sample, to the host and port in EXAMPLE_STATSD (127.0.0.1:8125)."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+
+from tsx_runtime.plugins import Sample
+
+
+def send(samples: list[Sample]) -> None:
+    host, _, port = os.environ.get("EXAMPLE_STATSD", "127.0.0.1:8125").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        for sample in samples:
+            out.sendto(line(sample).encode(), (host, int(port)))
+
+
+def line(sample: Sample) -> str:
+    """`tsx.NAME.LABEL.LABEL:VALUE|g`, with the labels' values in the order of their names."""
+    parts = [re.sub(r"[^A-Za-z0-9_-]", "_", sample.labels[name]) for name in sorted(sample.labels)]
+    return f"{'.'.join(['tsx', sample.name, *parts])}:{sample.value}|g"

@@ -1,0 +1,109 @@
+"""Endpoints that plugins bring: routes of their own, on the listener of their role and behind its guard."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.errors import SettingError, TsxError
+from tsx_runtime.http.asgi import read_body
+from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
+from tsx_runtime.settings import SECRETS, Settings
+
+# First segments of the server's own paths.
+TAKEN = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token"}
+TAKEN |= {"livez", "readyz", "api-description", "openapi.json"}
+
+logger = logging.getLogger("tsx.plugins")
+
+
+class View:
+    """`ServerView`, on the registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def setting(self, name: str) -> Any:
+        if name in SECRETS or name not in Settings.model_fields:
+            raise KeyError(name)
+        return getattr(self._registry.settings, name)
+
+    def models(self) -> list[ModelFacts]:
+        return [
+            ModelFacts(
+                version.name,
+                version.version,
+                version.url,
+                version.version == model.default,
+                sum(worker.state is WorkerState.READY for worker in version.workers),
+                version.batch_size,
+                version.pending,
+            )
+            for model in list(self._registry.models.values())
+            for version in list(model.versions.values())
+        ]
+
+
+def check_paths(endpoints: Iterable[Endpoint]) -> None:
+    """Raises SettingError for a path that the server, or another plugin, has already."""
+    seen: set[str] = set()
+    for endpoint in endpoints:
+        first = endpoint.path.split("/")[1]
+        if first in TAKEN or endpoint.path in seen:
+            raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be: that path is taken")
+        seen.add(endpoint.path)
+
+
+def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) -> APIRouter:
+    router = APIRouter(tags=["plugins"])
+    view = View(registry)
+    for endpoint in endpoints:
+        router.add_api_route(
+            endpoint.path,
+            _route(endpoint, view, limit),
+            methods=[*endpoint.methods],
+            summary=f"Of a plugin: {endpoint.path}",
+            operation_id="plugin_" + "_".join(endpoint.path.strip("/").split("/")) + "_" + "_".join(endpoint.methods).lower(),
+            response_class=Response,
+        )
+    return router
+
+
+def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
+    async def route(request: Request) -> Response:
+        body = await read_body(request.scope, request.receive, limit)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        query = {name: request.query_params.getlist(name)[0] for name in request.query_params}
+        asked = EndpointRequest(request.method, request.url.path, query, headers, body)
+        try:
+            return _response(await _answer(endpoint, asked, view))
+        except Exception as error:  # the boundary to the plugin's code
+            logger.exception("the endpoint %s of a plugin failed", endpoint.path)
+            raise TsxError(f"The endpoint {endpoint.path} failed: {type(error).__name__}; the server's log has the traceback.") from error
+
+    return route
+
+
+async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View) -> EndpointResponse:
+    if inspect.iscoroutinefunction(endpoint.answer):
+        answered = await endpoint.answer(asked, view)
+    else:
+        answered = await asyncio.to_thread(endpoint.answer, asked, view)
+    if not isinstance(answered, EndpointResponse):
+        raise TypeError(f"it answered with a {type(answered).__name__}, not with an EndpointResponse")
+    return answered
+
+
+def _response(answered: EndpointResponse) -> Response:
+    if isinstance(answered.body, bytes | str):
+        return Response(answered.body, answered.status, dict(answered.headers))
+    body = json.dumps(answered.body, indent=2) + "\n"
+    return Response(body, answered.status, dict(answered.headers), media_type="application/json")

@@ -1,0 +1,31 @@
+"""Metrics for plugins: every so often each sink gets all that `/metrics` would show."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from tsx_runtime.http.metrics import Families
+from tsx_runtime.plugins import MetricsSink, Sample
+
+logger = logging.getLogger("tsx.plugins")
+
+
+def samples_of(families: Families) -> list[Sample]:
+    return [Sample(sample.name, metric.type, sample.labels, sample.value) for metric in families.collect() for sample in metric.samples]
+
+
+async def feed(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]], interval: float) -> None:
+    """For ever. A sink that is slow or fails holds up no other, and is asked again."""
+    while True:
+        await asyncio.sleep(interval)
+        await feed_once(name, sink, read)
+
+
+async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
+    samples = samples_of(await read())
+    try:
+        await asyncio.to_thread(sink, samples)
+    except Exception:  # the boundary to the plugin's code
+        logger.exception("the metrics sink '%s' failed", name)

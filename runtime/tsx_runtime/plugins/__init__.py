@@ -1,0 +1,34 @@
+"""Plugins: Python code of others that a server loads by name, as entry points of installed packages (docs/plugins.md)."""
+
+from tsx_runtime.plugins.api import (
+    Authenticate,
+    BatchPolicy,
+    Endpoint,
+    EndpointRequest,
+    EndpointResponse,
+    MetricsSink,
+    ModelFacts,
+    Refused,
+    Sample,
+    ServerView,
+    Source,
+    Waiting,
+)
+from tsx_runtime.plugins.finding import Plugins, load_plugins
+
+__all__ = [
+    "Authenticate",
+    "BatchPolicy",
+    "Endpoint",
+    "EndpointRequest",
+    "EndpointResponse",
+    "MetricsSink",
+    "ModelFacts",
+    "Plugins",
+    "Refused",
+    "Sample",
+    "ServerView",
+    "Source",
+    "Waiting",
+    "load_plugins",
+]

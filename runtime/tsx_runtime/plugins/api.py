@@ -1,0 +1,106 @@
+"""What a plugin is, by kind: plain functions and plain values, so that one can be tried without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+
+@dataclass(frozen=True)
+class EndpointRequest:
+    method: str
+    path: str
+    query: Mapping[str, str]  # of each parameter its first value
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+@dataclass(frozen=True)
+class EndpointResponse:
+    """A body that is neither bytes nor text is sent as JSON."""
+
+    body: Any = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class ModelFacts(NamedTuple):
+    """One version of a model, as it is now."""
+
+    name: str
+    version: str
+    url: str
+    default: bool  # of the versions of its name
+    workers: int  # that are ready
+    batch_size: int
+    waiting: int  # requests
+
+
+class ServerView(Protocol):
+    """What an endpoint may see of the server."""
+
+    def setting(self, name: str) -> Any:
+        """Its value. Raises KeyError for what is no setting, and for tokens and passwords."""
+
+    def models(self) -> list[ModelFacts]: ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Group `tsx.endpoints`: a path of its own, on the listener of its role and behind that listener's token.
+
+    `answer` runs in a thread, unless it is a coroutine function: that one shares the event loop with every request, and must not block.
+    """
+
+    path: str
+    answer: Callable[[EndpointRequest, ServerView], EndpointResponse | Awaitable[EndpointResponse]]
+    role: Literal["inference", "management"] = "inference"
+    methods: tuple[str, ...] = ("GET",)
+
+
+class Refused(Exception):
+    """Raised by an `Authenticate`: whoever asks may not. The text goes to the client."""
+
+    def __init__(self, message: str, *, status: Literal[401, 403] = 401) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+# Group `tsx.authentication`: (role, headers by their names in lower case) -> None, or raises Refused. It runs on the event loop, for every
+# request to that role (inference, management or metrics), after the server's own tokens were right: it must not block.
+Authenticate: TypeAlias = Callable[[str, Mapping[str, str]], None]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The requests that a worker could take now, fewer than a full batch."""
+
+    count: int
+    size: int  # bytes of their bodies
+    oldest: float  # seconds that the first of them has waited
+    max_count: int  # of a full batch
+    max_delay: float  # seconds, the model's maxBatchDelay: none waits longer, whatever the policy says
+
+
+# Group `tsx.batch_policies`, by the name that a model-config.yaml has as its batchPolicy: the seconds for which the batch may wait for
+# more; 0 sends it now. Asked at each arrival and each answer: it must be quick, and depend on nothing but what it is given.
+BatchPolicy: TypeAlias = Callable[[Waiting], float]
+
+
+class Sample(NamedTuple):
+    """One number of `/metrics`."""
+
+    name: str
+    kind: str  # counter, gauge or histogram
+    labels: Mapping[str, str]
+    value: float
+
+
+# Group `tsx.metrics_sinks`: called in a thread of its own with all samples, each `metrics_push_interval` seconds.
+MetricsSink: TypeAlias = Callable[[list[Sample]], None]
+
+# Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at most so many bytes; raises OSError or
+# ValueError with the reason. Runs in a thread. `allowed_urls` was asked before.
+Source: TypeAlias = Callable[[str, Path, int], None]

@@ -1,0 +1,87 @@
+"""From the names in the setting `plugins` to what they stand for: entry points of installed packages."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.plugins.api import Authenticate, BatchPolicy, Endpoint, MetricsSink, Source, Waiting
+
+logger = logging.getLogger("tsx.plugins")
+
+GROUPS = ("endpoints", "authentication", "batch_policies", "metrics_sinks", "sources")
+OWN_SCHEMES = ("http", "https", "s3", "file")
+OWN_POLICIES = ("wait",)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """By the names of their entry points; one name may stand in several groups."""
+
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    authentication: Mapping[str, Authenticate] = field(default_factory=dict)
+    batch_policies: Mapping[str, BatchPolicy] = field(default_factory=dict)
+    metrics_sinks: Mapping[str, MetricsSink] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+def load_plugins(names: Iterable[str]) -> Plugins:
+    """Imports what the names stand for, and nothing else. Raises SettingError."""
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        return Plugins()
+    found = {group: {point.name: point for point in entry_points(group=f"tsx.{group}")} for group in GROUPS}
+    known = sorted({name for points in found.values() for name in points})
+    for name in wanted:
+        if name not in known:
+            installed = f"installed are: {', '.join(known)}" if known else "no installed package brings any"
+            raise SettingError(f"there is no plugin '{name}'{suggestion(name, known) or f'; {installed}'}")
+    loaded = {group: {name: _load(group, points[name]) for name in wanted if name in points} for group, points in found.items()}
+    for name in loaded["sources"]:
+        _check_new(name, "source", OWN_SCHEMES, _SCHEME)
+    for name in loaded["batch_policies"]:
+        _check_new(name, "batch policy", OWN_POLICIES)
+    loaded["batch_policies"] = {name: _careful(name, policy) for name, policy in loaded["batch_policies"].items()}
+    return Plugins(**loaded)
+
+
+def _load(group: str, point: EntryPoint) -> Any:
+    try:
+        plugin = point.load()
+    except Exception as error:  # the boundary to the plugin's code
+        raise SettingError(f"the plugin '{point.name}' does not load: {point.value}: {type(error).__name__}: {error}") from error
+    if group == "endpoints":
+        if not (isinstance(plugin, Endpoint) and re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", plugin.path)):
+            raise SettingError(f"the plugin '{point.name}' ({point.value}) is no Endpoint whose path is written like /a/path")
+    elif not callable(plugin):
+        raise SettingError(f"the plugin '{point.name}' ({point.value}) is a {type(plugin).__name__}, not a function")
+    return plugin
+
+
+def _careful(name: str, policy: BatchPolicy) -> BatchPolicy:
+    """One that fails sends the batch now, and is told of once: nobody waits for it, and nothing else ends."""
+    told = False
+
+    def ask(waiting: Waiting) -> float:
+        nonlocal told
+        try:
+            return max(0.0, float(policy(waiting)))
+        except Exception:  # the boundary to the plugin's code
+            if not told:
+                logger.exception("the batch policy '%s' failed, so a batch is sent at once; later failures are not told", name)
+            told = True
+            return 0.0
+
+    return ask
+
+
+def _check_new(name: str, what: str, own: tuple[str, ...], form: re.Pattern[str] | None = None) -> None:
+    if name in own or (form is not None and not form.fullmatch(name)):
+        raise SettingError(f"the plugin '{name}' cannot be a {what}: that name is {'taken' if name in own else 'no scheme of URLs'}")

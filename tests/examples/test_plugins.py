@@ -1,0 +1,166 @@
+"""The example plugins, installed as a user's package and loaded by a real server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, clean, started, tsx
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins"
+SECRET = "a secret of the test"
+HANDLER = """
+def handle(data, context):
+    return None if data is None else [str(len(data))] * len(data)
+"""
+NAMES = "execution-parameters,signed-tokens,half-full,statsd,share"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package is installed."""
+    directory = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        directory,
+        EXAMPLE,
+    ]
+    subprocess.run(command, check=True, timeout=120)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def environment(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    share = tmp_path_factory.mktemp("share")
+    (share / "team").mkdir()
+    make_model(share / "team" / "shared.mar", HANDLER)
+    return {
+        "PYTHONPATH": path,
+        "EXAMPLE_TOKEN_SECRET": SECRET,
+        "EXAMPLE_SHARE": str(share),
+        "TSX_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+    }
+
+
+@pytest.fixture(scope="module")
+def statsd() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(60)
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str], statsd: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    store = tmp_path_factory.mktemp("store")
+    make_model(store / "counting.mar", HANDLER, config="batchSize: 4\nmaxBatchDelay: 5000\nbatchPolicy: half-full\n")
+    settings = {
+        "plugins": NAMES,
+        "allowed_urls": "share://team/.*",
+        "metrics_push_interval": "1",
+        "model_store": store,
+        "load_models": "all",
+    }
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "tsx_cli", "serve", *FREE_PORTS, *FREE_GRPC_PORTS, *words]
+    with started(command, store, clean(environment) | {"EXAMPLE_STATSD": f"127.0.0.1:{statsd.getsockname()[1]}"}) as running:
+        yield running
+
+
+@pytest.fixture
+def token(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    monkeypatch.syspath_prepend(str(site))
+
+    def make(name: str = "ann", seconds: int = 600) -> dict[str, str]:
+        from tsx_example_plugins.authentication import sign  # here: it is on the path in tests only
+
+        return {"x-user-token": sign(name, int(time.time()) + seconds, SECRET)}
+
+    return make
+
+
+def test_the_endpoint_answers_behind_the_listeners_guard(server: Running, token: Callable[..., dict[str, str]]) -> None:
+    address = f"{server.address('predictions')}/execution-parameters"
+    assert httpx.get(address).status_code == 401
+    assert httpx.post(address, headers=token()).status_code == 405
+    answer = httpx.get(address, headers=token())
+    assert answer.json() == {"MaxConcurrentTransforms": 1, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+    assert httpx.get(f"{server.address('models')}/execution-parameters", headers=token("admin")).status_code == 404
+
+
+def test_who_asks_needs_a_token_that_is_right_and_not_over(server: Running, token: Callable[..., dict[str, str]]) -> None:
+    prediction = f"{server.address('predictions')}/predictions/counting"
+    models = f"{server.address('models')}/models"
+    with httpx.Client() as client:  # one connection: what was said of a head is not remembered
+        good = token()
+        forged = {"x-user-token": good["x-user-token"].replace("ann", "admin")}
+        for headers, status in ((good, 200), ({}, 401), (forged, 401), (token(seconds=-1), 401), (good, 200)):
+            assert client.post(prediction, headers=headers).status_code == status
+        soon = token(seconds=1)
+        assert client.post(prediction, headers=soon).status_code == 200
+        while int(soon["x-user-token"].split(".")[1]) >= time.time():
+            time.sleep(0.05)
+        refused = client.post(prediction, headers=soon)
+        assert (refused.status_code, refused.json()["message"]) == (401, "The x-user-token is over; ask for a new one.")
+        refused = client.get(models, headers=good)
+        assert (refused.status_code, refused.json()["message"]) == (403, "ann may ask models, but not manage them.")
+        assert client.get(models, headers=token("admin")).status_code == 200
+        assert client.get(f"{server.address('predictions')}/ping").status_code == 200
+
+
+def test_grpc_asks_the_same_plugin(server: Running, token: Callable[..., dict[str, str]]) -> None:
+    grpc = pytest.importorskip("grpc")
+    with grpc.insecure_channel(server.address("gRPC predictions")) as channel:
+        predict = channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions")
+        request = b"\x0a\x08counting\x1a\x09\x0a\x04data\x12\x01x"  # PredictionsRequest(model_name="counting", input={"data": b"x"})
+        with pytest.raises(grpc.RpcError) as caught:
+            predict(request, timeout=60)
+        assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert predict(request, metadata=[*token().items()], timeout=60) == b"\x0a\x011"
+
+
+def test_half_a_batch_goes_at_once(server: Running, token: Callable[..., dict[str, str]]) -> None:
+    """Alone, a request waits for a fifth of maxBatchDelay, which is a second; two are half of a batch."""
+    prediction = f"{server.address('predictions')}/predictions/counting"
+    with ThreadPoolExecutor(2) as pool:
+        assert {answer.text for answer in pool.map(lambda _: httpx.post(prediction, headers=token(), timeout=60), range(2))} == {"2"}
+
+
+def test_the_sink_sends_the_metrics(server: Running, statsd: socket.socket) -> None:
+    while not statsd.recv(4096).startswith(b"tsx.tsx_workers."):
+        pass  # other samples; the socket's own timeout ends this
+
+
+def test_a_model_comes_from_the_share(server: Running, token: Callable[..., dict[str, str]]) -> None:
+    models, admin = f"{server.address('models')}/models", token("admin")
+    answer = httpx.post(models, params={"url": "share://team/shared.mar", "initial_workers": 1}, headers=admin, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert httpx.post(f"{server.address('predictions')}/predictions/shared", headers=token()).text == "1"
+    for url, status in (("share://team/none.mar", 400), ("share://others/shared.mar", 404)):
+        assert httpx.post(models, params={"url": url}, headers=admin).status_code == status
+
+
+def test_a_plugin_that_is_not_there_is_told_at_the_start(environment: dict[str, str], tmp_path: Path) -> None:
+    ended: Any = tsx(["serve", "--set", "plugins=statd"], tmp_path, environment)
+    assert ended.returncode != 0
+    assert "there is no plugin 'statd'; did you mean 'statsd'?" in ended.stderr
