@@ -104,6 +104,10 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
     async def describe(workflow: WorkflowName) -> Response:
         return json_answer(DescribedWorkflows([describe_workflow(workflows.find(workflow))]))
 
+    @router.get("/workflows/{workflow}/{rest:path}", include_in_schema=False)  # TorchServe passes over what follows the name
+    async def describe_too(workflow: WorkflowName, rest: str) -> Response:
+        return await describe(workflow)
+
     @router.delete("/workflows/{workflow}", summary="Unregister it", response_model=Status, responses=openapi.failures(404, 408))
     async def unregister(workflow: WorkflowName) -> Response:
         await workflows.unregister(workflow)

@@ -63,7 +63,7 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
     end = now + node.timeout if request.deadline is None else min(now + node.timeout, request.deadline)
     if end <= now:
         raise DeadlinePassed("the time that the client gave the request is over")
-    job = WaitingJob(meta, body, now, end, request.priority)
+    job = WaitingJob(meta, body, now, request.deadline, request.priority)  # its queue need not know of this attempt's end: it is left then
     node.version.submit(job)
     try:
         answer, whole = await asyncio.wait_for(_take(job), end - now)

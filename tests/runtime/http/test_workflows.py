@@ -159,6 +159,7 @@ def test_a_workflow_that_is_registered_is_listed_and_described(flows: RunningSer
             "workflowDag": "{pre=[m1], m1=[post]}",
         }
     ]
+    assert flows.management.get("/workflows/sequence/all").text == flows.management.get("/workflows/sequence").text
     (defaults,) = flows.management.get("/workflows/leaves").json()
     assert list(defaults.values())[2:] == [1, 1, 1, 50, "{pre=[m1, post]}"]
 

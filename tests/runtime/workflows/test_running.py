@@ -192,6 +192,7 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> No
 
     assert asyncio.run(main()).body == b"ok"
     assert played["a"].left == played["a"].jobs[:1]
+    assert [job.deadline for job in played["a"].jobs] == [None, None], "it may wait for its turn as long as it has"
     error = refused({"a": []}, {"a": never}, timeout=0.01)
     assert error.message == "Error executing a: it did not answer within 10 ms (timeout-ms)"
     assert error.status == 500
