@@ -21,6 +21,8 @@ Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
 JSON_HEADER = b"content-type: application/json\r\n"
 
+NEXT = "ts_stream_next"  # the header that says whether another part of an answer follows
+
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _encode_flat = json.JSONEncoder(separators=(",\n  ", ": ")).encode
 
@@ -134,6 +136,11 @@ def is_out_of_device_memory(error: BaseException) -> bool:
 def is_device_lost(error: BaseException) -> bool:
     """After such an error every later call of CUDA fails in this process: only a new worker helps."""
     return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_device_memory(error)
+
+
+def streamed_headers(block: Buffer) -> Buffer:
+    """The header block of an answer's first part: as in TorchServe it says that others follow."""
+    return block if NEXT.encode() in bytes(block).lower() else bytes(block) + f"{NEXT}: true\r\n".encode()
 
 
 def _named(value: Any) -> str:

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.wire import Buffer, Item
-from tsx_runtime.worker.answers import JSON_HEADER, Answer, encode_answers, failure, is_device_lost, is_out_of_device_memory, mismatch
+from tsx_runtime.worker.answers import (
+    JSON_HEADER,
+    Answer,
+    encode_answers,
+    failure,
+    is_device_lost,
+    is_out_of_device_memory,
+    mismatch,
+    streamed_headers,
+)
 from tsx_runtime.worker.binary import Wish, as_row, dressed
 from tsx_runtime.worker.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
@@ -96,7 +105,7 @@ class Pieces:
         if len(body) > self._limit:
             raise PredictionException(f"A part of the answer has {len(body)} bytes, but max_response_size is {self._limit}.", 503)
         position = self._positions[idx]
-        self._send(position, b"" if idx in self.begun else headers, body)
+        self._send(position, b"" if idx in self.begun else streamed_headers(headers), body)
         self.begun.add(idx)
 
 

@@ -146,6 +146,11 @@ class BatchState:
     over: bool = False  # it is answered
     ids: dict[int, str] | None = None
     processors: dict[int, RequestProcessor] = field(default_factory=dict)
+    offset: int = 0  # of a micro-batch in its batch
+
+    def local(self, idx: int) -> int:
+        """Handlers of micro-batches count from the part's first request or, as they must in TorchServe, from the batch's."""
+        return idx - self.offset if idx >= len(self.metas) and idx >= self.offset else idx
 
 
 class Context:
@@ -227,7 +232,7 @@ class Context:
         """Meanwhile this thread sees only these of the batch, counted from 0: it works on a micro-batch."""
         whole, start = self._batch, positions.start
         forms = {idx - start: form for idx, form in (whole.parts or {}).items() if idx in positions}
-        seen = BatchState(whole.metas[start : positions.stop], forms)
+        seen = BatchState(whole.metas[start : positions.stop], forms, offset=start)
         seen.processors = {idx - start: whole.processors[idx] for idx in positions if idx in whole.processors}
         if (send := whole.send_piece) is not None:
             seen.send_piece = lambda idx, headers, body: send(start + idx, headers, body)
@@ -250,10 +255,11 @@ class Context:
         """Send a part of a streamed answer; what the handler returns is the last part."""
         state = self._state()
         if state.over:
-            self.drop_late(state.metas[idx].partition("\r\n")[0])
+            self.drop_late(state.metas[state.local(idx)].partition("\r\n")[0])
             return
         if state.send_piece is None:
             raise RuntimeError("an answer can be sent in parts only while the handler is answering a batch")
+        idx = state.local(idx)
         processor = state.processors.get(idx)
         state.send_piece(idx, processor.header_block() if processor else b"", body)
 
@@ -290,7 +296,7 @@ class Context:
         self._state().processors = dict(enumerate(processors))
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        return self.request_ids.get(idx)
+        return self.request_ids.get(self._state().local(idx))
 
     def get_request_header(self, idx: int, key: str) -> Any:
         return self._processor(idx).get_request_property(key)
@@ -331,6 +337,7 @@ class Context:
 
     def _processor(self, idx: int) -> RequestProcessor:
         state = self._state()
+        idx = state.local(idx)
         found = state.processors.get(idx)
         if found is None:
             if not 0 <= idx < len(state.metas):

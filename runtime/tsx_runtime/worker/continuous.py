@@ -15,7 +15,7 @@ from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.answers import Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.answers import NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
 from tsx_runtime.worker.batch import Model, read_requests
 from tsx_runtime.worker.channel import Channel, OutFrame
 from tsx_runtime.worker.context import Context, SendPiece
@@ -23,8 +23,6 @@ from tsx_runtime.worker.membership import Membership
 
 GONE: Answer = (503, b"", b"")  # what closes a batch for which nobody waits
 MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
-NEXT = "ts_stream_next"  # the header that says whether another part follows; a handler may set it itself
-MORE_FOLLOWS = b"ts_stream_next: true\r\n"
 
 logger = logging.getLogger("tsx.worker")
 
@@ -43,11 +41,11 @@ class Member:
     called: bool = False  # whether a call with it has succeeded
 
     def headers(self, block: Buffer) -> Buffer:
-        """Of a part: the first one's count, and say that others follow."""
+        """Of a part: only the first one's count."""
         if self.begun:
             return b""
         self.begun = True
-        return block if NEXT.encode() in bytes(block).lower() else bytes(block) + MORE_FOLLOWS
+        return streamed_headers(block)
 
     def rename(self) -> None:
         """Handlers keep what they know of a request by its id: after a call that failed it comes as one that they do not know."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ class MicroBatching:
         self._size = _whole("micro_batch_size", micro_batch_size, 1)
         self._parallelism = _parallelism(parallelism)
         self._pools: list[ThreadPoolExecutor] | None = None
+        self._here = threading.local()
 
     @property
     def micro_batch_size(self) -> int:
@@ -72,6 +74,10 @@ class MicroBatching:
             context.metrics.add_time("HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms")
         return results
 
+    def get_micro_batch_idx(self) -> int:
+        """Which part of its batch this thread works on, from 0."""
+        return getattr(self._here, "number", 0)
+
     def shutdown(self) -> None:
         """End the threads; the next batch starts others."""
         pools, self._pools = self._pools, None
@@ -82,7 +88,7 @@ class MicroBatching:
         if self._pools is None:
             torch_state = _torch_state()
             self._pools = [ThreadPoolExecutor(self._parallelism[stage], f"tsx-{stage}", initializer=torch_state) for stage in STAGES]
-        flows = [_Flow(self.handler, self._pools, context, part, [data[idx] for idx in part]) for part in parts]
+        flows = [_Flow(self, self._pools, context, number, part, [data[idx] for idx in part]) for number, part in enumerate(parts)]
         results: list[Any] = []
         error: BaseException | None = None
         for flow in flows:  # all to their end, also where one failed: a stage that goes on would meet the next batch
@@ -98,11 +104,15 @@ class MicroBatching:
 class _Flow:
     """One micro-batch on its way through the stages."""
 
-    def __init__(self, handler: Any, pools: Sequence[ThreadPoolExecutor], context: Context, part: range, rows: list[Any]) -> None:
+    def __init__(
+        self, owner: MicroBatching, pools: Sequence[ThreadPoolExecutor], context: Context, number: int, part: range, rows: list[Any]
+    ) -> None:
         self.part = part
+        self._number = number
+        self._here = owner._here
         self.done: Future[Any] = Future()
         self._steps: list[tuple[ThreadPoolExecutor, Callable[[Any], Any]]] = [
-            (pool, getattr(handler, stage)) for pool, stage in zip(pools, STAGES, strict=True)
+            (pool, getattr(owner.handler, stage)) for pool, stage in zip(pools, STAGES, strict=True)
         ]
         self._context = context
         self._enter(0, rows)
@@ -112,6 +122,7 @@ class _Flow:
         pool.submit(self._step, stage, step, data)
 
     def _step(self, stage: int, step: Callable[[Any], Any], data: Any) -> None:
+        self._here.number = self._number
         try:
             with self._context.part(self.part):
                 data = step(data)

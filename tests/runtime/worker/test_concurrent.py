@@ -67,7 +67,7 @@ def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
 
 def test_parts_go_out_as_they_are_sent_and_the_return_value_is_the_last(worker: Worker) -> None:
     send(worker, "pieces")
-    assert answers(worker, 1) == {1: (200, "x-first: yes\r\n", ["a", "b", "c", ""])}
+    assert answers(worker, 1) == {1: (200, "x-first: yes\r\nts_stream_next: true\r\n", ["a", "b", "c", ""])}
 
 
 @pytest.mark.parametrize(

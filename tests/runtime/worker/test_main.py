@@ -455,8 +455,8 @@ def test_an_answer_in_parts_comes_as_pieces_before_its_last_part(start_worker: S
     """)
     answers = worker.ask(b"", b"")
     assert worker.pieces == [
-        (0, b"content-type: text/event-stream\r\n", b"one "),
-        (1, b"", b'{\n  "w": "one "\n}'),
+        (0, b"content-type: text/event-stream\r\nts_stream_next: true\r\n", b"one "),
+        (1, b"ts_stream_next: true\r\n", b'{\n  "w": "one "\n}'),
         (0, b"", b"two "),
         (1, b"", b'{\n  "w": "two "\n}'),
     ]
@@ -472,7 +472,7 @@ def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_o
                 return ["end"]
     """)
     worker.ask(Request(b"", [(b"content-type", b"multipart/form-data")]), b"")
-    assert worker.pieces == [(1, b"", b"part")]
+    assert worker.pieces == [(1, b"ts_stream_next: true\r\n", b"part")]
 
 
 @pytest.mark.parametrize(

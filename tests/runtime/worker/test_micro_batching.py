@@ -33,7 +33,9 @@ class Handler:
             raise BadRows({rows.index("bad"): "is bad"})
         if "meet" in rows:
             self.together.wait()
+        first = self.handle.get_micro_batch_idx() * self.handle.micro_batch_size
         for idx, row in enumerate(rows):
+            assert self.context.get_request_id(first + idx) == self.context.get_request_id(idx)
             self.context.set_response_header(idx, "x-row", f"{row} {self.context.get_request_id(idx)}")
         return rows
 

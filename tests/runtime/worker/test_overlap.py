@@ -176,7 +176,7 @@ def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(start_worker: St
     worker = start_worker(HANDLER, model_config=ON)
     first, second = replies(worker, [request("1", x_name="a", x_until_begun="b")], [request("2", x_name="b", x_piece="yes")])
     assert [answer.body for answer in first + second] == [b"a id-0 1", b"b id-0 2"]
-    assert worker.pieces == [(0, b"", b"part ")]
+    assert worker.pieces == [(0, b"ts_stream_next: true\r\n", b"part ")]
 
 
 def test_explanations_and_descriptions_are_made_in_their_turn(start_worker: StartWorker) -> None:
