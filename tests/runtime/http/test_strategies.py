@@ -442,6 +442,17 @@ def test_with_job_tickets_nothing_waits(server: Any, until: Any, tmp_path: Any, 
     assert ask(server, "ticket", "").text == "1"
 
 
+# What is said of them
+
+
+def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
+    shown = {name: server.management.get(f"/models/{name}").json()[0] for name in ("counter", "talk", "ticket")}
+    keys = ["stateful", "sequenceMaxIdleMSec", "sequenceTimeoutMSec", "maxNumSequence", "maxSequenceJobQueueSize"]
+    assert [shown["counter"][key] for key in keys] == [True, 600000, 0, 4, 3]
+    assert [shown[name]["continuousBatching"] for name in shown] == [False, True, False]
+    assert [shown[name]["useJobTicket"] for name in shown] == [False, False, True]
+
+
 # What cannot be had
 
 
