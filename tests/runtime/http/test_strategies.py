@@ -150,7 +150,7 @@ def server(start_server, store) -> Iterator[Any]:
             ("brief", STATEFUL, "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("talk", CONTINUOUS, "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("engine", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"),
-            ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 1\n"),
+            ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 2\n"),
             ("ticket", SLOW, "useJobTicket: true\nminWorkers: 1\nmaxWorkers: 1\n"),
         ):
             running.write_mar(f"{name}.mar", handler=handler, config=config)
@@ -402,7 +402,7 @@ def test_an_overdue_request_is_refused_and_its_neighbours_live(server: Any, erro
         late = pool.submit(ask, server, "hurried", "wait never")
         until(lambda: ask(server, "hurried", "a").text == "a" and late.done())
     assert late.result().status_code == 500
-    assert "within 1 s (responseTimeout)" in error_of(late.result())[1]
+    assert "within 2 s (responseTimeout)" in error_of(late.result())[1]
     assert ask(server, "hurried", "cancelled").json() == ["never"]
     assert version.workers[0].pid == pid
 
