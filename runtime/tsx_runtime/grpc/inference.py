@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
@@ -40,6 +41,13 @@ class _Turn(NamedTuple):
     refusal: Refusal | None = None  # where it did not get into a queue
 
 
+class _Turns(NamedTuple):
+    """The requests of a stream that are not answered yet, in their order; None after the last."""
+
+    queue: asyncio.Queue[_Turn | None]
+    room: asyncio.Semaphore
+
+
 class Inference:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -69,31 +77,37 @@ class Inference:
                 yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(request, answer))
 
     async def stream2(self, requests: AsyncIterator[PredictionsRequest], context: Context) -> AsyncGenerator[PredictionResponse, None]:
-        turns: asyncio.Queue[_Turn | None] = asyncio.Queue(AHEAD)
+        turns = _Turns(asyncio.Queue(), asyncio.Semaphore(AHEAD))
         reader = asyncio.create_task(self._read(requests, context, turns))
+        reader.add_done_callback(_look_at)
         try:
-            while (turn := await turns.get()) is not None:
-                async for response in self._answers(turn):
-                    yield response
+            while (turn := await turns.queue.get()) is not None:
+                async with aclosing(self._answers(turn)) as responses:
+                    async for response in responses:
+                        yield response
+                turns.room.release()
+            await reader
         finally:
             reader.cancel()
-            while not turns.empty():
-                if (turn := turns.get_nowait()) is not None and turn.asked is not None:
+            while not turns.queue.empty():
+                if (turn := turns.queue.get_nowait()) is not None and turn.asked is not None:
                     turn.asked.leave()
 
-    async def _read(self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: asyncio.Queue[_Turn | None]) -> None:
+    async def _read(self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns) -> None:
         """Put each request into its model's queue as it comes, so that those of one stream share batches."""
         seen: set[str] = set()
         try:
             async for request in requests:
+                await turns.room.acquire()  # between asking and telling of it nothing is waited for: whoever ends the stream finds it
                 starts = request.sequence_id not in seen
                 seen.add(request.sequence_id)
                 try:
-                    await turns.put(_Turn(request, self._ask(request, context, starts=starts)))
+                    turn = _Turn(request, self._ask(request, context, starts=starts))
                 except (TsxError, Refused) as error:
-                    await turns.put(_Turn(request, None, refusal(error) if isinstance(error, TsxError) else error.refusal))
+                    turn = _Turn(request, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
+                turns.queue.put_nowait(turn)
         finally:
-            await turns.put(None)
+            turns.queue.put_nowait(None)
 
     async def _answers(self, turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
         """What one request of a stream yields; an error as a response of its own, since the others go on."""
@@ -116,7 +130,7 @@ class Inference:
         version, sequence, (key, *marks) = self._find(request), request.sequence_id, self.names
         own: list[Pair] = [_CONTENT]
         if sequence:
-            own.append((key.encode("latin-1"), sequence.encode("latin-1", "replace")))
+            own.append((key.encode("latin-1"), _line(sequence.encode("latin-1", "replace"))))
         if sequence and starts and marks[0] not in request.input:
             own.append((marks[0].encode("latin-1"), b"true"))
         own += [(name.encode("latin-1"), _line(request.input[name])) for name in marks if name in request.input]
@@ -140,12 +154,18 @@ class Inference:
             raise Refused(refusal(error)._replace(code=code_of(500))) from error
 
 
+def _look_at(task: asyncio.Task[None]) -> None:
+    """asyncio complains of errors that nobody has looked at."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _sequence_of(request: PredictionsRequest) -> str | None:
     return request.sequence_id if request.HasField("sequence_id") else None
 
 
 def _line(value: bytes) -> bytes:
-    """As the value of a header."""
+    """As the value of a header, of which there is one line."""
     return value.split(b"\r")[0].split(b"\n")[0]
 
 

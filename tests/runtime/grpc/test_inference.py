@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client
+from tsx_runtime.grpc.inference import AHEAD
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
@@ -162,9 +163,9 @@ def test_a_call_s_deadline_is_its_request_s(client: Client, tmp_path: Path, unti
 
 def test_a_stream_whose_client_leaves_gives_up_all_its_places(client: Client, tmp_path: Path, until: Any) -> None:
     with busy(client, tmp_path, until):
-        requests = [client.messages.PredictionsRequest(model_name="talker", input={"data": b"x"}) for _ in range(5)]
+        requests = [client.messages.PredictionsRequest(model_name="talker", input={"data": b"x"}) for _ in range(AHEAD + 5)]
         answers = client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT)
-        until(lambda: client.pending() == 5)
+        until(lambda: client.pending() == AHEAD)
         answers.cancel()
         until(lambda: client.pending() == 0)
 
@@ -173,6 +174,7 @@ def test_a_sequence_and_its_marks_reach_the_handler_as_headers(client: Client) -
     make = client.messages.PredictionsRequest
     last = {"data": b"3", "ts_request_sequence_end": b"true\r\nx-other: 1"}
     requests = [
+        make(model_name="talker", sequence_id="s1\r\nx-other: 1", input={"data": b"0"}),
         make(model_name="talker", sequence_id="s1", input={"data": b"1"}),
         make(model_name="talker", sequence_id="s2", input={"data": b"2"}),
         make(model_name="talker", sequence_id="s1", input=last),
@@ -180,6 +182,7 @@ def test_a_sequence_and_its_marks_reach_the_handler_as_headers(client: Client) -
     answers = client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT)
     headers = [json.loads(answer.prediction)["headers"] for answer in answers]
     marks = [{name: value for name, value in said.items() if name.startswith("ts_request_sequence_")} for said in headers]
+    assert marks.pop(0) == {"ts_request_sequence_id": "s1", "ts_request_sequence_start": "true"}
     assert marks[0] == {"ts_request_sequence_id": "s1", "ts_request_sequence_start": "true"}
     assert marks[1] == {"ts_request_sequence_id": "s2", "ts_request_sequence_start": "true"}
     assert marks[2] == {"ts_request_sequence_id": "s1", "ts_request_sequence_end": "true"}
@@ -211,3 +214,10 @@ def test_what_is_no_message_is_refused(client: Client) -> None:
     assert client.ask(do=b"large", data=b"still there")[0] == b"still there"
     unknown = client.inference_channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Nothing")
     assert refused(lambda: unknown(b"", timeout=TIMEOUT))[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_more_requests_than_may_wait_over_one_stream_are_all_answered(client: Client) -> None:
+    make = client.messages.PredictionsRequest
+    requests = [make(model_name="talker", input={"do": b"large", "data": b"%d" % number}) for number in range(3 * AHEAD)]
+    answers = client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT)
+    assert [answer.prediction for answer in answers] == [b"%d" % number for number in range(3 * AHEAD)]
