@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
@@ -13,6 +14,7 @@ from google.protobuf.empty_pb2 import Empty
 from tsx_runtime.core.jobs import Answer
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.stateful import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
@@ -36,7 +38,7 @@ _CONTENT: Pair = (b"content-type", INPUTS)
 class _Turn(NamedTuple):
     """One request of a stream."""
 
-    request: PredictionsRequest
+    sequence: str | None
     asked: Asked | None
     refusal: Refusal | None = None  # where it did not get into a queue
 
@@ -51,8 +53,10 @@ class _Turns(NamedTuple):
 class Inference:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        words = ("id", "start", "end")
-        self.names = tuple(getattr(registry.settings, f"ts_header_key_sequence_{word}", f"ts_request_sequence_{word}") for word in words)
+        settings = registry.settings
+        self.names = HeaderNames(
+            settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
+        )
 
     def service(self, guard: Guard | None, log: AccessLog | None) -> Service:
         service = Service(NAME, guard, log)
@@ -67,14 +71,14 @@ class Inference:
         return TorchServeHealthResponse(health=Health(status="Healthy" if healthy else "Unhealthy").model_dump_json(indent=2))
 
     async def predictions(self, request: PredictionsRequest, context: Context) -> PredictionResponse:
-        with self._ask(request, context) as asked:
+        with self._ask(request, context, _sequence_of(request)) as asked:
             answer, body = await whole_answer(context, asked)
-        return PredictionResponse(prediction=body, sequence_id=self._told_sequence(request, answer))
+        return PredictionResponse(prediction=body, sequence_id=self._told_sequence(_sequence_of(request), answer))
 
     async def stream(self, request: PredictionsRequest, context: Context) -> AsyncGenerator[PredictionResponse, None]:
-        with self._ask(request, context) as asked:
+        with self._ask(request, context, _sequence_of(request)) as asked:
             async for answer, part in answer_parts(context, asked):
-                yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(request, answer))
+                yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(_sequence_of(request), answer))
 
     async def stream2(self, requests: AsyncIterator[PredictionsRequest], context: Context) -> AsyncGenerator[PredictionResponse, None]:
         turns = _Turns(asyncio.Queue(), asyncio.Semaphore(AHEAD))
@@ -94,18 +98,23 @@ class Inference:
                     turn.asked.leave()
 
     async def _read(self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns) -> None:
-        """Put each request into its model's queue as it comes, so that those of one stream share batches."""
+        """Put each request into its model's queue as it comes, so that those of one stream share batches.
+
+        What names no sequence belongs, where the model is stateful, to one that is the stream's own.
+        """
         seen: set[str] = set()
+        own = f"ts-seq-{uuid.uuid4()}"
         try:
             async for request in requests:
                 await turns.room.acquire()  # between asking and telling of it nothing is waited for: whoever ends the stream finds it
-                starts = request.sequence_id not in seen
-                seen.add(request.sequence_id)
+                sequence = _sequence_of(request) or (own if self._is_stateful(request) else None)
                 try:
-                    turn = _Turn(request, self._ask(request, context, starts=starts))
+                    turn = _Turn(sequence, self._ask(request, context, sequence, starts=sequence not in seen))
                 except (TsxError, Refused) as error:
-                    turn = _Turn(request, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
+                    turn = _Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
                 turns.queue.put_nowait(turn)
+                if sequence is not None:
+                    seen.add(sequence)
         finally:
             turns.queue.put_nowait(None)
 
@@ -117,32 +126,36 @@ class Inference:
                 try:
                     answer = await asked.answer()
                     async for part in answer.parts():
-                        yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(turn.request, answer))
+                        yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(turn.sequence, answer))
                     return
                 except (TsxError, Refused) as error:
                     refused = refusal(error) if isinstance(error, TsxError) else error.refusal
         assert refused is not None
         status = {"code": refused.code.value[0], "message": refused.details}
-        yield PredictionResponse(sequence_id=_sequence_of(turn.request), status=status)
+        yield PredictionResponse(sequence_id=turn.sequence, status=status)
 
-    def _ask(self, request: PredictionsRequest, context: Context, *, starts: bool = False) -> Asked:
-        """`starts`: a sequence begins with it, if it belongs to one."""
-        version, sequence, (key, *marks) = self._find(request), request.sequence_id, self.names
+    def _ask(self, request: PredictionsRequest, context: Context, sequence: str | None, *, starts: bool = False) -> Asked:
+        """`starts`: the sequence begins with it. Inputs of the names that the marks of a sequence have are headers as well."""
+        version, names = self._find(request), self.names
         own: list[Pair] = [_CONTENT]
         if sequence:
-            own.append((key.encode("latin-1"), _line(sequence.encode("latin-1", "replace"))))
-        if sequence and starts and marks[0] not in request.input:
-            own.append((marks[0].encode("latin-1"), b"true"))
-        own += [(name.encode("latin-1"), _line(request.input[name])) for name in marks if name in request.input]
+            own.append((names.id.encode("latin-1"), _line(sequence.encode("latin-1", "replace"))))
+            if starts and names.start not in request.input:
+                own.append((names.start.encode("latin-1"), b"true"))
+        own += [(name.encode("latin-1"), _line(request.input[name])) for name in (names.start, names.end) if name in request.input]
         return Asked(context, version, own, body_of(request.input))
 
-    def _told_sequence(self, request: PredictionsRequest, answer: Answer) -> str | None:
-        """The sequence that the client named, or that was made up for it."""
-        if not answer.headers:
-            return _sequence_of(request)
-        key = self.names[0].lower()
-        told = (value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == key)
-        return _sequence_of(request) or next(told, None)
+    def _is_stateful(self, request: PredictionsRequest) -> bool:
+        with suppress(TsxError, Refused):
+            return self._find(request).plan.strategy.terms is not None
+        return False
+
+    def _told_sequence(self, sequence: str | None, answer: Answer) -> str | None:
+        """The sequence that the request belongs to, or that was made up for it."""
+        if sequence is not None or not answer.headers:
+            return sequence
+        key = self.names.id.lower()
+        return next((value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == key), None)
 
     def _find(self, request: PredictionsRequest) -> ModelVersion:
         """TorchServe answers INTERNAL for a model that is not there, and its clients look for that."""

@@ -17,6 +17,7 @@ from functools import partial
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.answers import Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.batch import Model, Pieces, read_requests
+from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.continuous import GONE, with_metrics
 from tsx_runtime.worker.overlap import keep
@@ -105,6 +106,8 @@ class ConcurrentRequests:
             context.end()
         if problem := mismatch(result, 1, model.entry.name):
             raise problem
+        if requests.parts:
+            result = dressed(result, requests.parts, context, model.version, pieces.begun)
         return encode_answers(result, context, model.max_response_size)[0]
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:

@@ -88,6 +88,24 @@ def shown(value):
 """
 
 
+STATEFUL = """
+totals = {}
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    answers = []
+    for idx, row in enumerate(data):
+        id = context.get_sequence_id(idx)
+        if context.get_request_header(idx, context.header_key_sequence_start) == "true":
+            totals[id] = 0
+        totals[id] += int(row["data"])
+        answers.append(str(totals[id]))
+    return answers
+"""
+
+
 class Client(NamedTuple):
     """Stubs for one server, and the modules of their messages."""
 
@@ -133,6 +151,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("grpc-store")
     make_model(directory / "talker.mar", HANDLER)
     make_model(directory / "talker2.mar", HANDLER, name="talker", version="2.0")
+    make_model(
+        directory / "stateful.mar",
+        STATEFUL,
+        config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 4\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
+    )
     make_model(directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n")
     return directory
 

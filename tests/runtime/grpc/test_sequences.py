@@ -1,0 +1,55 @@
+"""Stateful models over gRPC: whose requests belong together, and that each sequence has a state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.runtime.grpc.conftest import TIMEOUT, Client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stateful(client: Client) -> Iterator[None]:
+    management = client.management
+    client.models.RegisterModel(management.RegisterModelRequest(url="stateful.mar", initial_workers=1, synchronous=True), timeout=TIMEOUT)
+    yield
+    client.models.UnregisterModel(management.UnregisterModelRequest(model_name="stateful"), timeout=TIMEOUT)
+
+
+def add(client: Client, *numbers: tuple[str | None, int], **marks: bytes) -> list[Any]:
+    """What the model answers over one stream; `marks` are inputs of the last request."""
+    make = client.messages.PredictionsRequest
+    requests = [make(model_name="stateful", sequence_id=id, input={"data": b"%d" % number}) for id, number in numbers]
+    for name, value in marks.items():
+        requests[-1].input[name] = value
+    return list(client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT))
+
+
+def test_sequences_of_one_stream_have_states_of_their_own(client: Client) -> None:
+    answers = add(client, ("a", 1), ("b", 10), ("a", 2), ("b", 20), ("a", 3))
+    assert [answer.prediction for answer in answers] == [b"1", b"10", b"3", b"30", b"6"]
+    assert [answer.sequence_id for answer in answers] == ["a", "b", "a", "b", "a"]
+
+
+def test_a_sequence_begins_anew_with_a_stream(client: Client) -> None:
+    assert [answer.prediction for answer in add(client, ("c", 1), ("c", 2))] == [b"1", b"3"]
+    assert [answer.prediction for answer in add(client, ("c", 5))] == [b"5"]
+
+
+def test_a_stream_that_names_no_sequence_is_one(client: Client) -> None:
+    answers = add(client, (None, 1), (None, 2), (None, 3), ts_request_sequence_end=b"true")
+    assert [answer.prediction for answer in answers] == [b"1", b"3", b"6"]
+    (id,) = {answer.sequence_id for answer in answers}
+    assert id.startswith("ts-seq-")
+
+
+def test_a_request_alone_begins_and_ends_a_sequence_by_metadata(client: Client) -> None:
+    def one(number: int, *metadata: tuple[str, str]) -> Any:
+        request = client.messages.PredictionsRequest(model_name="stateful", sequence_id="d", input={"data": b"%d" % number})
+        return client.predictions.Predictions(request, metadata=metadata, timeout=TIMEOUT).prediction
+
+    assert one(1, ("ts_request_sequence_start", "true")) == b"1"
+    assert one(2) == b"3"
+    assert one(3, ("ts_request_sequence_end", "true")) == b"6"
