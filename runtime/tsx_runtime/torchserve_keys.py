@@ -23,11 +23,15 @@ RULES = {ENABLE_ENV, ENABLE_ENV_URLS}  # they say how the rest is read; only the
 # What TorchServe writes into its snapshots of itself.
 _OWN_NOTES = {"python", "tsConfigFile", "version"}
 
+# What they switch on is always on.
+_ALWAYS = {"ts_open_inference_protocol"}
+
 # What only its Java needs: threads and buffers of its HTTP library, its logging, the ports between its two halves.
 JAVA_ONLY = _OWN_NOTES | {
     "async_logging",
     "cpp_log_config",
     "debug",
+    "initial_distribution_port",
     "initial_worker_port",
     "io_ratio",
     "keystore_type",
@@ -54,8 +58,9 @@ KEYS = (
     | {"disable_system_metrics", "system_metrics_cmd", "disable_token_authorization", "token_expiration_min", "enable_model_api"}
     | {"cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers"}
     | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
-    | {"ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args", "initial_distribution_port"}
-    | {"ts_open_inference_protocol", "ts_header_key_sequence_id", "ts_header_key_sequence_start", "ts_header_key_sequence_end"}
+    | {"ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args"}
+    | _ALWAYS
+    | {"ts_header_key_sequence_id", "ts_header_key_sequence_start", "ts_header_key_sequence_end"}
 )
 
 _ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
@@ -121,7 +126,7 @@ def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collec
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
     idle = sorted(name for name in values if name in JAVA_ONLY - known - _OWN_NOTES)
-    absent = sorted(name for name in values if name in KEYS - JAVA_ONLY - RULES - known)
+    absent = sorted(name for name in values if name in KEYS - JAVA_ONLY - RULES - _ALWAYS - known)
     notices = []
     if idle:
         notices.append(f"{origin}: without effect here, since only TorchServe's Java needs them: {', '.join(idle)}")

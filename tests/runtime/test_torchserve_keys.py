@@ -60,7 +60,9 @@ def test_every_key_of_torchserve_is_a_setting_or_it_is_said_that_it_is_not(tmp_p
     text = "".join(f"{key}=\n" for key in sorted(KEYS))
     _, _, told = load(tmp_path, text)
     named = {name for line in told for name in line.partition(": ")[2].split(", ")}
-    assert named == KEYS - settings - RULES - {"models", "model_snapshot", "python", "version", "tsConfigFile"}
+    assert named == KEYS - settings - RULES - {
+        *("models", "model_snapshot", "python", "version", "tsConfigFile", "ts_open_inference_protocol")
+    }
     assert all("nobody knows" not in line for line in told)
 
 
