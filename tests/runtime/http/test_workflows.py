@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.support.models import make_model
+from tsx_runtime.targets.snapshots import describe
 
 from .conftest import RunningServer
 
@@ -174,6 +175,13 @@ def test_its_nodes_are_models_of_which_functions_are_not_listed(flows: RunningSe
     assert (function["batchSize"], len(function["workers"])) == (1, 1)
     assert flows.inference.post("/predictions/sequence__pre", content=b"x").json()["node"] == "sequence__pre"
     assert 'model_name="sequence__m1"' in flows.metrics.get("/metrics").text
+
+
+def test_snapshots_leave_nodes_to_their_workflow(flows: RunningServer) -> None:
+    flows.register("m1.mar", model_name="alone", initial_workers=0)
+    saved = flows.call(lambda: describe(flows.registry.models.values(), "x", 0, flows.settings.model_store))
+    assert list(json.loads(saved)["models"]) == ["alone"]
+    assert flows.management.delete("/models/alone").status_code == 200
 
 
 def test_a_sequence_hands_each_output_to_the_next_node(flows: RunningServer) -> None:

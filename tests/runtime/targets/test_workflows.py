@@ -1,0 +1,100 @@
+"""Workflows that a server has from its start."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, serving, tsx
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.workflows import workflows_from_settings
+from tsx_runtime.workflows.manager import WorkflowOrder
+
+HANDLER = """
+def handle(data, context):
+    return None if data is None else [bytes(row.get("body") or b"") + b"!" for row in data]
+
+
+shout = handle
+"""
+
+
+def write_war(path: Path, model: str) -> None:
+    workflow = {"workflowName": path.stem, "specFile": "spec.yaml", "handler": "handler.py"}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("WAR-INF/MANIFEST.json", json.dumps({"workflow": workflow}))
+        archive.writestr("spec.yaml", f"models: {{say: {{url: {model}}}}}\ndag: {{say: [shout]}}")
+        archive.writestr("handler.py", HANDLER)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[Path, Path]:
+    """Of models, and of workflows."""
+    models, workflows = tmp_path / "models", tmp_path / "workflows"
+    models.mkdir()
+    workflows.mkdir()
+    make_model(models / "say.mar", HANDLER)
+    write_war(workflows / "loud.war", "say.mar")
+    return models, workflows
+
+
+def test_a_server_has_the_workflows_that_its_settings_name(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    models, workflows = stores
+    words = [
+        "serve",
+        "say.mar",
+        "--model-store",
+        models,
+        *FREE_PORTS,
+        "--set",
+        f"workflow_store={workflows}",
+        "--set",
+        "load_workflows=all",
+    ]
+    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
+        assert "workflow loud is loaded: POST /wfpredict/loud" in server.log
+        assert httpx.post(f"{server.address('predictions')}/wfpredict/loud", content=b"hello").text == "hello!!"
+        (node,) = httpx.get(f"{server.address('models')}/models/loud__say").json()
+        assert node["loadedAtStartup"]
+        assert server.stop() == 0
+
+
+def test_one_that_cannot_be_registered_ends_the_start(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    models, workflows = stores
+    write_war(workflows / "silent.war", "none.mar")
+    words = [
+        "serve",
+        "say.mar",
+        "--model-store",
+        models,
+        *FREE_PORTS,
+        "--set",
+        f"workflow_store={workflows}",
+        "--set",
+        "load_workflows=silent.war",
+    ]
+    ended = tsx(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    assert ended.returncode != 0
+    assert "Workflow silent has failed to register. Failures: [Workflow Node silent__say failed to register." in ended.stderr
+
+
+def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
+    for name in ("b.war", "a.war", "model.mar"):
+        (tmp_path / name).touch()
+
+    def orders(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
+        found = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
+        assert all(isinstance(order, WorkflowOrder) and order.loaded_at_startup for order in found)
+        return [(order.url, order.name) for order in found]
+
+    assert orders("all", workflow_store=tmp_path) == orders("ALL", model_store=tmp_path) == [("a.war", None), ("b.war", None)]
+    assert orders("mine=a.war", "b.war", model_store=tmp_path) == [("a.war", "mine"), ("b.war", None)]
+    assert orders() == []
+    with pytest.raises(SettingError, match="give the archives' directory"):
+        orders("a.war")
