@@ -1,6 +1,7 @@
 """Makes the modules of runtime/tsx_runtime/grpc/protos from its .proto files, by protoc of the package grpcio-tools.
 
-Run it after a .proto file changed. With --check it writes nothing and says whether that is needed.
+Run it after a .proto file changed, with the release that constraints.txt pins.
+With --check it writes nothing and says whether that is needed.
 """
 
 from __future__ import annotations

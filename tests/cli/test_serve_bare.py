@@ -14,7 +14,7 @@ from tsx_cli.bare_model import unpacked
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.main import main
 from tsx_cli.model_spec import Parts
-from tsx_cli.serve import with_addresses
+from tsx_cli.serve import with_addresses, with_grpc_addresses
 from tsx_runtime.settings import Settings
 
 from .conftest import DIGITS, Run
@@ -160,3 +160,10 @@ def test_what_is_missing_for_a_bare_model_is_told() -> None:
 def test_the_temporary_directory_is_below_the_usual_one() -> None:
     with unpacked(DIGITS / "digits.pt", Parts()) as (directory, _):
         assert directory.parent == Path(tempfile.gettempdir())
+
+
+def test_host_and_ports_of_grpc_are_told_like_those_of_http() -> None:
+    changed = with_grpc_addresses(Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None})
+    assert (changed.grpc_inference_address, changed.grpc_inference_port) == ("::1", 9)
+    assert (changed.grpc_management_address, changed.grpc_management_port) == ("::1", 7071)
+    assert with_grpc_addresses(Settings(), None, {"grpc_inference": None}) == Settings()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.runtime.grpc.conftest import TIMEOUT
 from tsx_runtime.grpc.pool import POOL
@@ -19,6 +23,10 @@ def fields(message: Any) -> dict[str, int]:
 
 
 def test_the_modules_are_what_the_files_make() -> None:
+    pinned = re.search(r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    if version("grpcio-tools") != pinned[1]:
+        pytest.skip(f"another release than grpcio-tools {pinned[1]} may write the same otherwise")
     command = [sys.executable, ROOT / "scripts/update_protos.py", "--check"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
