@@ -88,7 +88,8 @@ def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START
     while True:
         try:
-            urllib.request.urlopen(url, data=b"text", timeout=ANSWER).close()
+            request = urllib.request.Request(url, b"text", {"Content-Type": "text/plain"})
+            urllib.request.urlopen(request, timeout=ANSWER).close()
             return
         except OSError as error:
             if server.poll() is not None or time.monotonic() > deadline:
