@@ -110,7 +110,7 @@ class Registry:
         try:
             archive = await asyncio.to_thread(open_archive, path, cache=self.settings.cache_dir, limits=self.settings.archive_limits())
         except ArchiveNotFound as error:
-            raise ModelNotFound(f"Model not found: {order.url}. {error}") from error
+            raise ModelNotFound(f"Model not found at: {order.url}. {error}") from error
         except ArchiveError as error:
             raise BadRequest(str(error)) from error
         return await self.register_archive(archive, order, wait=wait)

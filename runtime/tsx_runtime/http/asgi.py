@@ -141,14 +141,14 @@ def check_status(status: int) -> None:
 async def send_whole(
     send: Send, scope: Scope, status: int, headers: tuple[Pair, ...], request_id: bytes, body: bytes, rest: Receive | None = None
 ) -> None:
-    """One complete answer. A HEAD request gets its headers alone; 204 and 304 have no body by definition.
+    """One complete answer. A HEAD request gets its headers alone; 204, 205 and 304 have no body by definition.
 
     With `rest`, it goes out while the request's body is still coming from there, of which the rest is thrown away.
     """
     pairs = [(b"x-request-id", request_id), *headers]
-    if status in (204, 304):
+    if status in (204, 205, 304):
         body = b""
-    else:
+    if status not in (204, 304):
         pairs.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send_last(send, b"" if scope["method"] == "HEAD" else body, rest)

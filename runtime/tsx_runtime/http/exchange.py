@@ -75,6 +75,8 @@ class Exchange:
             return
         if status >= 400 and speaks_v2(self.meta):
             body = faults.for_v2(bytes(body))
+        if status == 205:
+            body = b""  # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
         lane.counts.classes[status // 100] += 1
         close = b"" if self.keep_alive else CLOSE
         if status in (204, 304):

@@ -110,7 +110,7 @@ class Heads:
             with suppress(TsxError, httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 parsed = httptools.parse_url(text)
                 target = find_target(unquote((parsed.path or b"").decode("ascii")), parsed.query or b"")
-                url = target and _Url(target, parsed.query or b"", resolve(self._registry, target))
+                url = target and _Url(target, (parsed.query or b"") if target.query else b"", resolve(self._registry, target))
             _remember(self._urls, text, url)
             return url
 

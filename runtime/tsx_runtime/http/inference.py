@@ -95,7 +95,7 @@ class Predictions:
             target = target._replace(name=model_in_form(headers, body))
         version = resolve(self.registry, target)  # not before: it may be unregistered while the body comes
         now = time.monotonic()
-        meta = wire.request_meta(request_id.decode(), scope["query_string"], with_headers(as_sent(scope), target))
+        meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", with_headers(as_sent(scope), target))
         return version, WaitingJob(meta, body, now, deadline(now, version.client_timeout, timeout_ms), priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:

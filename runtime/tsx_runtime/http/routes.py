@@ -16,6 +16,7 @@ from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.wire import TENSORS_HEAD
 
 _EXPLAIN: Pair = (b"explain", b"True")
+_PREDICT: Pair = (b"explain", b"False")
 _V2: Pair = (b"x-tsx-protocol", b"v2")  # a handler may want to know, and an error has a field more
 _FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 _LEGACY_FREE = frozenset({"models", "v1", "v2", "workflows", "wfpredict", "metrics", "token", "ping", "livez", "readyz"})  # no model's
@@ -29,6 +30,7 @@ class Target(NamedTuple):
     version: str | None = None
     headers: tuple[Pair, ...] = ()  # what the route itself tells the handler
     json: bool = False  # where a body names no type, it is JSON
+    query: bool = False  # the pairs of the query string are inputs
     strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
 
 
@@ -49,7 +51,7 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
         return _from_kserve_v2(path)
     if path in ("/invocations", "/invocations/"):
         names = parse_qs(query.decode("latin-1")).get("model_name", []) if query else []
-        return Target(names[-1] if names else None)
+        return Target(names[-1] if names else None, query=True)
     if path.endswith("/invoke"):
         return _from_sagemaker(path)
     return _from_legacy(path) if path.endswith("/predict") else None
@@ -71,8 +73,8 @@ def _from_predictions(path: str) -> Target:
     if not segments[2]:
         raise ResourceNotFound(NOT_FOUND)
     version = (segments[3] or None) if len(segments) > 3 else None
-    headers: tuple[Pair, ...] = ((b"url_path", url_path(segments[4])),) if len(segments) > 4 and segments[4] else ()
-    return Target(segments[2], version, (*headers, _EXPLAIN) if segments[1] == "explanations" else headers)
+    rest = segments[4] if len(segments) > 4 else ""
+    return Target(segments[2], version, ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT))
 
 
 def _from_kserve_v1(path: str) -> Target | None:
@@ -89,7 +91,7 @@ def _from_kserve_v2(path: str) -> Target | None:
 def _from_sagemaker(path: str) -> Target | None:
     """`/models/MODEL/invoke`, as SageMaker calls an endpoint of several models."""
     segments = path.split("/")
-    return Target(segments[2]) if len(segments) == 4 and segments[1] == "models" and segments[2] else None
+    return Target(segments[2], query=True) if len(segments) == 4 and segments[1] == "models" and segments[2] else None
 
 
 def _from_legacy(path: str) -> Target | None:
@@ -97,14 +99,14 @@ def _from_legacy(path: str) -> Target | None:
     _, model, *rest = path.split("/")
     if not model or model in _LEGACY_FREE or len(rest) not in (1, 2) or not rest[0]:
         return None
-    return Target(model, rest[0] if len(rest) == 2 else None)
+    return Target(model, rest[0] if len(rest) == 2 else None, query=True)
 
 
 def _kserve(model: str, verb: str) -> Target | None:
     name, _, version = model.partition("/versions/")
     if not name or "/" in name or "/" in version:
         return None
-    return Target(name, version or None, (_EXPLAIN,) if verb == "explain" else (), strict=False)
+    return Target(name, version or None, (_EXPLAIN if verb == "explain" else _PREDICT,), strict=False)
 
 
 def _only_model(registry: Registry) -> ModelVersion:

@@ -98,7 +98,7 @@ def test_a_head_is_read_once() -> None:
     assert heads.known[raw] == (head, version)
     assert version is versions["digits"]
     assert (head.length, head.keep_alive) == (7, True)
-    assert head.meta == b"\r\na=1\r\nhost: localhost\r\nx-own: 1\r\ncontent-length: 7\r\n"
+    assert head.meta == b"\r\n\r\nHost: localhost\r\nX-Own: 1\r\nContent-Length: 7\r\nurl_path: \r\nexplain: False\r\n"
 
 
 @pytest.mark.parametrize(("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)])

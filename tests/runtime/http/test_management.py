@@ -143,7 +143,7 @@ def test_a_file_that_is_not_there_is_not_found(empty, name, error_of):
     answer = empty.management.post("/models", params={"url": name})
     assert answer.status_code == 404
     if isinstance(name, str):
-        assert error_of(answer)[1].startswith(f"Model not found: {name}")
+        assert error_of(answer)[1].startswith(f"Model not found at: {name}")
 
 
 def test_a_file_that_is_no_archive_is_refused(empty, error_of):
@@ -217,7 +217,7 @@ def test_a_model_is_described_as_torchserve_does(server):
     (described,) = answer.json()
     fields = (
         "modelName modelVersion modelUrl runtime minWorkers maxWorkers batchSize maxBatchDelay responseTimeout startupTimeout "
-        "maxRetryTimeoutInSec clientTimeoutInMills continuousBatching useJobTicket useVenv stateful sequenceMaxIdleMSec "
+        "maxRetryTimeoutInSec clientTimeoutInMills parallelType parallelLevel deviceType continuousBatching useJobTicket useVenv stateful sequenceMaxIdleMSec "
         "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus workerRestarts "
         "jobQueueSize maxBatchBytes maxQueueBytes overloadStatus"
     )
