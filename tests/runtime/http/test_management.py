@@ -217,7 +217,8 @@ def test_a_model_is_described_as_torchserve_does(server):
     (described,) = answer.json()
     fields = (
         "modelName modelVersion modelUrl runtime minWorkers maxWorkers batchSize maxBatchDelay responseTimeout startupTimeout "
-        "maxRetryTimeoutInSec clientTimeoutInMills parallelType parallelLevel deviceType continuousBatching useJobTicket useVenv stateful sequenceMaxIdleMSec "
+        "maxRetryTimeoutInSec clientTimeoutInMills parallelType parallelLevel deviceType continuousBatching useJobTicket useVenv stateful "
+        "sequenceMaxIdleMSec "
         "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus workerRestarts "
         "jobQueueSize maxBatchBytes maxQueueBytes overloadStatus"
     )
