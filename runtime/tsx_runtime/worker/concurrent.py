@@ -28,10 +28,11 @@ logger = logging.getLogger("tsx.worker")
 class ConcurrentRequests:
     """The tasks of the requests that are under way."""
 
-    def __init__(self, channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None]) -> None:
+    def __init__(self, channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
         self._channel = channel
         self._model = model
         self._on_other = on_other
+        self._on_request = on_request
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -58,6 +59,7 @@ class ConcurrentRequests:
     def _on_frame(self, frame: Frame) -> None:
         try:
             if frame.kind is Kind.BATCH:
+                self._on_request()
                 self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was on its way already
@@ -114,11 +116,11 @@ class ConcurrentRequests:
         self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
 
 
-def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None]) -> None:
+def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
     """On the loop that `initialize` ran on, if it was a coroutine: what it has begun there goes on."""
 
     async def run() -> None:
-        await ConcurrentRequests(channel, model, on_other).run()
+        await ConcurrentRequests(channel, model, on_other, on_request).run()
 
     model.coroutines.finish(run())
 

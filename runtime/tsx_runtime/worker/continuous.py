@@ -155,7 +155,7 @@ class ContinuousBatch:
         return send
 
 
-def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None]) -> None:
+def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
     """Until the front end closes, or the device is lost. `on_other` gets frames that are neither requests nor cancellations."""
     batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
     while not batch.lost:
@@ -164,6 +164,7 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
             if frame is None:
                 return
             if frame.kind is Kind.BATCH:
+                on_request()
                 batch.join(frame.batch, frame.items)
             elif frame.kind is Kind.CANCEL:
                 batch.cancel(frame.batch)

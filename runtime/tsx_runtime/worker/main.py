@@ -126,7 +126,7 @@ def _serve(channel: Channel, model: Model) -> None:
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
     idle = Idle()
     if model.mode != "batch":
-        (continuous if model.mode == "continuous" else concurrent).serve(channel, model, partial(_answer_ping, idle))
+        (continuous if model.mode == "continuous" else concurrent).serve(channel, model, partial(_answer_ping, idle), idle.end)
         return
     if overlaps(model):
         for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):

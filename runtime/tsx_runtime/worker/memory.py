@@ -32,6 +32,9 @@ class Idle:
     def __init__(self) -> None:
         self.asked = 0  # since the last batch
 
+    def end(self) -> None:
+        self.asked = 0
+
     def on_ping(self) -> None:
         self.asked += 1
         if self.asked == 2 and sys.platform == "linux":

@@ -144,10 +144,12 @@ maxWorkers: 2
 
 @pytest.fixture(scope="module")
 def server(start_server, store) -> Iterator[Any]:
-    with start_server() as running:
+    with start_server(heartbeat_interval=1) as running:
         for name, handler, config in (
             ("counter", STATEFUL, SEQUENCES),
             ("brief", STATEFUL, "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n"),
+            ("old", STATEFUL, SEQUENCES.replace("Workers: 2", "Workers: 1") + "maxWorkerRequests: 4\n"),
+            ("shrinking", STATEFUL, SEQUENCES),
             ("talk", CONTINUOUS, "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("engine", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 2\n"),
@@ -169,9 +171,9 @@ def step(server: Any, id: str, word: object, *, model: str = "counter", start: b
     return ask(server, model, word, **headers)
 
 
-def kill(server: Any, model: str, pid: int | None = None) -> None:
+def kill(server: Any, model: str, pid: int | None = None, number: int = signal.SIGKILL) -> None:
     version = server.registry.models[model].versions["1.0"]
-    os.kill(pid or version.workers[0].pid, signal.SIGKILL)
+    os.kill(pid or version.workers[0].pid, number)
 
 
 def version_of(server: Any, model: str) -> Any:
@@ -296,6 +298,31 @@ def test_an_idle_sequence_expires(server: Any, until: Any, error_of: Any) -> Non
     )
 
 
+def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server: Any, until: Any) -> None:
+    version = version_of(server, "old")
+    pid = step(server, "a", 1, model="old", start=True).json()["pid"]
+    for _ in range(3):
+        step(server, "a", 1, model="old")
+    until(lambda: version.workers[0].pid != pid)
+    assert step(server, "a", 1, model="old").json() == {"total": 5, "pid": pid, "together": 1}
+    assert step(server, "b", 1, model="old", start=True, end=True).json()["pid"] != pid
+    assert step(server, "a", 1, model="old", end=True).json() == {"total": 6, "pid": pid, "together": 1}
+    until(lambda: not version.workers[0].retiring)
+
+
+def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server: Any, until: Any, error_of: Any) -> None:
+    version = version_of(server, "shrinking")
+    until(lambda: len(version._dispatcher.channels) == 2)
+    place = {id: step(server, id, 0, model="shrinking", start=True).json()["pid"] for id in "ab"}
+    assert server.management.put("/models/shrinking", params={"min_worker": 1, "synchronous": "true"}).status_code == 200
+    for id, pid in place.items():
+        answer = step(server, id, 1, model="shrinking")
+        if pid == version.workers[0].pid:
+            assert answer.json()["total"] == 1
+        else:
+            assert error_of(answer)[1].endswith(f"Sequence {id} is over: the worker that held its state was removed. Start it anew.")
+
+
 # Continuous batching
 
 
@@ -415,6 +442,15 @@ def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(serve
             parts_of(server, "engine", "stream a exit")
         until(lambda: ask(server, "engine", "open two").status_code == 200 and all(answer.done() for answer in waiting))
         assert [answer.result().text for answer in waiting] == ["wait"] * 3
+
+
+def test_what_a_stopped_worker_held_runs_elsewhere(server: Any, until: Any) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(ask, server, "engine", "wait three") for _ in range(2)]
+        until_under_way(server, "engine", 2)
+        kill(server, "engine", number=signal.SIGSTOP)
+        assert ask(server, "engine", "open three").status_code == 200
+        assert [answer.result().text for answer in waiting] == ["wait"] * 2
 
 
 def until_under_way(server: Any, model: str, count: int) -> None:
