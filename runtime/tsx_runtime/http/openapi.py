@@ -47,6 +47,8 @@ _URGENCY = [
     )
 ]
 
+_QUERY = "Query parameters are inputs as well. "
+_TAKES_QUERY = {"/invocations", "/models/{model}/invoke", "/{model}/predict", "/{model}/{version}/predict"}
 _ONLY_MODEL = {
     "name": "model_name",
     "in": "query",
@@ -182,7 +184,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
         "tags": ["inference"],
         "summary": "Explain a prediction" if explains else "Predict",
         "description": "The body stays as it is; the handler gets a form's fields by their names, and any other body as `body`. "
-        "Query parameters are inputs as well. The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
+        f"{_QUERY if path in _TAKES_QUERY else ''}The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
         "operationId": f"post_{words}",
         "parameters": [*parameters, *_URGENCY],
         "requestBody": {
