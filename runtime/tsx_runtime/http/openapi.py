@@ -184,7 +184,8 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
         "tags": ["inference"],
         "summary": "Explain a prediction" if explains else "Predict",
         "description": "The body stays as it is; the handler gets a form's fields by their names, and any other body as `body`. "
-        f"{_QUERY if path in _TAKES_QUERY else ''}The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
+        + (_QUERY if path in _TAKES_QUERY else "")
+        + "The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
         "operationId": f"post_{words}",
         "parameters": [*parameters, *_URGENCY],
         "requestBody": {
