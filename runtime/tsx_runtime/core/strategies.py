@@ -42,6 +42,11 @@ def strategy(config: ModelConfig, group: bool = False) -> Strategy:
             "model-config.yaml asks for continuousBatching and asyncCommunication: a worker does one or the other. Remove one."
         )
     mode = "continuous" if config.continuous_batching else "async" if config.async_communication else "batch"
+    if config.batch_policy and (mode != "batch" or config.sequence_batching):
+        raise BadRequest(
+            f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which has no say in sequences, continuous "
+            "batching and asynchronous handlers: there nothing waits for company. Remove it."
+        )
     if group and mode != "batch":
         key = "continuousBatching" if mode == "continuous" else "asyncCommunication"
         raise BadRequest(
