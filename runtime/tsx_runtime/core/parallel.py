@@ -59,12 +59,24 @@ def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
             raise BadRequest(
                 f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: give rdzv-endpoint, the HOST:PORT where they meet, as well."
             )
+    if found.ranks > 1 and found.broadcast:
+        _check_step(config)
     if 0 < gpus < found.gpus and config.device_type != "cpu":
         raise BadRequest(
             f"A worker of this model takes {found.gpus} GPUs, and this server has {gpus}. "
             "Lower parallelLevel, or torchrun's nproc-per-node, in model-config.yaml."
         )
     return found
+
+
+def _check_step(config: ModelConfig) -> None:
+    """Ranks meet in their collectives, so each runs the same batches in the same order. Raises BadRequest where that cannot be."""
+    for asked, key in ((config.continuous_batching, "continuousBatching"), (config.async_communication, "asyncCommunication")):
+        if asked:
+            raise BadRequest(
+                f"model-config.yaml asks for {key} and for a torchrun group whose ranks all get the requests: they would fall out of step. "
+                "Leave one of them out, or use parallelType: pp, where rank 0 alone gets them."
+            )
 
 
 def _ranks(asked: int | str | None, level: int | None, gpus: int) -> int:

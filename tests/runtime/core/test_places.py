@@ -98,6 +98,7 @@ def test_amds_devices_are_counted_by_their_driver(tmp_path):
         ({"parallelType": "tp"}, 4, (1, 1, True, False)),
         ({"torchrun": {"nproc-per-node": "gpu"}}, 3, (3, 3, True, True)),
         ({"torchrun": {"nproc-per-node": "2"}}, 0, (2, 2, True, True)),
+        ({"torchrun": {"nproc-per-node": 2}, "parallelType": "pp", "asyncCommunication": True}, 0, (2, 2, False, True)),
     ],
 )
 def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
@@ -112,6 +113,8 @@ def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
         ({"torchrun": {"nproc-per-node": "gpu"}}, 0, "this server has no GPU"),
         ({"torchrun": {"nproc-per-node": "many"}}, 0, "must be a number, cpu, gpu or auto"),
         ({"torchrun": {"nnodes": 2}}, 0, "give rdzv-endpoint"),
+        ({"torchrun": {"nproc-per-node": 2}, "continuousBatching": True}, 0, "continuousBatching .* would fall out of step"),
+        ({"torchrun": {"nproc-per-node": 2}, "asyncCommunication": True}, 0, "asyncCommunication .* would fall out of step"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
