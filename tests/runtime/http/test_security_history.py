@@ -1,8 +1,9 @@
 """What TorchServe's security history teaches, a test for each of its rows that no other file has by name.
 
 Elsewhere: redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that climb or explode
-(`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are too large or too slow (`test_connection_limits.py`), line breaks in answers'
-headers (`tests/runtime/worker/test_context.py`), the same by gRPC (`tests/runtime/grpc`).
+(`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are too large or too slow
+(`test_connection_limits.py`), line breaks in answers' headers (`tests/runtime/worker/test_context.py`), variables that may not
+open the allow list (`tests/runtime/test_torchserve_keys.py`), TLS (`tests/runtime/targets`), the same by gRPC (`tests/runtime/grpc`).
 """
 
 from __future__ import annotations
