@@ -148,7 +148,7 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
     ("url", "error", "text"),
     [
         ("", BadRequest, "Parameter url is required"),
-        ("missing.mar", ModelNotFound, "Model not found: missing.mar"),
+        ("missing.mar", ModelNotFound, "Model not found at: missing.mar"),
         ("../fake.mar", ModelNotFound, "Relative path is not allowed in url: ../fake.mar"),
         ("a\\..\\b.mar", ModelNotFound, "Relative path is not allowed"),
         ("/etc/passwd", ModelNotFound, "Relative path is not allowed"),

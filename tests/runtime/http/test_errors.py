@@ -89,7 +89,7 @@ def erring(start_server, store):
             "ModelNotFoundException",
             "Relative path is not allowed in url: ../fake.mar",
         ),
-        ("POST", "/models", {"url": "no.mar"}, 404, "ModelNotFoundException", "Model not found: no.mar"),
+        ("POST", "/models", {"url": "no.mar"}, 404, "ModelNotFoundException", "Model not found at: no.mar"),
         (
             "GET",
             "/models/talker/1.3.1",
