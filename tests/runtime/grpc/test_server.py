@@ -174,7 +174,7 @@ def test_who_asks_for_grpc_and_lacks_it_is_warned(monkeypatch: pytest.MonkeyPatc
         assert grpc_addresses(Settings()) == []
         assert grpc_addresses(Settings(grpc_inference_port=7070)) == []
         assert grpc_addresses(Settings(enable_grpc=False)) == []
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
 
 
 def test_an_open_address_needs_a_token() -> None:

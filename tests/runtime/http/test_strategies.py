@@ -496,7 +496,7 @@ def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
     ("config", "says"),
     [
         ("continuousBatching: true\nasyncCommunication: true", "a worker does one or the other"),
-        ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "one batch after the other"),
+        ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "out of step"),
         ("continuousBatching: true\nbatchPolicy: wait", "Remove it"),
         ("sequenceBatching: true", "set sequenceMaxIdleMSec"),
     ],

@@ -336,7 +336,8 @@ BAD: dict[str, tuple[str, int, str, str]] = {
         "models: {m1: {url: m1.mar}, m9: {url: none.mar}}\ndag: {m1: [m9]}",
         500,
         "WorkflowException",
-        "Workflow nomar has failed to register. Failures: [Workflow Node nomar__m9 failed to register. Details: Model not found at: none.mar",
+        "Workflow nomar has failed to register. Failures: [Workflow Node nomar__m9 failed to register. "
+        "Details: Model not found at: none.mar",
     ),
     "outside": (
         "models: {m1: {url: ../sequence.war}}\ndag: {m1: []}",

@@ -22,6 +22,7 @@ NAMES = {
     "ts.handler_utils.distributed.deepspeed": ["get_ds_engine"],
     "ts.handler_utils.distributed.pt_pippy": ["get_pipeline_driver", "initialize_rpc_workers"],
     "ts.handler_utils.hf_batch_streamer": ["TextIteratorStreamerBatch"],
+    "ts.handler_utils.micro_batching": ["MicroBatching"],
     "ts.handler_utils.text_utils": ["ngrams_iterator"],
     "ts.handler_utils.timer": ["timed"],
     "ts.handler_utils.utils": ["import_class", "send_intermediate_predict_response"],
