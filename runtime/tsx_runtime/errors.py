@@ -237,6 +237,9 @@ class SettingError(TsxError):
 
 @lru_cache(maxsize=64)  # a server that refuses much refuses with the same words
 def error_body(status: int, type: str, message: str) -> bytes:
-    """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end."""
+    """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end.
+
+    The message may quote half a surrogate pair, which JSON can carry to the server and UTF-8 cannot carry back.
+    """
     told = json.dumps(message, ensure_ascii=False)  # the rest is put around by hand: `indent` takes five times as long
-    return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {told}\n}}\n'.encode()
+    return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {told}\n}}\n'.encode(errors="replace")

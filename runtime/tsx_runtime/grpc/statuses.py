@@ -59,7 +59,7 @@ def worker_refusal(status: int, body: bytes) -> Refusal | None:
         told = json.loads(body)
         if told["code"] == status and len(told) == 3:
             return Refusal(code_of(status), described(told["message"], told["type"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return None
 

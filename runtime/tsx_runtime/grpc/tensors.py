@@ -80,17 +80,20 @@ def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None
     An answer that is no tensors is one tensor of type BYTES. Raises PredictionFailed.
     """
     told, rest = _told(head, body)
-    outputs = _outputs(told, rest)
-    response.id = str(told.get("id") or response.id)
-    _set_parameters(response.parameters, told.get("parameters") or {})
-    typed = typed and all(output.datatype in TYPED or output.datatype == "BYTES" for output in outputs)
-    for output in outputs:
-        tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        _set_parameters(tensor.parameters, output.parameters)
-        if typed:
-            unpack_contents(tensor.contents, output.datatype, output.raw)
-        else:
-            response.raw_output_contents.append(output.raw)
+    try:
+        outputs = _outputs(told, rest)
+        response.id = str(told.get("id") or response.id)
+        _set_parameters(response.parameters, told.get("parameters") or {})
+        typed = typed and all(output.datatype in TYPED or output.datatype == "BYTES" for output in outputs)
+        for output in outputs:
+            tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            _set_parameters(tensor.parameters, output.parameters)
+            if typed:
+                unpack_contents(tensor.contents, output.datatype, output.raw)
+            else:
+                response.raw_output_contents.append(output.raw)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
+        raise PredictionFailed(f"The handler answered with outputs that are no tensors: {type(error).__name__}: {error}.") from error
 
 
 def pack_contents(tensor: Any) -> bytes:
@@ -177,7 +180,7 @@ def _told(head: int | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
         told = json.loads(bytes(view[:length]))
         if isinstance(told["outputs"], list):
             return told, view[length:]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raw = pack_bytes([body])
     output = {"name": "output", "datatype": "BYTES", "shape": [1], "parameters": {SIZE: len(raw)}}
@@ -196,15 +199,14 @@ class _Output(NamedTuple):
 
 def _outputs(told: dict[str, Any], rest: memoryview) -> list[_Output]:
     outputs, at = [], 0
-    try:
-        for output in told["outputs"]:
-            others = dict(output.get("parameters") or {})
-            size = others.pop(SIZE, None)
-            raw = _pack_values(output["datatype"], output["data"]) if size is None else bytes(rest[at : at + size])
-            at += size or 0
-            outputs.append(_Output(output["name"], output["datatype"], list(output["shape"]), others, raw))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise PredictionFailed(f"The handler answered with outputs that are no tensors: {type(error).__name__}: {error}.") from error
+    for output in told["outputs"]:
+        others = dict(output.get("parameters") or {})
+        size = others.pop(SIZE, None)
+        if size is not None and not 0 <= size <= len(rest) - at:
+            raise ValueError(f"{SIZE} is {size}, but {len(rest) - at} bytes are left")
+        raw = _pack_values(output["datatype"], output["data"]) if size is None else bytes(rest[at : at + size])
+        at += size or 0
+        outputs.append(_Output(output["name"], output["datatype"], list(output["shape"]), others, raw))
     return outputs
 
 

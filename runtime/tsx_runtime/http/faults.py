@@ -42,12 +42,15 @@ def fault(error: TsxError) -> tuple[int, tuple[Pair, ...], bytes]:
 
 
 def for_v2(body: bytes) -> bytes:
-    """An error JSON with the field `error` as well, which is where clients of the Open Inference Protocol look. Any other body stays."""
+    """An error JSON with the field `error` as well, which is where clients of the Open Inference Protocol look. Any other body stays.
+
+    A handler writes what it likes, and what a client made it write: none of that may raise here, where a batch is being answered.
+    """
     try:
         told = json.loads(body)
         if list(told) == ["code", "type", "message"]:
             return json.dumps(told | {"error": told["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         pass
     return body
 

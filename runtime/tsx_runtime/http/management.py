@@ -139,7 +139,7 @@ async def ask_handler(version: ModelVersion) -> Any:
         raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode(errors="replace")
 
 
@@ -147,7 +147,7 @@ def _message(body: bytes) -> str:
     """The text of a worker's error JSON, or of whatever else the handler sent."""
     try:
         return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return body[:1000].decode(errors="replace")
 
 

@@ -35,7 +35,7 @@ def json_answer(model: BaseModel, code: int = 200) -> Response:
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
         given = json.loads(body) if body.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"The request's body is not JSON: {error}.") from error
     if not isinstance(given, dict):
         raise BadRequest('The request\'s body must be a JSON object such as {"url": "digits.mar"}.')

@@ -80,7 +80,7 @@ def read(length: str, body: bytearray) -> tuple[dict[str, Any], Wish]:
         inputs = request["inputs"]
         if not isinstance(inputs, list):
             raise TypeError(f"its inputs are {type(inputs).__name__}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadRequest(f"The request does not begin with JSON that has a list of inputs: {error}.") from error
     rest, at = memoryview(body)[int(length) :], 0
     for tensor in inputs:
@@ -207,7 +207,7 @@ def _own_response(value: Any) -> dict[str, Any] | None:
     if isinstance(value, str | bytes | bytearray):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if not isinstance(value, dict) or not isinstance(outputs := value.get("outputs"), list):
         return None

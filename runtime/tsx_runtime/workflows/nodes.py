@@ -96,7 +96,7 @@ def _failure(status: int, body: bytes) -> TsxError:
         told = json.loads(body)
         if told["code"] == status and told["type"]:
             text = str(told["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     if status == OutOfResources.status:
         return OutOfResources(text)

@@ -90,7 +90,15 @@ def test_a_long_traceback_fits_the_trailers_of_a_call() -> None:
 
 def test_only_a_worker_s_own_error_json_is_an_error() -> None:
     assert worker_refusal(503, error_body(503, "InternalServerException", "Prediction failed"))
-    for body in (b"text", b"{}", b"[]", b"\xff", b'{"code": 503, "message": "x"}', error_body(500, "X", "of another status")):
+    for body in (
+        b"text",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"code": 503, "message": "x"}',
+        error_body(500, "X", "of another status"),
+        b"[" * 100_000,
+    ):
         assert worker_refusal(503, body) is None
 
 

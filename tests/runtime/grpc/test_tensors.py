@@ -143,6 +143,7 @@ def with_head(request: Any, rest: bytes = b"") -> tuple[str, bytearray]:
         ("9", b"{}", "takes the number of bytes"),
         ("2", b"{}", "list of inputs"),
         ("2", b"\xff\xff", "list of inputs"),
+        ("100000", b"[" * 100_000, "list of inputs"),
         (*with_head([]), "list of inputs"),
         (*with_head({"inputs": 3}), "list of inputs"),
         (*with_head({"inputs": [3]}), "input 3 cannot be read"),
@@ -236,3 +237,20 @@ def test_each_output_comes_as_it_is_asked_for() -> None:
         {"name": "a", "datatype": "INT32", "shape": [1], "data": [1]},
     ]
     assert answer[length:] == b"\1\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("output", "rest"),
+    [
+        ({"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}, b"1234"),
+        ({"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": -1}}, b"1234"),
+        ({"name": "y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}}, b"123"),
+        ({"name": 7, "datatype": "FP32", "shape": [1], "data": [1]}, b""),
+        ({"name": "y", "datatype": "FP32", "shape": ["one"], "data": [1]}, b""),
+        ({"name": "y", "datatype": "FP99", "shape": [1], "data": [1]}, b""),
+    ],
+)
+def test_an_answer_that_cannot_be_tensors_is_the_handlers_failure(output: dict[str, Any], rest: bytes) -> None:
+    head, body = with_head({"outputs": [output]}, rest)
+    with pytest.raises(PredictionFailed, match="outputs that are no tensors"):
+        front.unpack(ModelInferResponse(), int(head), bytes(body), typed=True)

@@ -25,6 +25,9 @@ def handle(data, context):
         return ["open"]
     if words == ["sizes"]:
         return [sizes]
+    for idx, word in enumerate(words):
+        if word.startswith("["):
+            context.set_response_status(400, "Bad Request", idx)
     if any(word.startswith("many ") for word in words) and len(words) > 5:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     for row, word in zip(data, words):
@@ -35,15 +38,15 @@ def handle(data, context):
 """
 
 
-def in_one_batch(server, until, tmp_path, words: list[str]) -> list[httpx.Response]:
+def in_one_batch(server, until, tmp_path, words: list[str], path: str = "/predictions/frail") -> list[httpx.Response]:
     """The answers to requests that wait together while the worker is held."""
     version = server.registry.models["frail"].versions["1.0"]
     gate = tmp_path / "gate"
     with ThreadPoolExecutor(len(words) + 1) as pool:
         first = pool.submit(server.inference.post, "/predictions/frail", content=f"gate {gate}")
         until(lambda: version.stats.requests == 1 and not version.pending)
-        url = f"{server.addresses['inference']}/predictions/frail"
-        answers = [pool.submit(httpx.post, url, content=word, timeout=60) for word in words]
+        url, headers = f"{server.addresses['inference']}{path}", {"content-type": "application/octet-stream"}
+        answers = [pool.submit(httpx.post, url, content=word, headers=headers, timeout=60) for word in words]
         until(lambda: version.stats.requests == 1 + len(words))
         gate.touch()
         assert first.result().text == "open"
@@ -74,6 +77,13 @@ def test_a_model_whose_handler_must_not_be_called_twice_fails_the_batch_whole(em
     words = ["poison 0", *["word"] * 31]
     assert {answer.status_code for answer in in_one_batch(empty, until, tmp_path, words)} == {503}
     assert empty.inference.post("/predictions/frail", content="sizes").json() == [1, 32, 1]
+
+
+def test_an_error_of_a_handler_that_is_nested_without_end_takes_no_other_answer_with_it(empty, until, tmp_path):
+    register(empty)
+    words = ["word 0", "[" * 50_000, "word 2"]
+    answers = in_one_batch(empty, until, tmp_path, words, "/v2/models/frail/infer")  # whose errors are looked into
+    assert [(answer.status_code, answer.text) for answer in answers] == [(200, words[0]), (400, words[1]), (200, words[2])]
 
 
 def test_a_batch_that_does_not_fit_the_device_is_answered_and_metrics_tell(empty, until, tmp_path):

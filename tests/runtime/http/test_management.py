@@ -94,12 +94,19 @@ def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, va
 
 
 @pytest.mark.parametrize(
-    ("body", "text"), [(b"{", "is not JSON"), (b"[1]", "must be a JSON object"), (b'{"url": 1}', "Parameter url is 1")]
+    ("body", "text"),
+    [(b"{", "is not JSON"), (b"[1]", "must be a JSON object"), (b'{"url": 1}', "Parameter url is 1"), (b"[" * 90_000, "is not JSON")],
 )
 def test_a_json_body_that_cannot_be_used_is_refused(empty, body, text, error_of):
     answer = empty.management.post("/models", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert text in error_of(answer)[1]
+
+
+def test_half_a_surrogate_pair_is_no_name_of_a_file_and_no_error_of_the_server(empty, error_of):
+    for half in (b"\\ud800", b"\\udc80"):  # the second one is what Python makes of a byte in a file's name
+        answer = empty.management.post("/models", content=b'{"url": "%b.mar"}' % half, headers={"content-type": "application/json"})
+        assert (answer.status_code, error_of(answer)[0]) == (404, "ModelNotFoundException")
 
 
 def test_a_json_body_over_the_limit_is_refused(empty):
