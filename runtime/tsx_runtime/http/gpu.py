@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import NamedTuple
+
+from tsx_runtime.http.programs import output_of
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
 TIMEOUT = 5.0  # seconds; a hung driver must not hang the answer
@@ -28,23 +29,12 @@ class Gpu(NamedTuple):
 
 async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
     """The visible GPUs by the number that a worker knows them under; empty where there is no `nvidia-smi`."""
+    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
-        process = await asyncio.create_subprocess_exec(
-            "nvidia-smi",
-            f"--query-gpu={QUERY}",
-            "--format=csv,noheader,nounits",
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
+        _, output = await output_of(command, timeout, quiet=True)
+    except OSError:  # TimeoutError is one of them
         return {}
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), timeout)
-    except (TimeoutError, asyncio.TimeoutError):
-        process.kill()
-        await process.wait()
-        return {}
-    return visible(parse(output.decode()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible(parse(output.decode(errors="replace")), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def parse(output: str) -> list[Gpu]:

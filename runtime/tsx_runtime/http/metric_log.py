@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ from tsx_runtime.http.metrics import reader
 from tsx_runtime.http.sinks import feed
 from tsx_runtime.http.system import System
 from tsx_runtime.settings import Settings
+
+logger = logging.getLogger("tsx.metrics")
 
 MICRO = 1e6
 SUMS = (
@@ -42,7 +45,7 @@ class MetricLog:
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
         self._told = list(counts.classes)
-        self._loaded: set[tuple[str, int | None]] = set()  # workers' starts that were told
+        self._loaded: set[tuple[str, int | None]] = set()  # starts that were told, of the workers that there are
         self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = WeakKeyDictionary()  # that were told
         self._next_system = 0.0
 
@@ -52,9 +55,10 @@ class MetricLog:
             if grown := self._counts.classes[digit] - self._told[digit]:
                 self._tell(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
         self._told = list(self._counts.classes)
-        for model in self._registry.models.values():
-            for version in model.versions.values():
-                self._tell_version(version, now)
+        versions = [version for model in self._registry.models.values() for version in model.versions.values()]
+        for version in versions:
+            self._tell_version(version, now)
+        self._loaded.intersection_update((worker.id, worker.pid) for version in versions for worker in version.workers)
         if now >= self._next_system:
             self._next_system = now + self._interval
             await self._tell_system(now)
@@ -115,6 +119,8 @@ async def metric_tasks(registry: Registry, counts: Counts, system: System, setti
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
         tasks.append(asyncio.create_task(feed(name, sink, read, settings.metrics_push_interval)))
+    for task in tasks:
+        task.add_done_callback(_tell_end)
     try:
         yield
     finally:
@@ -123,6 +129,12 @@ async def metric_tasks(registry: Registry, counts: Counts, system: System, setti
         await asyncio.gather(*tasks, return_exceptions=True)
         if log is not None:
             await log.write()  # what happened since
+
+
+def _tell_end(task: asyncio.Task[None]) -> None:
+    """None of them should end by an error; where one does, that is not to be found out by numbers that are missing."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("metrics are not told any more, until the server is started again", exc_info=error)
 
 
 async def _write_for_ever(log: MetricLog) -> None:

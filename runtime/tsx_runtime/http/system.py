@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import psutil
 
+from tsx_runtime.http.programs import output_of
 from tsx_runtime.settings import Settings
 
 MEGA, GIGA = 1 << 20, 1 << 30
 LONGEST_RUN = 30.0  # seconds that the user's program may take
 
-_LINE = re.compile(r"^([A-Za-z_]\w*)\.([A-Za-z]+):(-?[0-9.]+(?:[eE][-+]?\d+)?)\|#([^|]*)")
+_LINE = re.compile(r"^([A-Za-z_]\w*)\.([A-Za-z]+):(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\|#([^|]*)")
 
 logger = logging.getLogger("tsx.metrics")
 
@@ -51,19 +52,15 @@ class System:
 
     async def _run(self, command: str) -> None:
         try:
-            process = await asyncio.create_subprocess_exec(*shlex.split(command), stdout=asyncio.subprocess.PIPE)
+            code, output = await output_of(shlex.split(command), LONGEST_RUN)
+        except TimeoutError:
+            logger.warning("system_metrics_cmd took longer than %d s, so it was ended", LONGEST_RUN)
+            return
         except (OSError, ValueError) as error:
             logger.warning("system_metrics_cmd cannot be run: %s", error)
             return
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), LONGEST_RUN)
-        except (TimeoutError, asyncio.TimeoutError):
-            process.kill()
-            await process.wait()
-            logger.warning("system_metrics_cmd took longer than %d s, so it was ended", LONGEST_RUN)
-            return
-        if process.returncode:
-            logger.warning("system_metrics_cmd ended with %d", process.returncode)
+        if code:
+            logger.warning("system_metrics_cmd ended with %d", code)
         self._told = parse_lines(output.decode(errors="replace")) or self._told
 
 

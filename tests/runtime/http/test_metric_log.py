@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
 
 import pytest
@@ -11,7 +13,7 @@ from tests.runtime.core.test_metricsconfig import USUAL
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.stats import HandlerMetric, Stats
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.metric_log import MetricLog
+from tsx_runtime.http.metric_log import MetricLog, metric_tasks
 from tsx_runtime.http.system import System, SystemMetric, parse_lines
 from tsx_runtime.settings import Settings
 
@@ -134,6 +136,7 @@ def test_a_program_tells_the_machines_numbers():
     lines = [
         "CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1",
         "noise",
+        "Broken.Percent:1.2.3|#Level:Host|#hostname:box",
         "GPUMemoryUsed.Megabytes:3e2|#Level:Host,DeviceId:1|#hostname:b",
     ]
     assert parse_lines("\n".join(lines)) == [
@@ -166,9 +169,49 @@ def test_a_program_that_fails_is_told_and_no_more(command, caplog, start_server,
     assert system.read() == []
 
 
-def _task(work):
-    import asyncio
+def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
+    begun = tmp_path / "begun"
+    system = System(Settings(system_metrics_cmd=f"sh -c 'echo $$ > {begun}; exec sleep 600'"))
 
+    async def stop_while_it_runs() -> None:
+        following = asyncio.ensure_future(system.follow())
+        await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(stop_while_it_runs())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+
+
+def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
+    with start_server(metrics_mode="log") as server:
+        server.register("talker.mar", initial_workers=1)
+        log = server.call(lambda: MetricLog(server.registry, Counts(), System(server.settings), server.settings))
+        server.call(log.write)
+        assert len(log._loaded) == 1
+        server.call(lambda: server.registry.unregister("talker"))
+        server.call(log.write)
+        assert not log._loaded
+
+
+def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch, caplog, until):
+    def fail(self):
+        raise ZeroDivisionError("no such number")
+
+    monkeypatch.setattr(System, "read", fail)
+
+    async def write(server) -> None:
+        async with metric_tasks(server.registry, Counts(), System(server.settings), server.settings):
+            await asyncio.to_thread(until, lambda: "metrics are not told any more" in caplog.text)
+            monkeypatch.undo()
+
+    with start_server(metrics_mode="log") as server:
+        server.call(lambda: write(server))
+    assert "no such number" in caplog.text
+
+
+def _task(work):
     return asyncio.ensure_future(work)
 
 
