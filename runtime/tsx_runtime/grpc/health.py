@@ -12,7 +12,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.calls import Context, Refused
-from tsx_runtime.grpc.service import Service
+from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal
 from tsx_runtime.http.describe import not_ready
 
@@ -29,8 +29,8 @@ class Health:
         self._watchers: set[asyncio.Event] = set()
         registry.on_readiness.append(self._wake)
 
-    def service(self) -> Service:
-        service = Service(NAME, None)
+    def service(self, ledger: Ledger) -> Service:
+        service = Service(NAME, None, ledger)
         service.unary("Check", self.check, HealthCheckRequest, HealthCheckResponse)
         service.stream("Watch", self.watch, HealthCheckRequest, HealthCheckResponse)
         return service
@@ -44,7 +44,8 @@ class Health:
     async def check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            raise Refused(Refusal(grpc.StatusCode.NOT_FOUND, f"There is neither a service nor a model {request.service!r} here."))
+            text = f"There is neither a service nor a model {request.service!r} here."
+            raise Refused(Refusal(grpc.StatusCode.NOT_FOUND, text, status=404))
         return HealthCheckResponse(status=status)
 
     async def watch(self, request: HealthCheckRequest, context: Context) -> AsyncGenerator[HealthCheckResponse, None]:

@@ -18,9 +18,8 @@ from tsx_runtime.core.stateful import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
-from tsx_runtime.grpc.service import Service
+from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, code_of, refusal
-from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import is_healthy
@@ -58,8 +57,8 @@ class Inference:
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
 
-    def service(self, guard: Guard | None, log: AccessLog | None) -> Service:
-        service = Service(NAME, guard, log)
+    def service(self, guard: Guard | None, ledger: Ledger) -> Service:
+        service = Service(NAME, guard, ledger)
         service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, open_to_all=True)
         service.unary("Predictions", self.predictions, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions", self.stream, PredictionsRequest, PredictionResponse)

@@ -18,8 +18,7 @@ from tsx_runtime.grpc.protos.management_pb2 import (
     SetDefaultRequest,
     UnregisterModelRequest,
 )
-from tsx_runtime.grpc.service import Service
-from tsx_runtime.http.access import AccessLog
+from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import PAGE
 from tsx_runtime.http.management import Management, parameters_of
@@ -34,8 +33,8 @@ class ManagementCalls:
     def __init__(self, management: Management) -> None:
         self.management = management
 
-    def service(self, guard: Guard | None, log: AccessLog | None) -> Service:
-        service = Service(NAME, guard, log)
+    def service(self, guard: Guard | None, ledger: Ledger) -> Service:
+        service = Service(NAME, guard, ledger)
         for method, call, request in (
             ("DescribeModel", self.describe, DescribeModelRequest),
             ("ListModels", self.list_models, ListModelsRequest),

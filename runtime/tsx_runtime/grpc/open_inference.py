@@ -14,9 +14,8 @@ from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, 
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
-from tsx_runtime.grpc.service import Service
+from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, code_of, refusal, shortened
-from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import not_ready
@@ -36,8 +35,8 @@ class OpenInference:
         self.registry = registry
         self.messages: Any = messages
 
-    def service(self, name: str, guard: Guard | None, log: AccessLog | None) -> Service:
-        service, messages = Service(name, guard, log), self.messages
+    def service(self, name: str, guard: Guard | None, ledger: Ledger) -> Service:
+        service, messages = Service(name, guard, ledger), self.messages
         for method, call in (
             ("ServerLive", self.server_live),
             ("ServerReady", self.server_ready),
@@ -104,7 +103,7 @@ class OpenInference:
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
         """Raises `Refused` where the handler's own status is an error: what it wrote is no tensors then."""
         if answer.status >= 400:
-            raise Refused(Refusal(code_of(answer.status), shortened(body.decode(errors="replace"))))
+            raise Refused(Refusal(code_of(answer.status), shortened(body.decode(errors="replace")), status=answer.status))
         response = self.messages.ModelInferResponse(model_name=version.name, model_version=version.version, id=request.id)
         tensors.unpack(response, _head_of(answer.headers), body, typed=not request.raw_input_contents)
         return response

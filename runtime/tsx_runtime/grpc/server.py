@@ -15,8 +15,9 @@ from tsx_runtime.grpc.inference import Inference
 from tsx_runtime.grpc.management import ManagementCalls
 from tsx_runtime.grpc.open_inference import NAMES, OpenInference
 from tsx_runtime.grpc.pool import POOL
-from tsx_runtime.grpc.service import Service
+from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import build_guards
 from tsx_runtime.http.management import Management
 from tsx_runtime.http.tokens import Keys
@@ -36,13 +37,14 @@ class GrpcServer:
         roles: Collection[str],
         target: str,
         certificate: tuple[bytes, bytes] | None,
+        counts: Counts,
     ):
-        """`target`: HOST:PORT. `certificate`: private key and chain, PEM."""
+        """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers."""
         self.server = grpc.aio.server(options=options(settings, roles))
         self.log = AccessLog() if settings.access_log else None
-        services = _services(registry, settings, keys, roles, self.log)
+        services = _services(registry, settings, keys, roles, Ledger(counts, self.log))
         self.health = Health(registry, [service.name for service in services])
-        services.append(self.health.service())
+        services.append(self.health.service(Ledger(counts)))
         self.server.add_generic_rpc_handlers(tuple(service.handler for service in services))
         _add_reflection(self.server, [service.name for service in services])
         try:
@@ -84,14 +86,14 @@ def options(settings: Settings, roles: Collection[str]) -> list[tuple[str, Any]]
     return chosen
 
 
-def _services(registry: Registry, settings: Settings, keys: Keys, roles: Collection[str], log: AccessLog | None) -> list[Service]:
+def _services(registry: Registry, settings: Settings, keys: Keys, roles: Collection[str], ledger: Ledger) -> list[Service]:
     guards = build_guards(settings, keys, registry.plugins.authentication.values())
     services: list[Service] = []
     if "grpc_inference" in roles:
-        services.append(Inference(registry).service(guards.inference, log))
-        services += [OpenInference(registry, messages).service(name, guards.inference, log) for name, messages in NAMES.items()]
+        services.append(Inference(registry).service(guards.inference, ledger))
+        services += [OpenInference(registry, messages).service(name, guards.inference, ledger) for name, messages in NAMES.items()]
     if "grpc_management" in roles:
-        services.append(ManagementCalls(Management(registry, settings.max_request_size)).service(guards.management, log))
+        services.append(ManagementCalls(Management(registry, settings.max_request_size)).service(guards.management, ledger))
     return services
 
 

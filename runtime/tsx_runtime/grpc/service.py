@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -15,6 +15,7 @@ from tsx_runtime.grpc.calls import Context, Refused
 from tsx_runtime.grpc.metadata import as_headers
 from tsx_runtime.grpc.statuses import Refusal, refusal
 from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
@@ -22,13 +23,20 @@ UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
 logger = logging.getLogger("tsx.grpc")
 
 
+class Ledger(NamedTuple):
+    """Where it is told how each call ended: the counters that REST has, and the access log."""
+
+    counts: Counts
+    log: AccessLog | None = None
+
+
 class Service:
     """One service under its full name. `unary` and `stream` add its methods; `handler` is what a server takes."""
 
-    def __init__(self, name: str, guard: Guard | None, log: AccessLog | None = None) -> None:
+    def __init__(self, name: str, guard: Guard | None, ledger: Ledger) -> None:
         self.name = name
         self._guard = guard
-        self._log = log
+        self._ledger = ledger
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     def unary(
@@ -45,9 +53,9 @@ class Service:
                 except Exception as error:  # the boundary of a call
                     reason = self._reason(method, error)
                 else:
-                    ended.code = grpc.StatusCode.OK
+                    ended.code, ended.status = grpc.StatusCode.OK, 200
                     return answer
-                ended.code = reason.code
+                ended.code, ended.status = reason.code, reason.status
                 return await _end(context, reason)
 
         self._methods[method] = grpc.unary_unary_rpc_method_handler(guarded, request.FromString, response.SerializeToString)
@@ -73,9 +81,9 @@ class Service:
                 except Exception as error:  # the boundary of a call
                     reason = self._reason(method, error)
                 else:
-                    ended.code = grpc.StatusCode.OK
+                    ended.code, ended.status = grpc.StatusCode.OK, 200
                     return
-                ended.code = reason.code
+                ended.code, ended.status = reason.code, reason.status
                 await _end(context, reason)
 
         made = grpc.stream_stream_rpc_method_handler if both_ways else grpc.unary_stream_rpc_method_handler
@@ -99,19 +107,22 @@ class Service:
 
     @contextmanager
     def _logged(self, method: str, context: Context) -> Generator[_Ended, None, None]:
-        """A line of the access log for the call, in TorchServe's form: the status is gRPC's number."""
+        """The call is counted, and has a line of the access log in TorchServe's form: the status there is gRPC's number."""
         ended, began = _Ended(), time.monotonic()
         try:
             yield ended
         finally:
-            if self._log is not None:
-                self._log.add(_peer(context), f"gRPC {self.name}/{method} HTTP/2.0", ended.code.value[0], began)
+            if ended.status:
+                self._ledger.counts.add(ended.status)
+            if self._ledger.log is not None:
+                self._ledger.log.add(_peer(context), f"gRPC {self.name}/{method} HTTP/2.0", ended.code.value[0], began)
 
 
 class _Ended:
     """How a call ended."""
 
     code = grpc.StatusCode.CANCELLED  # unless it is said otherwise: its client has left
+    status = 0  # as REST would answer it; a client that has left gets no answer that could be counted
 
 
 def _peer(context: Context) -> tuple[str, str] | None:

@@ -37,6 +37,7 @@ class Refusal(NamedTuple):
     code: StatusCode
     details: str
     metadata: tuple[tuple[str, str], ...] = ()
+    status: int = 500  # what REST would answer: as that it is counted
 
 
 def code_of(status: int) -> StatusCode:
@@ -46,11 +47,11 @@ def code_of(status: int) -> StatusCode:
 
 def refusal(error: TsxError) -> Refusal:
     if isinstance(error, MethodNotAllowed):
-        return Refusal(StatusCode.PERMISSION_DENIED, MODEL_API_DISABLED)
+        return Refusal(StatusCode.PERMISSION_DENIED, MODEL_API_DISABLED, status=error.status)
     details = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in details:
         details = f"{details}\n{error.traceback}"
-    return Refusal(_code(error), described(details, error.type), _retry(error))
+    return Refusal(_code(error), described(details, error.type), _retry(error), error.status)
 
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
@@ -58,7 +59,7 @@ def worker_refusal(status: int, body: bytes) -> Refusal | None:
     try:
         told = json.loads(body)
         if told["code"] == status and len(told) == 3:
-            return Refusal(code_of(status), described(told["message"], told["type"]))
+            return Refusal(code_of(status), described(told["message"], told["type"]), status=status)
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tsx_runtime.addresses import Address
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.tokens import Keys
 from tsx_runtime.settings import GRPC_ROLES, Settings
 from tsx_runtime.targets.listen import Listener
@@ -57,8 +58,8 @@ def check_free(addresses: GrpcAddresses) -> None:
                 pass
 
 
-def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses) -> list[Port]:
-    """A server for each of the addresses."""
+def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: Counts) -> list[Port]:
+    """A server for each of the addresses, which counts its calls with the requests of HTTP."""
     if not addresses:
         return []
     from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
@@ -67,7 +68,7 @@ def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddr
     ports = []
     for address, roles in addresses:
         host = f"[{address.host}]" if ":" in address.host else address.host
-        server = GrpcServer(registry, settings, keys, roles, f"{host}:{address.port}", pair)
+        server = GrpcServer(registry, settings, keys, roles, f"{host}:{address.port}", pair, counts)
         ports.append(Port(f"{host}:{server.port}", roles, server))
     return ports
 

@@ -141,8 +141,8 @@ async def _answer(
 ) -> None:
     for listener in bound:
         listener.listen()
-    grpc_ports = bind(registry, settings, keys, grpc)
     apps = build_apps(registry, settings, [listener.roles for listener in bound], keys, workflows)
+    grpc_ports = bind(registry, settings, keys, grpc, apps[0].counts)
     try:
         async with metric_tasks(registry, apps[0].counts, apps[0].system, settings):
             await _run_servers(settings, registry, apps, grpc_ports, bound, tls, versions, on_ready, snapshots, stop, hurry)

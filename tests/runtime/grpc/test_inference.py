@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -196,6 +198,23 @@ def test_a_request_alone_may_belong_to_a_sequence(client: Client) -> None:
     assert json.loads(response.prediction)["headers"]["ts_request_sequence_id"] == "s"
     alone = client.predictions.Predictions(client.messages.PredictionsRequest(model_name="talker"), timeout=TIMEOUT)
     assert not alone.HasField("sequence_id")
+
+
+def test_calls_are_counted_as_rest_counts_its_requests(client: Client, until: Callable[[Callable[[], object]], None]) -> None:
+    def counted() -> tuple[int, int, int]:
+        with urllib.request.urlopen(f"{client.addresses('metrics')}/metrics", timeout=TIMEOUT) as answer:
+            text = answer.read().decode()
+        found = [re.search(rf"^Requests{digit}XX{{.*}} (\d+)", text, re.MULTILINE) for digit in "245"]
+        return tuple(int(match[1]) for match in found if match)  # type: ignore[return-value]  # there are three
+
+    before = counted()  # which is itself counted once it is told
+    client.ask()
+    client.ask(do=b"status")  # the handler's own 507 ends no call
+    refused(lambda: client.ask("nope"))
+    refused(lambda: client.ask(do=b"raise"))
+    refused(lambda: list(client.predictions.StreamPredictions(client.messages.PredictionsRequest(model_name="nope"), timeout=TIMEOUT)))
+    until(lambda: [now - then for now, then in zip(counted(), before, strict=True)][1:] == [2, 1])
+    assert counted()[0] >= before[0] + 3
 
 
 def test_a_client_may_compress_what_it_sends(client: Client) -> None:
