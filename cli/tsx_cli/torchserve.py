@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 READY = "Model server started."  # what TorchServe's scripts wait for
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
-WITHOUT_EFFECT = {
-    "cpp_log_config": "there is no C++ backend",
-    "plugins_path": "plugins of Java cannot be loaded",
-}
+JAVAS_OWN = ("cpp_log_config", "plugins_path")  # options that are accepted and do nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +129,6 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     """Raises SettingError and UsageError."""
     from tsx_runtime.errors import SettingError
     from tsx_runtime.setting_sources import load_settings
-    from tsx_runtime.settings import Settings
     from tsx_runtime.torchserve_keys import load_properties
 
     file, restored = config_file(arguments, env)
@@ -143,9 +139,8 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
     }
-    fields = Settings.model_fields
     first = variables_of(file, env)  # TorchServe has its variables before the command line: images have the one, their users the other
-    said = {name: value for name, value in given.items() if value and name in fields and name not in first}
+    said = {name: value for name, value in given.items() if value and name not in first}
     try:
         settings, origins = load_settings(said, env, file, warn)
     except SettingError as error:
@@ -205,8 +200,10 @@ def as_text(value: object) -> str:
 
 
 def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
-    absent = [name for name in WITHOUT_EFFECT if getattr(arguments, name) and name not in type(setup.settings).model_fields]
-    said = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in absent]
+    from tsx_runtime.torchserve_keys import WITHOUT_EFFECT
+
+    given = [name for name in JAVAS_OWN if getattr(arguments, name)]
+    said = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given]
     if setup.restored:
         ignored = "; --models does not count then (--ncs starts afresh)" if arguments.models else ""
         said.append(f"starting from the last snapshot, {setup.file}{ignored}")

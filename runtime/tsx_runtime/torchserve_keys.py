@@ -26,15 +26,12 @@ _OWN_NOTES = {"python", "tsConfigFile", "version"}
 # What they switch on is always on.
 _ALWAYS = {"ts_open_inference_protocol"}
 
-# What only its Java needs: threads and buffers of its HTTP library, its logging, the ports between its two halves.
-JAVA_ONLY = _OWN_NOTES | {
+# Threads and buffers of its HTTP library, its logging, the ports between its two halves.
+JAVA_ONLY = {
     "async_logging",
-    "cpp_log_config",
     "debug",
-    "initial_distribution_port",
     "initial_worker_port",
     "io_ratio",
-    "keystore_type",
     "model_server_home",
     "netty_client_threads",
     "number_of_netty_threads",
@@ -43,8 +40,19 @@ JAVA_ONLY = _OWN_NOTES | {
     "vmargs",
 }
 
+# What is accepted and changes nothing, with the reason that a person is told.
+WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
+    "cpp_log_config": "there is no C++ backend",
+    "initial_distribution_port": "the processes of a model find a free port themselves",
+    "ipex_enable": "Intel has ended its extension, whose optimisations torch has",
+    "ipex_gpu_enable": "Intel has ended its extension, whose optimisations torch has",
+    "keystore_type": "the first bytes of a keystore say what it is",
+    "plugins_path": "plugins of Java cannot be loaded",
+}
+
 KEYS = (
-    JAVA_ONLY
+    WITHOUT_EFFECT.keys()
+    | _OWN_NOTES
     | RULES
     | {MODELS, SNAPSHOT, URLS}
     | {f"{role}_address" for role in ("inference", "management", "metrics")}
@@ -53,12 +61,12 @@ KEYS = (
     | {"enable_grpc_ssl", "model_store", "workflow_store", "load_models", "default_workers_per_model"}
     | {"default_response_timeout", "default_startup_timeout", "unregister_model_timeout", "job_queue_size", "number_of_gpu"}
     | {"max_request_size", "max_response_size", "limit_max_image_pixels", "decode_input_request"}
-    | {"default_service_handler", "service_envelope", "install_py_dep_per_model", "blacklist_env_vars", "plugins_path"}
+    | {"default_service_handler", "service_envelope", "install_py_dep_per_model", "blacklist_env_vars"}
     | {"metrics_config", "metrics_mode", "model_metrics_auto_detect", "metric_time_interval", "enable_metrics_api"}
     | {"disable_system_metrics", "system_metrics_cmd", "disable_token_authorization", "token_expiration_min", "enable_model_api"}
     | {"cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers"}
     | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
-    | {"ipex_enable", "ipex_gpu_enable", "cpu_launcher_enable", "cpu_launcher_args"}
+    | {"cpu_launcher_enable", "cpu_launcher_args"}
     | _ALWAYS
     | {"ts_header_key_sequence_id", "ts_header_key_sequence_start", "ts_header_key_sequence_end"}
 )
@@ -125,13 +133,11 @@ def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collec
     values = {name: Key(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
-    idle = sorted(name for name in values if name in JAVA_ONLY - known - _OWN_NOTES)
-    absent = sorted(name for name in values if name in KEYS - JAVA_ONLY - RULES - _ALWAYS - known)
-    notices = []
-    if idle:
-        notices.append(f"{origin}: without effect here, since only TorchServe's Java needs them: {', '.join(idle)}")
-    if absent:
-        notices.append(f"{origin}: not carried by this version of tsx: {', '.join(absent)}")
+    idle: dict[str, list[str]] = {}
+    for name, reason in WITHOUT_EFFECT.items():
+        if name in values:
+            idle.setdefault(reason, []).append(name)
+    notices = [f"{origin}: without effect here, since {reason}: {', '.join(names)}" for reason, names in idle.items()]
     for name in values:
         if name not in KEYS | known:
             notices.append(f"{origin}: nobody knows the key '{name}', so it has no effect{suggestion(name, sorted(KEYS | known))}")

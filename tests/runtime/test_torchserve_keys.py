@@ -73,6 +73,16 @@ def test_what_only_java_has_is_told_in_one_line(tmp_path: Path) -> None:
     assert {"vmargs", "number_of_netty_threads", "async_logging"} <= JAVA_ONLY
 
 
+def test_what_has_no_effect_for_another_reason_is_told_with_that(tmp_path: Path) -> None:
+    _, _, told = load(tmp_path, "initial_distribution_port=29500\nvmargs=-Xmx4g\nkeystore_type=JKS\nipex_enable=true\n")
+    assert told == [
+        "without effect here, since only TorchServe's Java needs them: vmargs",
+        "without effect here, since the processes of a model find a free port themselves: initial_distribution_port",
+        "without effect here, since Intel has ended its extension, whose optimisations torch has: ipex_enable",
+        "without effect here, since the first bytes of a keystore say what it is: keystore_type",
+    ]
+
+
 def test_an_unknown_key_is_told_with_the_nearest_and_stops_nobody(tmp_path: Path) -> None:
     settings, _, told = load(tmp_path, "job_queue_sise=3\nmy_own=1\ndrain_timeout=4")
     assert settings == Settings(drain_timeout=4)
