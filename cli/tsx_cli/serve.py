@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tsx_cli.bare_model import unpacked
 from tsx_cli.failure import CliError, UsageError
-from tsx_cli.inputs import is_archive, split_list
+from tsx_cli.inputs import is_archive, is_workflow, split_list
 from tsx_cli.model_spec import Parts
 from tsx_cli.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
 from tsx_cli.startup_page import show
@@ -25,6 +25,7 @@ from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.server import USUAL, Manner, Started, serve
 from tsx_runtime.targets.start import StartModel, models_from_settings, start_model
+from tsx_runtime.targets.workflows import StartWorkflow, start_workflow, workflows_from_settings
 
 app = typer.Typer(add_completion=False)
 
@@ -38,7 +39,9 @@ class Device(str, Enum):
 def serve_command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=]FILE...", help="Archives, model directories, model files; or file names in the model store."),
+        typer.Argument(
+            metavar="[NAME=]FILE...", help="Archives of models or workflows, model directories, model files; or file names in the stores."
+        ),
     ] = None,
     handler: Handler = None,
     model_file: ModelFile = None,
@@ -58,7 +61,7 @@ def serve_command(
 ) -> None:
     """Serve archives, model directories or bare model files until Ctrl-C or SIGTERM.
 
-    Without a file it loads what the setting `load_models` names, or starts empty.
+    Without a file it loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
@@ -66,15 +69,20 @@ def serve_command(
     if device is Device.GPU and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
     parts = Parts(handler, model_file, split_list(extra_files))
-    check_parts(parts, models or [])
+    of_workflows = [word for word in models or [] if is_workflow(_split(word)[1])]
+    of_models = [word for word in models or [] if word not in of_workflows]
+    check_parts(parts, of_models)
     with ExitStack() as stack:
-        starts = [find_model(word, settings, parts, stack) for word in models or []] or models_from_settings(settings)
+        starts = [find_model(word, settings, parts, stack) for word in of_models] or models_from_settings(settings)
+        flows = [find_workflow(word, settings) for word in of_workflows] or workflows_from_settings(settings)
         chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device and device.value}
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        if orders and of_workflows and not starts:
+            raise UsageError("--workers, --batch-size and --device go with models; a workflow's specification says it of its own")
         try:
-            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts])
+            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts], flows)
         except Conflict as error:
-            raise CliError(f"{error.message}; give each of the files a name of its own, as NAME=FILE") from error
+            raise CliError(f"{error.message.rstrip('.')}; give each of the files a name of its own, as NAME=FILE") from error
 
 
 def with_grpc_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
@@ -117,11 +125,7 @@ def check_parts(parts: Parts, words: list[str]) -> None:
 def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
     """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
     name, path = _split(word)
-    if not path.exists() and settings.model_store is not None and (settings.model_store / path).exists():
-        path = settings.model_store / path
-    if not path.exists():
-        beside = f", nor in the model store '{settings.model_store}'" if settings.model_store else ""
-        raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
+    path = _there(path, "model store", settings.model_store)
     if not is_archive(path):
         directory, notes = stack.enter_context(unpacked(path, parts, name))
         print("\n".join(notes), flush=True)
@@ -130,22 +134,45 @@ def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) ->
     return start_model(path, name)
 
 
-def run_server(settings: Settings, starts: list[StartModel], *, ready_line: str | None = None, manner: Manner = USUAL) -> None:
+def find_workflow(word: str, settings: Settings) -> StartWorkflow:
+    """What `[NAME=]FILE` means: a path, else a file of the workflow store."""
+    name, path = _split(word)
+    return start_workflow(_there(path, "workflow store", settings.workflow_store or settings.model_store), name)
+
+
+def _there(path: Path, what: str, store: Path | None) -> Path:
+    if path.exists():
+        return path
+    if store is not None and (store / path).exists():
+        return store / path
+    beside = f", nor in the {what} '{store}'" if store else ""
+    raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
+
+
+def run_server(
+    settings: Settings,
+    starts: list[StartModel],
+    workflows: list[StartWorkflow],
+    *,
+    ready_line: str | None = None,
+    manner: Manner = USUAL,
+) -> None:
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
     keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
     set_up_logging(settings)
     console = Console()
-    if console.is_terminal and starts:
-        console.print(f"loading {', '.join(start.order.url for start in starts)} ...", style="dim", markup=False, highlight=False)
+    if console.is_terminal and (starts or workflows):
+        named = ", ".join(start.order.url for start in (*starts, *workflows))
+        console.print(f"loading {named} ...", style="dim", markup=False, highlight=False)
 
     def on_ready(started: Started) -> None:
         show(started, settings, console)
         if ready_line is not None:
             print(ready_line, flush=True)
 
-    serve(settings, starts, on_ready, manner)
+    serve(settings, starts, on_ready, manner, workflows)
 
 
 def _split(word: str) -> tuple[str | None, Path]:

@@ -36,14 +36,19 @@ def show(started: Started, settings: Settings, console: Console) -> None:
             print(
                 f"serving {version.name} {version.version}: {kind(version)}, {devices(version)}, {_count(len(version.workers), 'worker')}"
             )
+        for workflow in started.workflows:
+            print(f"serving workflow {workflow.name}: {', '.join(workflow.nodes)}")
         for role, address in started.addresses.items():
             print(f"{WHAT[role]} at {address}")
         print("\n".join(f"try: {line}" for line in examples(started, settings)), flush=True)
         return
-    console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {_count(len(versions), 'model')}"))
+    served = [_count(len(versions), "model"), *([_count(len(started.workflows), "workflow")] if started.workflows else [])]
+    console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}"))
     if versions:
         rows = [(each.name, each.version, kind(each), devices(each), len(each.workers)) for each in versions]
         print_table(["model", "version", "kind", "device", "workers"], rows)
+    if started.workflows:
+        print_table(["workflow", "nodes"], [(each.name, ", ".join(each.nodes)) for each in started.workflows])
     for role, address in started.addresses.items():
         console.print(Text(f"  {WHAT[role]:<16} {address}"))
     console.print()
@@ -57,7 +62,9 @@ def examples(started: Started, settings: Settings) -> list[str]:
     for version in started.versions:
         if samples := samples_in(version.archive.directory):
             return [_prediction(_curl(started.addresses["inference"], f"/predictions/{version.name}", settings), samples[0], settings)]
-    lines = [f"tsx predict {version.name} FILE --url {started.addresses['inference']}" for version in started.versions[:1]]
+    inference = started.addresses["inference"]
+    lines = [f"tsx predict {version.name} FILE --url {inference}" for version in started.versions[:1]]
+    lines += [shlex.join([*_curl(inference, f"/wfpredict/{workflow.name}", settings), "-T", "FILE"]) for workflow in started.workflows[:1]]
     return [*lines, shlex.join(_curl(started.addresses["inference"], "/ping", settings))]
 
 

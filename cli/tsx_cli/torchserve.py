@@ -98,6 +98,7 @@ def serve(arguments: argparse.Namespace) -> int:
     from tsx_cli.serve import run_server
     from tsx_runtime.targets.server import Manner
     from tsx_runtime.targets.snapshots import Snapshots
+    from tsx_runtime.targets.workflows import workflows_from_settings
 
     told: list[str] = []
     setup = configure(arguments, os.environ, warn=told.append)
@@ -107,7 +108,7 @@ def serve(arguments: argparse.Namespace) -> int:
     manner = Manner(answer_first=True, snapshots=snapshots, on_bound=teller(arguments.tell))
     try:
         with claimed(pid_file()):
-            run_server(setup.settings, starts(setup.settings), ready_line=READY, manner=manner)
+            run_server(setup.settings, starts(setup.settings), workflows_from_settings(setup.settings), ready_line=READY, manner=manner)
     except AlreadyRunning:
         print(RUNNING)
         return FAILED

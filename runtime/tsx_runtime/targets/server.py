@@ -33,8 +33,8 @@ from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
 from tsx_runtime.targets.tls import tls_context
 from tsx_runtime.targets.workeroutput import worker_output
-from tsx_runtime.targets.workflows import load_workflows
-from tsx_runtime.workflows.manager import Workflows
+from tsx_runtime.targets.workflows import StartWorkflow, load_workflows
+from tsx_runtime.workflows.manager import Workflow, Workflows
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
@@ -50,6 +50,7 @@ class Started:
 
     addresses: dict[str, str]
     versions: list[ModelVersion]
+    workflows: list[Workflow]
     registry: Registry
 
 
@@ -70,16 +71,23 @@ def serve(
     models: Sequence[StartModel],
     on_ready: Callable[[Started], None] = lambda started: None,
     manner: Manner = USUAL,
+    workflows: Sequence[StartWorkflow] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
 
-    Raises SettingError (an address, a missing token) and what `Registry.register_path` raises for a model that cannot be loaded;
-    by then everything that was started is ended.
+    Raises SettingError (an address, a missing token) and what `Registry.register_path` and `Workflows.register_path` raise for what
+    cannot be loaded; by then everything that was started is ended.
     """
-    _run(serve_async(settings, models, on_ready, manner))
+    _run(serve_async(settings, models, on_ready, manner, workflows))
 
 
-async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready: Callable[[Started], None], manner: Manner) -> None:
+async def serve_async(
+    settings: Settings,
+    models: Sequence[StartModel],
+    on_ready: Callable[[Started], None],
+    manner: Manner,
+    to_load: Sequence[StartWorkflow],
+) -> None:
     required_tokens(settings)
     worker_files = raise_limit()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -99,7 +107,7 @@ async def serve_async(settings: Settings, models: Sequence[StartModel], on_ready
             versions = await _unless(stop, load(registry, models))
             if prepared is not None:
                 await prepared
-            if versions is not None and await _unless(stop, load_workflows(workflows, or_tell=manner.answer_first)) is not None:
+            if versions is not None and await _unless(stop, load_workflows(workflows, to_load, or_tell=manner.answer_first)) is not None:
                 await _answer(settings, registry, keys, workflows, bound, tls, grpc, versions, on_ready, manner.snapshots, stop, hurry)
         finally:
             workflows.close()
@@ -145,7 +153,8 @@ async def _answer(
     grpc_ports = bind(registry, settings, keys, grpc, apps[0].counts)
     try:
         async with metric_tasks(registry, apps[0].counts, apps[0].system, settings):
-            await _run_servers(settings, registry, apps, grpc_ports, bound, tls, versions, on_ready, snapshots, stop, hurry)
+            loaded = list(workflows.workflows.values())
+            await _run_servers(settings, registry, apps, grpc_ports, bound, tls, versions, loaded, on_ready, snapshots, stop, hurry)
     finally:
         for app in apps:
             if app.access_log is not None:
@@ -160,6 +169,7 @@ async def _run_servers(
     bound: list[Listener],
     tls: ssl.SSLContext | None,
     versions: list[ModelVersion],
+    workflows: list[Workflow],
     on_ready: Callable[[Started], None],
     snapshots: Snapshots | None,
     stop: asyncio.Event,
@@ -177,7 +187,8 @@ async def _run_servers(
     gc.collect()
     gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
     places = {role: str(listener.address) for listener in bound for role in listener.roles}
-    on_ready(Started(places | {role: port.target for port in grpc_ports for role in port.roles}, versions, registry))
+    places |= {role: port.target for port in grpc_ports for role in port.roles}
+    on_ready(Started(places, versions, workflows, registry))
     await stop.wait()
     registry.stop()
     if snapshots is not None:

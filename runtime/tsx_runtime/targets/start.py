@@ -90,11 +90,11 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
     if not settings.load_models:
         return []
     if [entry.lower() for entry in settings.load_models] != ["all"]:
-        return [_from_entry(*_split_name(entry), settings.model_store) for entry in settings.load_models]
+        return [_from_entry(*split_name(entry), settings.model_store) for entry in settings.load_models]
     if settings.model_store is None:
         raise SettingError("load_models is 'all', but model_store is not set: give the directory that holds the archives")
     files = sorted(path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
-    return [start_model(path) for path in files]
+    return [start_model(path) for path in files if not path.name.startswith(".")]  # as in TorchServe: file managers leave such behind
 
 
 def start_model(path: Path, name: str | None = None) -> StartModel:
@@ -132,7 +132,7 @@ def _from_entry(name: str, file: str, store: Path | None) -> StartModel:
     return StartModel(Path(file) if store is None else store / file, order)
 
 
-def _split_name(entry: str) -> tuple[str, str]:
-    """A URL may hold a `=` of its own."""
+def split_name(entry: str) -> tuple[str, str]:
+    """`[name=]file`, the name empty where there is none. A URL may hold a `=` of its own."""
     name, equals, file = entry.partition("=")
     return (name, file) if equals and "/" not in name else ("", entry)

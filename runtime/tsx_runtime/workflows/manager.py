@@ -104,7 +104,7 @@ class Workflows:
             raise WorkflowNotFound(f"Workflow not found: {name}")
         return workflow
 
-    async def register(self, order: WorkflowOrder) -> Workflow:
+    async def register(self, order: WorkflowOrder, *, trust: Trust = Trust.CLIENT) -> Workflow:
         """Register from the workflow store, or from a URL by way of it; all nodes are ready on return, or nothing of it is registered.
 
         Raises BadRequest, WorkflowNotFound, InvalidDag, InvalidWorkflow, Conflict, WorkflowFailed, DownloadFailed, ModelFileExists.
@@ -112,7 +112,7 @@ class Workflows:
         if not order.url:
             raise BadRequest("Parameter url is required.")
         try:
-            path, downloaded = await self._archive(order)
+            path, downloaded = await self._archive(order, trust)
         except ModelNotFound as error:
             raise WorkflowNotFound(error.message) from error
         try:
@@ -167,7 +167,7 @@ class Workflows:
         for workflow in self.workflows.values():
             workflow.opened.close()
 
-    async def _archive(self, order: WorkflowOrder) -> tuple[Path, bool]:
+    async def _archive(self, order: WorkflowOrder, trust: Trust) -> tuple[Path, bool]:
         """Where the archive lies, and whether it was downloaded for this registration. Raises ModelNotFound and others."""
         if not is_url(order.url):
             if climbs(order.url) or Path(order.url).is_absolute():
@@ -175,10 +175,10 @@ class Workflows:
             if self._store is None:
                 raise ModelNotFound(f"Workflow not found in workflow store: {order.url}. The server has none; set workflow_store")
             return self._store / order.url, False
-        local = await asyncio.to_thread(self._fetcher.local_file, order.url, Trust.CLIENT)
+        local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:
             return local, False
-        return await asyncio.to_thread(self._fetcher.fetch, order.url, Trust.CLIENT, sse_kms=order.s3_sse_kms), True
+        return await asyncio.to_thread(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms), True
 
     async def _register(self, opened: OpenWorkflow, order: WorkflowOrder) -> Workflow:
         name = order.name or opened.manifest.workflow_name

@@ -108,7 +108,9 @@ def test_a_place_that_cannot_be_written_fails_nothing(tmp_path: Path, caplog: py
 def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> None:
     make_model(tmp_path / "a.mar", NOOP)
     make_model(tmp_path / "b", NOOP)
-    (tmp_path / "readme.txt").touch()
+    for name in ("readme.txt", "._a.mar"):
+        (tmp_path / name).touch()
+    (tmp_path / ".cache").mkdir()
 
     def found(*words: str, store: Path | None = tmp_path) -> list[tuple[Path | None, str, str | None]]:
         starts = models_from_settings(Settings(model_store=store, load_models=list(words)))

@@ -13,8 +13,8 @@ from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving, tsx
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import Settings
+from tsx_runtime.sources import is_url
 from tsx_runtime.targets.workflows import workflows_from_settings
-from tsx_runtime.workflows.manager import WorkflowOrder
 
 HANDLER = """
 def handle(data, context):
@@ -85,16 +85,33 @@ def test_one_that_cannot_be_registered_ends_the_start(stores: tuple[Path, Path],
 
 
 def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
-    for name in ("b.war", "a.war", "model.mar"):
+    for name in ("b.war", "a.war", "model.mar", "._a.war"):
         (tmp_path / name).touch()
 
     def orders(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
         found = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
-        assert all(isinstance(order, WorkflowOrder) and order.loaded_at_startup for order in found)
-        return [(order.url, order.name) for order in found]
+        assert all(start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url) for start in found)
+        return [(start.order.url, start.order.name) for start in found]
 
     assert orders("all", workflow_store=tmp_path) == orders("ALL", model_store=tmp_path) == [("a.war", None), ("b.war", None)]
     assert orders("mine=a.war", "b.war", model_store=tmp_path) == [("a.war", "mine"), ("b.war", None)]
+    assert orders("https://host/a.war?x=1", "n=https://host/a.war") == [("https://host/a.war?x=1", None), ("https://host/a.war", "n")]
+    assert orders(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
     assert orders() == []
-    with pytest.raises(SettingError, match="give the archives' directory"):
-        orders("a.war")
+    for word in ("a.war", "all"):
+        with pytest.raises(SettingError, match=f"'{word}', .*give the archives' directory"):
+            orders(word)
+
+
+def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    models, workflows = stores
+    words = ["serve", f"shouted={workflows / 'loud.war'}", "--model-store", models, *FREE_PORTS]
+    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_LOAD_WORKFLOWS": "none.war"}) as server:
+        assert "serving workflow shouted: say, shout" in server.lines
+        assert f"try: curl {server.address('predictions')}/wfpredict/shouted -T FILE" in server.lines
+        assert httpx.post(f"{server.address('predictions')}/wfpredict/shouted", content=b"hello").text == "hello!!"
+        assert server.stop() == 0
+    ended = tsx(["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    assert "--workers, --batch-size and --device go with models" in ended.stderr
+    ended = tsx(["serve", "quiet.war", "--model-store", models, *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    assert f"there is no file 'quiet.war', nor in the workflow store '{models}'" in ended.stderr
