@@ -2,7 +2,7 @@
 
 A fence is marked behind its language: `python write NAME` is written to a file, `python run` is executed, and of `console run` every
 line that begins with `$ ` is a command; the lines below it are its output, in which `...` stands for anything. `tsx serve` stays up
-until the page ends or serves something else. The ports 8080 to 8082 of the page are free ports of this machine.
+until the page ends or serves something else. The ports 8080 to 8082, 7070 and 7071 of the page are free ports of this machine.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ BLOCK = re.compile(r"^```(\w+) (run|write (\S+))\n(.*?)^```$", re.MULTILINE | re
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/*.md")])
 PORTS = {"INFERENCE": 8080, "MANAGEMENT": 8081, "METRICS": 8082}
+GRPC_PORTS = {"INFERENCE": 7070, "MANAGEMENT": 7071}
 
 
 class Block(NamedTuple):
@@ -47,12 +48,13 @@ class Reader:
         self.directory = directory
         self.environment = environment
         self.addresses = {f"127.0.0.1:{port}": environment[f"TSX_{role}_ADDRESS"][7:] for role, port in PORTS.items()}
+        self.addresses |= {f"127.0.0.1:{port}": f"127.0.0.1:{environment[f'TSX_GRPC_{role}_PORT']}" for role, port in GRPC_PORTS.items()}
         self.start_server = start_server
         self.server: Any = None
 
     def follow(self, block: Block) -> None:
         if block.file is not None:
-            (self.directory / block.file).write_text(block.text, encoding="utf-8")
+            (self.directory / block.file).write_text(self._with_addresses(block.text), encoding="utf-8")
         elif block.language == "python":
             self._run([sys.executable, "-c", self._with_addresses(block.text)], "")
         else:
@@ -91,9 +93,12 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, user_environment: dict[str, str], start_server: Callable[..., Any]) -> Reader:
+def reader(
+    tmp_path: Path, user_environment: dict[str, str], start_server: Callable[..., Any], free_ports: Callable[[int], list[int]]
+) -> Reader:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    return Reader(tmp_path, user_environment, start_server)
+    ports = {f"TSX_GRPC_{role}_PORT": str(port) for role, port in zip(GRPC_PORTS, free_ports(2), strict=True)}
+    return Reader(tmp_path, user_environment | ports | {"TSX_ENABLE_GRPC": "true"}, start_server)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
