@@ -20,7 +20,11 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
     try:
         config = Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"})
         client: Any = boto3.client("s3", endpoint_url=endpoint, config=config)
-        _store(client, url, part, rules)
+        try:
+            _store(client, url, part, rules)
+        except BaseException:
+            part.unlink(missing_ok=True)  # unlike a transfer by http, none of these goes on later
+            raise
     except (BotoCoreError, ClientError) as error:
         raise DownloadFailed(str(error)) from error
     except OSError as error:

@@ -35,15 +35,24 @@ class _Passing(Exception):
 def download(url: ModelUrl, part: Path, rules: Rules) -> None:
     """Write the file at `url` to `part`; go on where an earlier transfer of the same file broke off.
 
-    Raises DownloadFailed, and what `rules.check` raises.
+    Raises DownloadFailed, and what `rules.check` raises. What there is of the file is left only where a later call can go on with it.
     """
+    try:
+        _download(url, part, rules)
+    except BaseException:
+        if _remembered(part) is None:
+            part.unlink(missing_ok=True)
+        raise
+
+
+def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
     validator = _remembered(part)
     failures = 0
     while True:
         size = part.stat().st_size if part.exists() else 0
         try:
             validator = _transfer(url, part, validator, rules)
-            _note(part).unlink(missing_ok=True)
+            _forget(part)
             return
         except (_Passing, HTTPError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
@@ -52,7 +61,8 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
             failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
             if failures >= MOST_TRIES or rules.stopped():
                 raise DownloadFailed(_in_words(error)) from error
-            logger.warning("%s: %s; trying again", url.text, _in_words(error))
+            shown = url.text.partition("?")[0]  # what follows may be a signature, with which anybody could ask
+            logger.warning("%s: %s; trying again", shown, _in_words(error))
             time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing tells when the other side is well again
 
 
@@ -119,6 +129,7 @@ def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
     told = answer.headers.get("Content-Length", "")
     whole = have + int(told) if told.isdecimal() else None
     if whole is not None and whole > rules.most:
+        _forget(part)
         raise DownloadFailed(f"it has {whole} bytes, but max_archive_size is {rules.most}")
     validator = _validator(answer.headers)
     _remember(part, validator)
@@ -127,6 +138,7 @@ def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
         for chunk in answer.stream(CHUNK, decode_content=False):
             have += len(chunk)
             if have > rules.most:
+                _forget(part)
                 raise DownloadFailed(f"it has more than {rules.most} bytes, which is max_archive_size")
             file.write(chunk)
             if rules.stopped():
@@ -158,9 +170,14 @@ def _remembered(part: Path) -> str | None:
 
 def _remember(part: Path, validator: str | None) -> None:
     if validator is None:
-        _note(part).unlink(missing_ok=True)
+        _forget(part)
     else:
         _note(part).write_text(validator, "latin-1")
+
+
+def _forget(part: Path) -> None:
+    """Nobody is to go on with it."""
+    _note(part).unlink(missing_ok=True)
 
 
 def _in_words(error: BaseException | None) -> str:

@@ -3,7 +3,8 @@
 Elsewhere: redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that climb or explode
 (`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are too large or too slow
 (`test_connection_limits.py`), line breaks in answers' headers (`tests/runtime/worker/test_context.py`), variables that may not
-open the allow list (`tests/runtime/test_torchserve_keys.py`), TLS (`tests/runtime/targets`), the same by gRPC (`tests/runtime/grpc`).
+open the allow list (`tests/runtime/test_torchserve_keys.py`), TLS (`tests/runtime/targets`), the same by gRPC
+(`tests/runtime/grpc/test_security_history.py`).
 """
 
 from __future__ import annotations

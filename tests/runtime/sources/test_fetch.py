@@ -153,3 +153,11 @@ def test_an_object_of_s3_that_is_too_large_is_not_begun(s3: SimpleNamespace, sto
     with pytest.raises(DownloadFailed, match="max_archive_size is 1000"):
         fetcher.fetch("s3://bucket/models/m.mar", Trust.OPERATOR)
     assert not list(store.glob("*.mar"))
+
+
+def test_of_an_object_of_s3_that_did_not_come_whole_nothing_is_left(s3: SimpleNamespace, store: Path) -> None:
+    fetcher = Fetcher(Settings(model_store=store, s3_endpoint_url=s3.endpoint))
+    fetcher.close()
+    with pytest.raises(DownloadFailed, match="the server is stopping"):
+        fetcher.fetch("s3://bucket/models/m.mar", Trust.OPERATOR)
+    assert not list(store.iterdir())

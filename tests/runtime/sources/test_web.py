@@ -71,7 +71,7 @@ def test_a_file_that_has_changed_meanwhile_is_begun_anew(site: Site, part: Path)
     assert part.read_bytes() == b"new"
 
 
-def test_a_server_that_is_busy_is_asked_again(site: Site, part: Path) -> None:
+def test_a_server_that_is_busy_is_asked_again_and_no_signature_is_logged(site: Site, part: Path, caplog: pytest.LogCaptureFixture) -> None:
     def busy(request) -> bool:
         if len(site.requests) < 3:
             request.send_error(503)
@@ -79,8 +79,10 @@ def test_a_server_that_is_busy_is_asked_again(site: Site, part: Path) -> None:
         return False
 
     site.answer = busy
-    download(parse_url(site.url()), part, rules(site))
+    download(parse_url(site.url("/m.mar?signature=secret")), part, rules(site))
     assert part.read_bytes() == CONTENT
+    assert "/m.mar: the server answers 503; trying again" in caplog.text
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
@@ -123,7 +125,26 @@ def test_a_file_that_grows_too_large_is_stopped(site: Site, part: Path) -> None:
     site.answer = endless
     with pytest.raises(DownloadFailed, match="it has more than 5000000 bytes"):
         download(parse_url(site.url()), part, rules(site, most=5_000_000))
-    assert part.stat().st_size <= 5_000_000
+    assert not list(part.parent.iterdir())
+
+
+@pytest.mark.parametrize("tag", ['"one"', ""])
+def test_of_a_transfer_that_is_given_up_only_what_can_be_gone_on_with_is_left(site: Site, part: Path, tag: str) -> None:
+    def break_off(request) -> bool:
+        if "Range" in request.headers:
+            return request.send_error(503) is None
+        request.send_response(200)
+        if tag:
+            request.send_header("ETag", tag)
+        request.send_header("Content-Length", str(len(CONTENT)))
+        request.end_headers()
+        request.wfile.write(CONTENT[:1000])
+        return True
+
+    site.answer = break_off
+    with pytest.raises(DownloadFailed):
+        download(parse_url(site.url()), part, rules(site))
+    assert {path.name for path in part.parent.iterdir()} == ({"m.part", "m.part.validator"} if tag else set())
 
 
 def redirect(site: Site, target: str):
