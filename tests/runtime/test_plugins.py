@@ -15,7 +15,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
 from tsx_runtime.http.metrics import Families
-from tsx_runtime.http.plugged import check_paths
+from tsx_runtime.http.plugged import _response, check_paths
 from tsx_runtime.http.sinks import feed_once
 from tsx_runtime.plugins import Endpoint, EndpointResponse, Plugins, Sample, Waiting, load_plugins
 from tsx_runtime.settings import Settings
@@ -107,6 +107,13 @@ def test_two_endpoints_do_not_share_a_path() -> None:
     endpoint = Endpoint("/mine", lambda request, server: EndpointResponse())
     with pytest.raises(SettingError, match="that path is taken"):
         check_paths([endpoint, endpoint])
+
+
+def test_an_endpoint_writes_no_line_of_the_head_that_is_not_its_own() -> None:
+    assert _response(EndpointResponse("x", headers={"X-Mine": "1"})).headers["x-mine"] == "1"
+    for headers in ({"X-Mine": "1\r\nSet-Cookie: a=b"}, {"X-Mine\r\nSet-Cookie": "a=b"}, {"X Mine": "1"}, {"X-Mine": "\u4e2d"}):
+        with pytest.raises(ValueError, match=r"HTTP does not allow|latin-1"):
+            _response(EndpointResponse("x", headers=headers))
 
 
 class Asked:

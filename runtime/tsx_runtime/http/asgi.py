@@ -115,6 +115,11 @@ def too_large(limit: int, *, more: bool = False) -> PayloadTooLarge:
     )
 
 
+def is_header(name: bytes, value: bytes) -> bool:
+    """Whether it is one line of a head, and nothing that would begin another."""
+    return _NAME.fullmatch(name) is not None and not _NOT_IN_VALUE.search(value)
+
+
 @lru_cache(maxsize=512)  # a handler's answers have mostly the same headers
 def handler_headers(block: bytes) -> tuple[Pair, ...]:
     """What a handler's header block becomes in the answer: lower-case names, the framing left to the server, no caching."""
@@ -124,7 +129,7 @@ def handler_headers(block: bytes) -> tuple[Pair, ...]:
         if not line:
             continue
         name, _, value = line.partition(b": ")
-        if not _NAME.fullmatch(name) or _NOT_IN_VALUE.search(value):
+        if not is_header(name, value):
             raise PredictionFailed(f"The handler set a header that HTTP does not allow: {line[:100]!r}")
         name = name.lower()
         names.add(name)

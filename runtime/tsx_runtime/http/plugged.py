@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError
-from tsx_runtime.http.asgi import read_body
+from tsx_runtime.http.asgi import is_header, read_body
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings import SECRETS, Settings
 
@@ -103,6 +103,9 @@ async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View) -> End
 
 
 def _response(answered: EndpointResponse) -> Response:
+    for name, value in answered.headers.items():
+        if not is_header(name.encode("latin-1"), value.encode("latin-1")):  # it may hold what a client sent
+            raise ValueError(f"it set a header that HTTP does not allow: {name!r}: {value[:100]!r}")
     if isinstance(answered.body, bytes | str):
         return Response(answered.body, answered.status, dict(answered.headers))
     body = json.dumps(answered.body, indent=2) + "\n"

@@ -23,8 +23,10 @@ def check(role: str, headers: Mapping[str, str]) -> None:
     token = headers.get("x-user-token", "")
     name, _, rest = token.partition(".")
     expires = rest.partition(".")[0]
-    if not expires.isdecimal() or not hmac.compare_digest(
-        token.encode(), sign(name, int(expires), os.environ["EXAMPLE_TOKEN_SECRET"]).encode()
+    if (
+        not expires.isdecimal()
+        or len(expires) > 20
+        or not hmac.compare_digest(token.encode(), sign(name, int(expires), os.environ["EXAMPLE_TOKEN_SECRET"]).encode())
     ):
         raise Refused("The x-user-token is missing or wrong.")
     if int(expires) < time.time():
