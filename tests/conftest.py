@@ -25,6 +25,13 @@ def without_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tester's network needs is not asked for what lies on this machine."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
     """So many ports of loopback that nothing listens on."""

@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.network import addresses_of, check_public
+from tsx_runtime.sources.proxies import proxy_for
 from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl, parse_url
 
@@ -88,29 +89,47 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules) ->
 
 
 def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
-    """Connect to an address that has been looked at, whatever the name means a moment later."""
+    """Connect to an address that has been looked at, whatever the name means a moment later: by a proxy, too, to that address.
+
+    Where any address will do, a proxy gets the name: it may know names that mean nothing here.
+    """
     port = url.port or (443 if url.scheme == "https" else 80)
-    addresses = addresses_of(url.host, port)
+    proxy = proxy_for(url)
+    addresses = [url.host] if proxy is not None and rules.private else addresses_of(url.host, port)
     if not rules.private:
         check_public(url.host, addresses)
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    headers = {"Host": host if url.port is None else f"{host}:{url.port}", **headers}
-    target = url.text.split("/", 3)
+        if proxy is not None and url.scheme == "http":  # only a tunnel leads to an address under another name
+            raise DownloadFailed("the proxy would look up the host of an http URL once more: use https, or allow_private_urls=true")
+    headers = {"Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}", **headers}
     last: Exception | None = None
     for address in addresses:
-        pool: urllib3.HTTPConnectionPool
-        if url.scheme == "https":
-            context = ssl.create_default_context()
-            pool = urllib3.HTTPSConnectionPool(
-                address, port, timeout=TIMEOUT, retries=False, ssl_context=context, server_hostname=url.host, assert_hostname=url.host
-            )
-        else:
-            pool = urllib3.HTTPConnectionPool(address, port, timeout=TIMEOUT, retries=False)
         try:
-            return pool.request("GET", "/" + (target[3] if len(target) > 3 else ""), headers=headers, redirect=False, preload_content=False)
+            return _ask(url, address, port, proxy, headers)
         except (HTTPError, OSError) as error:
             last = error
     raise _Passing(_in_words(last)) from last
+
+
+def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str]) -> Any:
+    """The answer's head; its body is still to be read."""
+    target = url.text.split("/", 3)
+    path = "/" + (target[3] if len(target) > 3 else "")
+    options: dict[str, Any] = {"timeout": TIMEOUT, "retries": False}
+    if url.scheme == "https":
+        options |= {"ssl_context": ssl.create_default_context(), "server_hostname": url.host, "assert_hostname": url.host}
+    if proxy is not None:
+        user = urllib3.util.parse_url(proxy).auth
+        login = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
+        through = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
+        place = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
+        return through.request("GET", place, headers=headers, redirect=False, preload_content=False, retries=False)
+    kind = urllib3.HTTPSConnectionPool if url.scheme == "https" else urllib3.HTTPConnectionPool
+    return kind(address, port, **options).request("GET", path, headers=headers, redirect=False, preload_content=False)
+
+
+def _bracketed(host: str) -> str:
+    """As URLs and headers have it."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
@@ -181,5 +200,5 @@ def _forget(part: Path) -> None:
 
 
 def _in_words(error: BaseException | None) -> str:
-    reason = getattr(error, "reason", None) or error
+    reason = getattr(error, "original_error", None) or getattr(error, "reason", None) or error
     return str(reason) or type(reason).__name__

@@ -22,6 +22,9 @@ class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+pytestmark = pytest.mark.usefixtures("without_proxies")
+
+
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A web server with an archive, a broken model and something else; its address."""

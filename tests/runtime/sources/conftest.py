@@ -13,6 +13,11 @@ import pytest
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 
 
+@pytest.fixture(autouse=True)
+def no_proxies(without_proxies: None) -> None:
+    """But those that a test names."""
+
+
 @dataclass
 class Site:
     port: int
