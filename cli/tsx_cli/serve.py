@@ -164,8 +164,8 @@ def run_server(
     set_up_logging(settings)
     console = Console()
     if console.is_terminal and (starts or workflows):
-        named = ", ".join(start.order.url for start in (*starts, *workflows))
-        console.print(f"loading {named} ...", style="dim", markup=False, highlight=False)
+        named = [start.order.url for start in starts] + [start.order.url for start in workflows]
+        console.print(f"loading {', '.join(named)} ...", style="dim", markup=False, highlight=False)
 
     def on_ready(started: Started) -> None:
         show(started, settings, console)

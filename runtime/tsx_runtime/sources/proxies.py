@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import (
+    getproxies_environment,
+    proxy_bypass_environment,  # type: ignore[attr-defined]  # typeshed leaves it out; requests relies on it as well
+)
 
 from tsx_runtime.sources.urls import ModelUrl
 
