@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from urllib.request import (
-    getproxies_environment,
-    proxy_bypass_environment,  # type: ignore[attr-defined]  # typeshed leaves it out; requests relies on it as well
-)
+from urllib import request
 
 from tsx_runtime.sources.urls import ModelUrl
 
 
 def proxy_for(url: ModelUrl) -> str | None:
     """Its URL, which may hold a password; None where the environment names none, or says to go without."""
-    named = getproxies_environment()
+    named = request.getproxies_environment()
     host = url.host if url.port is None else f"{url.host}:{url.port}"
-    if proxy_bypass_environment(host, named):
+    if request.proxy_bypass_environment(host, named):  # type: ignore[attr-defined]  # typeshed leaves it out; requests relies on it too
         return None
     proxy = named.get(url.scheme) or named.get("all")
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
