@@ -66,7 +66,7 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
 def _file(path: Path, config: LogConfig, takes: object) -> logging.Handler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _Rotating(path, maxBytes=config.max_bytes, backupCount=config.max_files, encoding="utf-8")
+        handler = _Rotating(path, maxBytes=config.max_bytes, backupCount=config.max_files, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SettingError(f"log_location: {path} cannot be written: {error.strerror}; name another directory") from error
     handler.setFormatter(Shape(IN_FILES))

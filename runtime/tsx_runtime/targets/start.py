@@ -93,8 +93,12 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
         return [_from_entry(*split_name(entry), settings.model_store) for entry in settings.load_models]
     if settings.model_store is None:
         raise SettingError("load_models is 'all', but model_store is not set: give the directory that holds the archives")
-    files = sorted(path for path in settings.model_store.iterdir() if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
-    return [start_model(path) for path in files if not path.name.startswith(".")]  # as in TorchServe: file managers leave such behind
+    return [start_model(path) for path in sorted(settings.model_store.iterdir()) if _looks_like_model(path)]
+
+
+def _looks_like_model(path: Path) -> bool:
+    """What is hidden is not, as in TorchServe: file managers leave such behind. Nor is what a file system has at its root."""
+    return (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)) and not path.name.startswith(".") and path.name != "lost+found"
 
 
 def start_model(path: Path, name: str | None = None) -> StartModel:

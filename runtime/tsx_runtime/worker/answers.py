@@ -15,7 +15,7 @@ from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error
 from tsx_runtime.wire import Buffer
 from tsx_runtime.worker.binary import Dressed
 from tsx_runtime.worker.context import Context, RequestProcessor
-from tsx_runtime.worker.exceptions import PredictionException, in_words
+from tsx_runtime.worker.exceptions import PredictionException, in_words, text_of
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
@@ -122,20 +122,22 @@ def failure(error: BaseException) -> Answer:
 
 
 def is_out_of_resources(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or is_out_of_device_memory(error) or (isinstance(error, RuntimeError) and "CUDA" in str(error))
+    return (
+        isinstance(error, MemoryError) or is_out_of_device_memory(error) or (isinstance(error, RuntimeError) and "CUDA" in text_of(error))
+    )
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:
     """A smaller batch may fit. torch has a class for its own allocator, and says it in words of CUDA's libraries."""
     if not isinstance(error, RuntimeError):
         return False
-    text = str(error)
+    text = text_of(error)
     return type(error).__name__ == "OutOfMemoryError" or ("CUDA" in text and "out of memory" in text) or "_STATUS_ALLOC_FAILED" in text
 
 
 def is_device_lost(error: BaseException) -> bool:
     """After such an error every later call of CUDA fails in this process: only a new worker helps."""
-    return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_device_memory(error)
+    return isinstance(error, RuntimeError) and "CUDA error" in text_of(error) and not is_out_of_device_memory(error)
 
 
 def streamed_headers(block: Buffer) -> Buffer:

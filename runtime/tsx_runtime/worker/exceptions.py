@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+LONGEST = 8000  # characters of what is told of an exception; a traceback may have four times as many
+
 
 class PredictionException(Exception):
     """A handler's refusal: the client gets `message` with the status `error_code`."""
@@ -56,5 +58,21 @@ class MetricsCacheValueError(ValueError):
 
 def in_words(error: BaseException) -> str:
     """`ValueError: its text`, or the name alone where it says nothing."""
-    text = str(error).strip()
+    text = text_of(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """What it says, fit to be told: its class may be a user's own, and what it holds a batch."""
+    try:
+        text = str(error)
+    except BaseException as second:  # the boundary to a user's code
+        return f"(what it says cannot be told: {type(second).__name__} in its __str__)"
+    return presentable(text)
+
+
+def presentable(text: str, most: int = LONGEST) -> str:
+    """Without what UTF-8 cannot have, such as the bytes of a file's name that are none, and not longer than anybody would read."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} [... {len(text) - most} characters are left out ...] {text[-most // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()

@@ -27,7 +27,7 @@ from tsx_runtime.worker import concurrent, continuous, loader, profiling, shim
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.exceptions import LONGEST, LoadError, in_words, presentable
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.micro_batching import with_micro_batches
@@ -56,6 +56,7 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
     keep_freed_memory()
     channel = channel or Channel(sock)
+    pid = os.getpid()
     try:
         model = _load(channel)
         if model is not None:
@@ -64,6 +65,13 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
         logger.error("the front end sent what is not a frame: %s", error)
     except ConnectionError:
         pass  # the front end is gone, and with it everyone who waits
+    except OSError:
+        if os.getpid() == pid:
+            raise
+        logger.error(
+            "a process that the handler forked came back from the handler, as the worker does; it is ended, and the worker goes on"
+        )
+        os._exit(1)
     finally:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)  # closing is not enough: the thread that polls it holds it open
@@ -82,6 +90,8 @@ def begin_process(sock: socket.socket, files: int | None) -> None:
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     end_with_front_end(sock)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=sock.close)  # a child of the handler's must not hold it open, nor answer on it
 
 
 def end_with_front_end(sock: socket.socket) -> None:
@@ -273,7 +283,7 @@ def _limit_threads(threads: int | None) -> None:
 def _report(error: BaseException) -> dict[str, str]:
     """For people: what is wrong, and the traceback of the handler's own code, without the way there."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
-    message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"
     return {"message": message, "traceback": "" if cause is None else _own_traceback(cause)}
 
 
@@ -281,4 +291,4 @@ def _own_traceback(error: BaseException) -> str:
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith((loader.__file__, __file__, "<frozen importlib")):
         tb = tb.tb_next
-    return "".join(traceback.format_exception(type(error), error, tb or error.__traceback__))
+    return presentable("".join(traceback.format_exception(type(error), error, tb or error.__traceback__)), 4 * LONGEST)

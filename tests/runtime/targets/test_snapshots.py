@@ -110,7 +110,8 @@ def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> Non
     make_model(tmp_path / "b", NOOP)
     for name in ("readme.txt", "._a.mar"):
         (tmp_path / name).touch()
-    (tmp_path / ".cache").mkdir()
+    for name in (".cache", "lost+found"):
+        (tmp_path / name).mkdir()
 
     def found(*words: str, store: Path | None = tmp_path) -> list[tuple[Path | None, str, str | None]]:
         starts = models_from_settings(Settings(model_store=store, load_models=list(words)))

@@ -90,3 +90,32 @@ nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(key
 @given(st.lists(plain) | st.dictionaries(keys, plain) | nested)
 def test_the_short_way_to_json_gives_what_the_long_one_does(value: Any) -> None:
     assert to_json(value) == json.dumps(value, indent=2)
+
+
+class Mute(RuntimeError):
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+def told_of(error: BaseException) -> str:
+    status, _, body = failure(error)
+    assert status == 503
+    return str(json.loads(bytes(body))["message"])
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:
+    assert told_of(Mute()) == "Prediction failed: Mute: (what it says cannot be told: SystemExit in its __str__)"
+
+
+def test_what_is_no_text_can_be_told_all_the_same() -> None:
+    assert told_of(FileNotFoundError("no \udcff")) == "Prediction failed: FileNotFoundError: no \\udcff"
+    status, _, body = failure(PredictionException("no \udcff", 422))
+    assert (status, json.loads(bytes(body))["message"]) == (422, "no ?")
+
+
+def test_an_exception_that_holds_a_whole_batch_is_told_in_parts() -> None:
+    message = told_of(ValueError("a" * 3_000_000 + "b"))
+    assert len(message) < 10_000
+    assert message.startswith("Prediction failed: ValueError: aaa")
+    assert message.endswith("ab")
+    assert "2992001 characters are left out" in message

@@ -563,3 +563,51 @@ def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(s
     while process.memory_info().rss - before > 2 * size:  # it answers before it lets go
         assert time.monotonic() < end, f"{process.memory_info().rss - before} bytes are held"
         time.sleep(0.01)
+
+
+def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(start_worker: StartWorker) -> None:
+    """One comes back from the handler as if it were the worker, one ends by sys.exit, and one goes on for long."""
+    worker = start_worker("""
+        import os, sys, time
+
+        def handle(data, context):
+            if data is None:
+                return
+            word = data[0]["body"].decode()
+            if word == "end":
+                os._exit(3)
+            child = os.fork()
+            if child == 0:
+                if word == "exit":
+                    sys.exit(0)
+                if word == "stay":
+                    time.sleep(1000)
+                return [b"the child's"]
+            if word != "stay":
+                os.waitpid(child, 0)
+            return [str(child)]
+    """)
+    for word in (b"return", b"exit"):
+        assert worker.ask(word)[0].status == 200
+        assert worker.ask(word)[0].body != b"the child's"
+    child = int(worker.ask(b"stay")[0].body)
+    try:
+        worker.begin(b"end")
+        assert worker.receive() is None, "the child holds the socket open"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(start_worker: StartWorker) -> None:
+    worker = start_worker("import os\n\nchild = os.fork()\n\ndef handle(data, context):\n    return data and [str(child)] * len(data)\n")
+    assert worker.loaded
+    assert [int(worker.ask(b"")[0].body) > 0 for _ in range(3)] == [True] * 3
+
+
+def test_a_load_error_can_be_told_whatever_its_text(start_worker: StartWorker) -> None:
+    worker = start_worker("raise RuntimeError('no \\udcff' + 'x' * 3_000_000)\n")
+    assert not worker.loaded
+    worker.report["message"].encode()
+    worker.report["traceback"].encode()
+    assert len(worker.report["message"]) < 10_000
+    assert len(worker.report["traceback"]) < 40_000
