@@ -138,7 +138,7 @@ class Inference:
         version, names = self._find(request), self.names
         own: list[Pair] = [_CONTENT]
         if sequence:
-            own.append((names.id.encode("latin-1"), _line(sequence.encode("latin-1", "replace"))))
+            own.append((names.id.encode("latin-1"), _line(sequence.encode())))
             if starts and names.start not in request.input:
                 own.append((names.start.encode("latin-1"), b"true"))
         own += [(name.encode("latin-1"), _line(request.input[name])) for name in (names.start, names.end) if name in request.input]
