@@ -22,6 +22,7 @@ from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims"
+OF_EXTRAS = ["captum", "cryptography", "google", "grpc", "grpc_health", "grpc_reflection", "onnx", "onnxruntime", "requests"]
 PACKAGES = {
     "tsx_archiver": "archiver",
     "tsx_runtime": "runtime",
@@ -109,6 +110,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         sysconfig.get_path("platlib"),
     }  # a path line reads no .pth there, so no tsx of a checkout comes along
     Path(site.stdout.strip(), "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
+    hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"  # None stands for a module that is not there
+    Path(site.stdout.strip(), "without_extras.pth").write_text(hide, encoding="utf-8")
     return place / "bin"
 
 
@@ -138,7 +141,9 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
         cwd=tmp_path,
         environment=user_environment,
     )
-    server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, user_environment)
+    usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # as for whoever has set nothing
+    server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, usual)
+    assert "gRPC is not served: grpc is not installed" in server.log
     answer = run(installed / "tsx", "predict", "digits", DIGITS / "images" / "4.png", cwd=tmp_path, environment=user_environment)
     assert '"four"' in answer.splitlines()[1]
     assert server.stop() == 0, server.log

@@ -13,6 +13,8 @@ def holds_exported_program(path: Path) -> bool:
     try:
         if path.is_dir():
             return any(path.glob(f"**/*{EXPORTED}"))
+        if not path.is_file():  # opening a pipe would wait for its writer
+            return False
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(EXPORTED) for name in archive.namelist())
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):

@@ -80,9 +80,17 @@ def prepare() -> None:
 
 def _installed(settings: Settings) -> bool:
     """Whether the extra is there; says how to get it where it is not."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in PACKAGES if not is_there(name)]
     if missing:
         asked = any(name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set)
         level = logging.WARNING if asked else logging.INFO
         logger.log(level, "gRPC is not served: %s is not installed. To have it: %s", missing[0], INSTALL)
     return not missing
+
+
+def is_there(package: str) -> bool:
+    """Whether it could be imported. Of `google.protobuf` even `google` may be missing, which `find_spec` takes for an error."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False

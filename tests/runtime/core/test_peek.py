@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import zipfile
 
 from tsx_runtime.core.peek import holds_exported_program
@@ -18,3 +19,8 @@ def test_exported_programs_are_seen_in_archives_and_directories_and_nothing_else
     (tmp_path / "text.mar").write_text("no archive")
     assert not holds_exported_program(tmp_path / "text.mar")
     assert not holds_exported_program(tmp_path / "missing.mar")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.mar")
+    assert not holds_exported_program(tmp_path / "pipe.mar")

@@ -235,3 +235,16 @@ def test_nothing_is_open_to_other_machines_unless_it_is_asked_for() -> None:
 def test_tls_needs_a_certificate() -> None:
     with pytest.raises(SettingError, match="enable_grpc_ssl is True, so certificate_file and private_key_file must be set"):
         read_pem(Settings(enable_grpc_ssl=True), "enable_grpc_ssl")
+
+
+@pytest.mark.parametrize("absent", ["grpc", "google", "grpc_reflection"])
+def test_where_a_package_of_the_extra_is_missing_grpc_is_not_served_and_the_log_says_how_to_get_it(
+    absent: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    for name in [name for name in sys.modules if name.startswith(f"{absent}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with caplog.at_level("INFO"):
+        assert grpc_addresses(Settings()) == []
+    missing = "google.protobuf" if absent == "google" else absent
+    assert f"gRPC is not served: {missing} is not installed. To have it: pip install 'tsx-serve[grpc]'" in caplog.text
