@@ -22,7 +22,7 @@ from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims"
-OF_EXTRAS = ["captum", "cryptography", "google", "grpc", "grpc_health", "grpc_reflection", "onnx", "onnxruntime", "requests"]
+OF_EXTRAS = ["captum", "cryptography", "google", "grpc", "grpc_health", "grpc_reflection", "onnx", "onnxruntime"]
 PACKAGES = {
     "tsx_archiver": "archiver",
     "tsx_runtime": "runtime",

@@ -154,7 +154,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(
         directory / "stateful.mar",
         STATEFUL,
-        config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 4\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
+        config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 6\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
     )
     make_model(directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n")
     return directory
