@@ -102,11 +102,16 @@ class Pieces:
         self.begun: set[int] = set()  # in the handler's data
 
     def send(self, idx: int, headers: Buffer, body: Buffer) -> None:
-        if len(body) > self._limit:
-            raise PredictionException(f"A part of the answer has {len(body)} bytes, but max_response_size is {self._limit}.", 503)
+        check_piece(body, self._limit)
         position = self._positions[idx]
         self._send(position, b"" if idx in self.begun else streamed_headers(headers), body)
         self.begun.add(idx)
+
+
+def check_piece(body: Buffer, limit: int) -> None:
+    if len(body) > limit:
+        text = f"A part of the answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or send smaller parts."
+        raise PredictionException(text, 503)
 
 
 def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ahead | None = None) -> Outcome:
@@ -137,6 +142,10 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model,
                 if isinstance(form, Wish) and not model.enveloped:
                     inputs = as_row(inputs)
         except BadRequest as error:
+            refused[position] = failure(error)
+            continue
+        except Exception as error:  # the request's boundary: whatever a client sends ends no worker
+            logger.error("the request %s cannot be read", text.partition("\r\n")[0], exc_info=error)
             refused[position] = failure(error)
             continue
         kept.append(position)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SIZE = "binary_data_size"
 OUTPUT = "output"  # the name of what a handler returned that names nothing
+MOST_DIGITS = 20  # of a length: Python's int refuses thousands
 
 LENGTH = struct.Struct("<I")  # before each element of BYTES
 DTYPES = {
@@ -71,7 +72,7 @@ def wish_of_json(request: dict[str, Any]) -> Wish | None:
 
 def read(length: str, body: bytearray) -> tuple[dict[str, Any], Wish]:
     """The request with its tensors as arrays in `data`. Raises BadRequest."""
-    if not length.isdigit() or not 0 < int(length) <= len(body):
+    if not (length.isdecimal() and len(length) <= MOST_DIGITS and 0 < int(length) <= len(body)):
         raise BadRequest(
             f"The header {TENSORS_HEAD.decode()} is {length[:40]!r}: it takes the number of bytes of JSON that the body begins with."
         )
@@ -100,7 +101,7 @@ def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
         if not at <= end <= len(rest):
             raise ValueError(f"its {end - at} bytes are not there")
         tensor["data"] = array_of(tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         name = tensor.get("name") if isinstance(tensor, dict) else tensor
         raise BadRequest(f"The input {name!r} cannot be read: {type(error).__name__}: {error}.") from error
     return end

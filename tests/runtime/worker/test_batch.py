@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.wire import Item, request_meta
+from tsx_runtime.worker import batch
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
@@ -128,3 +130,15 @@ def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> No
     batch = [(0, request_meta(f"id-{idx}", b"", block), b"") for idx, block in enumerate(blocks)]
     assert [status for status, _, _ in answer_batch(model, batch, lambda *piece: None).answers] == [200] * 4
     assert seen == [["None", "None", "False"], ["True"]]
+
+
+def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(meta: str, body: Any, decode: bool) -> Any:
+        if meta.startswith("id-1"):
+            raise ZeroDivisionError("nobody thought of that")
+        return {"body": bytearray(body)}, None
+
+    monkeypatch.setattr(batch, "read_row", read)
+    model = Model(Entry(handler, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics())
+    answers = answer_batch(model, items(["good"] * 3), lambda position, headers, body: None).answers
+    assert [status for status, _, _ in answers] == [200, 503, 200]

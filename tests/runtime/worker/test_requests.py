@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.wire import request_meta
+from tsx_runtime.wire import TENSORS_HEAD, request_meta
+from tsx_runtime.worker.binary import as_row
 from tsx_runtime.worker.requests import read_row
 
 BOUNDARY = "xyz"
@@ -206,3 +208,57 @@ def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
         read(body, content_type)
     except BadRequest:
         assert "multipart" in content_type.lower()
+
+
+def tensors(head: str, raw: bytes = b"", length: str | None = None) -> Row:
+    body = head.encode() + raw
+    meta = f"id\r\n\r\n{TENSORS_HEAD.decode()}: {len(head.encode()) if length is None else length}\r\n"
+    row, wish = read_row(meta, memoryview(body), True)
+    return Row(as_row(row), wish)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+SIZES = st.lists(st.integers(-1, 4) | st.integers(min_value=1 << 62) | ANYTHING, max_size=3) | ANYTHING
+PARAMETERS = st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(0, 16) | ANYTHING}) | ANYTHING
+TENSOR = st.fixed_dictionaries(
+    {"name": ANYTHING, "datatype": st.sampled_from(["FP32", "BF16", "BYTES", "INT8"]) | ANYTHING, "shape": SIZES, "parameters": PARAMETERS},
+    optional={"data": ANYTHING},
+)
+OUTPUT = st.fixed_dictionaries({"name": ANYTHING}, optional={"parameters": ANYTHING})
+
+
+@given(
+    st.fixed_dictionaries(
+        {"inputs": st.lists(TENSOR, max_size=2) | ANYTHING},
+        optional={"outputs": st.lists(OUTPUT) | ANYTHING, "parameters": ANYTHING, "id": ANYTHING},
+    )
+    | ANYTHING,
+    st.binary(max_size=16),
+)
+def test_any_body_of_tensors_is_read_or_a_bad_request(request: Any, raw: bytes) -> None:
+    with contextlib.suppress(BadRequest):
+        tensors(json.dumps(request), raw)
+    read(json.dumps(request).encode(), "application/json")
+
+
+@pytest.mark.parametrize("length", ["", "0", "-1", "²", "9" * 5000, "1_0", "3"])
+def test_a_length_that_is_none_is_a_bad_request(length: str) -> None:
+    with pytest.raises(BadRequest):
+        tensors('{"inputs": []}', length=length)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '{"inputs": ' + "[" * 100_000,
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": Infinity}}]}',
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [Infinity], "parameters": {"binary_data_size": 0}}]}',
+    ],
+)
+def test_tensors_that_python_cannot_hold_are_a_bad_request(head: str) -> None:
+    with pytest.raises(BadRequest):
+        tensors(head)
