@@ -66,7 +66,7 @@ class ConcurrentRequests:
                     self._tasks[frame.batch].cancel()
             else:
                 self._on_other(self._channel, frame)  # from the loop: a loop that is blocked gives no sign of life
-        except BaseException as error:
+        except BaseException as error:  # the loop would log it and go on: it ends the worker, which raises it
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:

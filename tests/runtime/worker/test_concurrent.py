@@ -39,6 +39,8 @@ HANDLER = """
                 raise ValueError("no such prompt")
             if word == "exit":
                 raise SystemExit(3)
+            if word == "cancelled":  # by a library that the handler uses
+                raise asyncio.CancelledError
             if word == "pieces":
                 context.set_response_header(0, "x-first", "yes")
                 for part in "abc":
@@ -71,7 +73,13 @@ def test_parts_go_out_as_they_are_sent_and_the_return_value_is_the_last(worker: 
 
 
 @pytest.mark.parametrize(
-    ("word", "says"), [("raise", "ValueError: no such prompt"), ("exit", "SystemExit: 3"), ("two", "number of batch response mismatched")]
+    ("word", "says"),
+    [
+        ("raise", "ValueError: no such prompt"),
+        ("exit", "SystemExit: 3"),
+        ("two", "number of batch response mismatched"),
+        ("cancelled", "was cancelled before it was answered"),
+    ],
 )
 def test_a_request_that_fails_fails_alone(worker: Worker, word: str, says: str) -> None:
     send(worker, "wait", word)

@@ -187,6 +187,24 @@ def test_a_handler_without_stopping_criteria_answers_with_one_call(start_worker:
     assert worker.close() == 0
 
 
+def test_a_part_that_is_longer_than_an_answer_may_be_fails_its_request(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        """
+        from ts.handler_utils.utils import send_intermediate_predict_response
+
+        def handle(data, context):
+            if data:
+                send_intermediate_predict_response(["x" * 100_001], context.request_ids, "", 200, context)
+            return data and ["rest"]
+        """,
+        mode="continuous",
+    )
+    send(worker, "a")
+    status, _, parts = answers(worker, 1)[1]
+    assert status == 503
+    assert "max_response_size is 100000" in parts[0]
+
+
 @pytest.mark.parametrize("criteria", ["[]", "[None]", "5"])
 def test_stopping_criteria_that_are_none_fail_the_request(start_worker: StartWorker, criteria: str) -> None:
     source = f"def handle(data, context):\n    context.stopping_criteria = {criteria}\n    return data and ['x']"
