@@ -17,6 +17,7 @@ from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheType
 
 logger = logging.getLogger("tsx.worker")
 
+MOST_PENDING = 100_000  # values: a handler that reports from a thread while no request comes must not fill the memory
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
 
@@ -76,6 +77,7 @@ class Pending:
         self._lock = threading.Lock()
         self._latest: dict[tuple[CachingMetric, tuple[tuple[str, str], ...]], float] = {}
         self._observed: list[tuple[CachingMetric, tuple[tuple[str, str], ...], float]] = []
+        self._told = False  # that some are dropped
 
     def __bool__(self) -> bool:
         return bool(self._latest or self._observed)
@@ -83,9 +85,10 @@ class Pending:
     def add(self, metric: CachingMetric, value: float, labels: tuple[tuple[str, str], ...]) -> None:
         value = float(value)
         with self._lock:
-            if metric.metric_type is MetricTypes.HISTOGRAM:
-                if len(self._observed) < MAX_OBSERVED:
-                    self._observed.append((metric, labels, value))
+            if len(self._observed) + len(self._latest) >= MOST_PENDING and (metric, labels) not in self._latest:
+                self._drop(metric)
+            elif metric.metric_type is MetricTypes.HISTOGRAM:
+                self._observed.append((metric, labels, value))
             elif metric.metric_type is MetricTypes.GAUGE:
                 self._latest[metric, labels] = value
             elif value >= 0:
@@ -97,13 +100,17 @@ class Pending:
         with self._lock:
             latest, self._latest = self._latest, {}
             observed, self._observed = self._observed, []
+            self._told = False
         return [
             MetricDelta(name=metric.metric_name, type=metric.metric_type.value, unit=metric.unit, value=value, dimensions=dict(labels))
             for metric, labels, value in [*((*key, value) for key, value in latest.items()), *observed]
         ]
 
-
-MAX_OBSERVED = 100_000  # a handler that reports from a thread while no request comes must not fill the memory
+    def _drop(self, metric: CachingMetric) -> None:
+        if not self._told:
+            self._told = True
+            text = "metric %s: %d values wait for the next answer, so others are dropped until then: report less often, or fewer labels"
+            logger.warning(text, metric.metric_name, MOST_PENDING)
 
 
 class Metrics:

@@ -165,3 +165,16 @@ def test_a_metric_made_by_hand_keeps_its_parts() -> None:
     metric.update(2)
     assert str(metric) == "n.ms:3|#a:1"
     assert metric.to_dict()["Dimensions"] == [{"Name": "a", "Value": "1"}]
+
+
+def test_values_that_no_answer_takes_along_do_not_pile_up(metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.metrics.MOST_PENDING", 3)
+    for number in range(9):
+        metrics.add_counter("requests", 1, dimensions=[Dimension("user", number)])
+        metrics.add_metric("sizes", number, "count", metric_type="histogram")
+    metrics.add_counter("requests", 1, dimensions=[Dimension("user", 0)])  # one that is there grows on
+    assert [(told["name"], told["value"]) for told in metrics.pending.take()] == [("requests", 2.0), ("requests", 1.0), ("sizes", 0.0)]
+    assert len(caplog.records) == 1
+    assert "so others are dropped until then" in caplog.text
+    metrics.add_counter("requests", 1)
+    assert len(metrics.pending.take()) == 1
