@@ -51,8 +51,12 @@ class Profile:
             for target in (self._path, self._directory / NEWEST):
                 descriptor, name = tempfile.mkstemp(dir=self._directory, suffix=".prof")
                 os.close(descriptor)
-                if target == self._path:
-                    self._profile.dump_stats(name)
-                else:
-                    shutil.copyfile(self._path, name)
-                Path(name).replace(target)
+                fresh = Path(name)
+                try:
+                    if target == self._path:
+                        self._profile.dump_stats(name)
+                    else:
+                        shutil.copyfile(self._path, name)
+                    fresh.replace(target)
+                finally:
+                    fresh.unlink(missing_ok=True)
