@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import BLAMELESS, apart, assign, halves
+from tsx_runtime.core.batching import BLAMELESS, Assignment, apart, assign, halves
 from tsx_runtime.core.channel import Channel, Sent
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.pace import Pace, latest_start, retry_after
@@ -222,7 +222,7 @@ class Dispatcher:
         now = time.monotonic()
         if now < at_least:
             now = at_least
-        todo = assign(queue, self.channels, now, self.limits)
+        todo = self._decide(now)
         for channel, jobs in todo.batches:
             channel.send(jobs, now)
         for channel, group in todo.retries:
@@ -231,6 +231,9 @@ class Dispatcher:
             self._refuse(job, self._gone_or_late(job))
         if todo.wake < self._timer_at:
             self._set_timer(todo.wake, now)
+
+    def _decide(self, now: float) -> Assignment[Channel]:
+        return assign(self.queue, self.channels, now, self.limits)
 
     def _set_timer(self, at: float, now: float) -> None:
         """One that is set already and goes off earlier stays: it costs one flush, and sets the next."""

@@ -102,18 +102,18 @@ class JoiningDispatcher(Dispatcher):
 
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
         if self._deaths:
-            del self._deaths[sent.jobs[0]]
+            del self._deaths[sent.jobs[0]]  # a Counter takes that also for what it does not have
         super().on_reply(channel, sent, frame)
 
     def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
         blamed = [job for job in left if job in self._blamed]
+        innocent = [job for job in left if job not in self._blamed] if blamed else []
         self._blamed.difference_update(lost.jobs)
         if not self.accepting:
             self.refuse_all(lost.jobs, error)
             return
         groups = blame(left, blamed, len(lost.jobs))
-        innocent = [job for job in left if job not in blamed] if blamed else []
         again = {*innocent, *(job for group in groups for job in group.jobs)}
         self.refuse_all([job for job in lost.jobs if job not in again], error)
         self.queue.put_back(innocent)
@@ -122,7 +122,11 @@ class JoiningDispatcher(Dispatcher):
 
     def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
-        self.refuse_all([job for job in lost.jobs if job not in left], error)
+        self._blamed.difference_update(lost.jobs)
+        if not self.accepting:
+            left = []
+        again = set(left)
+        self.refuse_all([job for job in lost.jobs if job not in again], error)
         self.queue.put_back(left)
         self._flush()
 
@@ -132,7 +136,7 @@ class JoiningDispatcher(Dispatcher):
         return [job for job in jobs if self._deaths[job] < MOST_DEATHS]
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        del self._deaths[job]  # a Counter takes that also for what it does not have
+        del self._deaths[job]
         self._blamed.discard(job)
         super()._refuse(job, error)
 
@@ -144,26 +148,21 @@ class JoiningDispatcher(Dispatcher):
         for channel in self._open_channels:
             channel.cancel(job)
 
+    def change(self, limits: Limits, bounds: Bounds) -> None:
+        super().change(limits, bounds)
+        if self._watch is not None:  # `response_timeout` may be another
+            self._watch.cancel()
+            self._refuse_overdue()
+
+    def _decide(self, now: float) -> Assignment[Channel]:
+        return join(self.queue, self.channels, now, self.limits)
+
     def _flush(self, at_least: float = 0.0) -> None:
-        self._flush_due = False
-        queue = self.queue
-        if not queue.jobs and not queue.suspects:
-            return
-        now = max(time.monotonic(), at_least)
-        todo = join(queue, self.channels, now, self.limits)
-        for channel, jobs in todo.batches:
-            channel.send(jobs, now)
-        for channel, group in todo.retries:
-            channel.send(group.jobs, now, group.deaths)
-        for job in todo.skipped:
-            self._refuse(job, self._gone_or_late(job))
-        if todo.wake < self._timer_at:
-            self._set_timer(todo.wake, now)
-        if todo.batches or todo.retries:
-            self._watch_answers()
+        super()._flush(at_least)
+        self._watch_answers()
 
     def _watch_answers(self) -> None:
-        if self._watch is None:
+        if self._watch is None and any(channel.flights for channel in self._open_channels):
             self._watch = self._loop.call_later(self.response_timeout, self._refuse_overdue)
 
     def _refuse_overdue(self) -> None:

@@ -112,6 +112,8 @@ class OpenChannel(Channel):
             flight.ahead = 0
         if job in self._held:
             super().release(job)
+            for each in self.flights.values():  # nothing was read meanwhile, so nobody's time has run
+                each.last = max(each.last, self.began)
 
     # What the event loop calls
 
@@ -120,6 +122,8 @@ class OpenChannel(Channel):
             self._quarantine_over.cancel()
         self.streaming = {position for position, job in enumerate(self.sent[0].jobs if self.sent else []) if self._of[job].streaming}
         super().connection_lost(exc)
+        self.flights.clear()  # what was under way is in `sent`, for the supervisor
+        self._of.clear()
 
     def _on_frame(self, frame: wire.Frame) -> None:
         if frame.kind is wire.Kind.REPLY:

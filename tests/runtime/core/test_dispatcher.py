@@ -54,7 +54,7 @@ async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
     front, back = socket.socketpair()
     front.setblocking(False)
     back.setblocking(False)
-    channel = Channel(dispatcher)
+    channel = dispatcher.new_channel()
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=front)
     return channel, Peer(back)
 
