@@ -14,6 +14,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import NEVER, Limits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
+LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory
 CLOSED = "is closed"
 
 
@@ -223,7 +224,7 @@ class Sequences(Generic[SlotT]):
         for job in [*jobs, *([chain.under_way] if chain.under_way is not None else [])]:
             del self._of[job]
         self.size -= sum(len(job.body) for job in jobs)
-        if why != CLOSED:
+        if why != CLOSED and len(chain.id) <= LONGEST_REMEMBERED:
             self._lost[chain.id] = why
             if len(self._lost) > REMEMBERED:
                 self._lost.popitem(last=False)

@@ -61,6 +61,7 @@ class SequenceDispatcher(Dispatcher):
     def remove(self, channel: Channel) -> None:
         super().remove(channel)
         self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state was removed. Start it anew"))
+        self._tell_leaving()
 
     async def release(self, channel: Channel) -> None:
         """Its successor serves. Sequences stay with the process that has their state until they are over."""
@@ -87,6 +88,7 @@ class SequenceDispatcher(Dispatcher):
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
         if not self._given.isdisjoint(sent.jobs):
             frame = frame._replace(items=[self._with_id(job, item) for job, item in zip(sent.jobs, frame.items, strict=True)])
+            self._given.difference_update(sent.jobs)
         self._tell_leaving()
         super().on_reply(channel, sent, frame)
 

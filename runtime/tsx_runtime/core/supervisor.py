@@ -102,7 +102,7 @@ class Supervisor:
         return self._settled(new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending])
 
     async def _settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
-        await asyncio.gather(*ending)
+        await asyncio.shield(asyncio.gather(*ending))  # who asked for it may leave; a worker that ends half way would stay for good
         for error in await asyncio.gather(*(worker.settled for worker in new)):
             if error is not None:
                 raise error
@@ -130,6 +130,8 @@ class Supervisor:
             self._dispatcher.remove(running.channel)
             if drain:
                 await running.channel.drained()
+        for each in worker.retiring:  # they would wait for the ends of their sequences
+            self._dispatcher.remove(each.channel)
         for each in [running, *worker.retiring]:
             if each is not None:
                 if each.channel.sent and not drain:

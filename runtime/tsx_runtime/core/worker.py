@@ -81,6 +81,7 @@ class Worker:
         return self.running.memory() if self.running else 0
 
     def kill(self, because: str) -> None:
-        for running in (self.running, self.successor, *self.retiring):
+        """What serves, or is to serve. Processes that retire end by themselves."""
+        for running in (self.running, self.successor):
             if running is not None:
                 running.kill(because)

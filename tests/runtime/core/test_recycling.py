@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import psutil
 import pytest
 
-from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http.describe import describe_version
 
@@ -22,6 +24,8 @@ def handle(data, context):
         held.append(os.urandom(1) * (200 << 20))
     return [str(os.getpid()) for _ in data]
 """
+
+HANGING = "import time\nfrom pathlib import Path\nif Path('hang').exists():\n    Path('began').touch()\n    time.sleep(600)\n"
 
 WITH_STATE = """
 import os, time
@@ -77,6 +81,25 @@ def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_t
     with_registry(test, heartbeat_interval=1, max_worker_age=1)
 
 
+def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(tmp_path):
+    async def test(registry):
+        go, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
+        version = await registry.register_path(directory, order())
+        held = submit(version, f"until {go}")
+        await until(lambda: version.stats.recycled["age"])
+        (directory / "hang").touch()
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until((directory / "began").exists)
+        assert version.workers[0].state is WorkerState.LOADING
+        scaling = asyncio.create_task(registry.scale("talker", None, 0))
+        await asyncio.sleep(0)
+        go.touch()
+        assert (await asyncio.wait_for(held.done, TIMEOUT)).status == 200
+        await asyncio.wait_for(scaling, TIMEOUT)
+
+    with_registry(test, heartbeat_interval=1, max_worker_age=1)
+
+
 def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_told(tmp_path, caplog):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", LEAK), order(max_worker_memory=700))
@@ -115,10 +138,8 @@ def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypa
 
 @pytest.mark.parametrize("drain", [True, False])
 def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
-    hanging = "import time\nfrom pathlib import Path\nif Path('hang').exists():\n    Path('began').touch()\n    time.sleep(600)\n"
-
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", hanging + WITH_STATE), order())
+        version = await registry.register_path(talker(tmp_path / "m", HANGING + WITH_STATE), order())
         (tmp_path / "m" / "hang").touch()
         await until((tmp_path / "m" / "began").exists)
         assert await ask(version, "x") == str(version.workers[0].pid)

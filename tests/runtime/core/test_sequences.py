@@ -232,3 +232,10 @@ def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bod
         sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
     ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, Limits(8, 20))
     assert len(jobs) == 1 or sum(len(job.body) for job in jobs) <= 20
+
+
+def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
+    long = "a" * 10_000
+    sequences, worker = started(TERMS, long)
+    sequences.lost(worker, "is over")
+    assert sequences.admit(FakeJob(), mark(long), 1.0) is None

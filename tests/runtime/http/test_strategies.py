@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 STATEFUL = """
@@ -308,6 +309,16 @@ def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server: Any
     assert step(server, "b", 1, model="old", start=True, end=True).json()["pid"] != pid
     assert step(server, "a", 1, model="old", end=True).json() == {"total": 6, "pid": pid, "together": 1}
     until(lambda: not version.workers[0].retiring)
+
+
+def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(server: Any, until: Any) -> None:
+    version = version_of(server, "old")
+    pid = step(server, "z", 1, model="old", start=True).json()["pid"]
+    for _ in range(3):
+        step(server, "z", 1, model="old")
+    until(lambda: version.workers[0].retiring)
+    assert server.management.put("/models/old", params={"min_worker": 0, "synchronous": "true"}).status_code == 200
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server: Any, until: Any, error_of: Any) -> None:
