@@ -49,6 +49,13 @@ class Requirements(NamedTuple):
     inputs: tuple[tuple[str, str], ...]
 
 
+class _Found(NamedTuple):
+    """By paths in the archive. A file that is part of a package is checked all the same where it is included as well."""
+
+    texts: dict[str, str]  # of requirements files, which are checked
+    digests: dict[str, str]  # of what they take from the archive
+
+
 NOTHING = Requirements(None, (), ())
 
 
@@ -58,18 +65,18 @@ def read_requirements(model_dir: Path, name: str | None) -> Requirements:
         return NOTHING
     inside = model_dir.resolve()
     file = _inside(inside, model_dir / name, name)
-    inputs: dict[str, str] = {}
-    _read(file, inside, inputs)
+    found = _Found({}, {})
+    _read(file, inside, found)
     wheels = sorted(path for path in inside.rglob("*") if path.suffix in WHEELS and path.is_file())
-    inputs.update({str(wheel.relative_to(inside)): _digest(wheel) for wheel in wheels})
+    inputs = {**found.digests, **{str(wheel.relative_to(inside)): _digest(wheel) for wheel in wheels}, **found.texts}
     return Requirements(file, tuple(dict.fromkeys(wheel.parent for wheel in wheels)), tuple(sorted(inputs.items())))
 
 
-def _read(file: Path, inside: Path, inputs: dict[str, str]) -> None:
+def _read(file: Path, inside: Path, found: _Found) -> None:
     name = str(file.relative_to(inside))
-    if name in inputs:
+    if name in found.texts:
         return
-    if len(inputs) >= MOST_FILES:
+    if len(found.texts) >= MOST_FILES:
         raise BadRequirements(f"{name} and the files that it includes are more than {MOST_FILES}")
     content = file.read_bytes()
     if len(content) > MOST_BYTES:
@@ -78,10 +85,10 @@ def _read(file: Path, inside: Path, inputs: dict[str, str]) -> None:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadRequirements(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    inputs[name] = text
+    found.texts[name] = text
     for number, line in _lines(text):
         try:
-            _check_line(line, file, inside, inputs)
+            _check_line(line, file, inside, found)
         except ValueError as error:
             if isinstance(error, BadRequirements) and error.args[0].startswith("line "):
                 raise  # of a file that this one includes
@@ -104,21 +111,21 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         yield first, pending.strip()
 
 
-def _check_line(line: str, file: Path, inside: Path, inputs: dict[str, str]) -> None:
+def _check_line(line: str, file: Path, inside: Path, found: _Found) -> None:
     if any(ord(character) < 32 and character != "\t" for character in line):
         raise BadRequirements("it holds control characters")
     if line.startswith("-"):
-        _check_option(line, file, inside, inputs)
+        _check_option(line, file, inside, found)
     elif match := _AT.fullmatch(line):
-        _check_place(match["url"], inside, inputs)
+        _check_place(match["url"], inside, found)
     elif not _NAMED.fullmatch(line):
         match = _PLACE.fullmatch(line)
         if match is None or not ("/" in match["place"] or match["place"].endswith((".whl", ".tar.gz", ".zip"))):
             raise BadRequirements("that is no requirement. Write it as NAME, NAME==VERSION, a path in the archive or a URL")
-        _check_place(match["place"], inside, inputs)
+        _check_place(match["place"], inside, found)
 
 
-def _check_option(line: str, file: Path, inside: Path, inputs: dict[str, str]) -> None:
+def _check_option(line: str, file: Path, inside: Path, found: _Found) -> None:
     words = [word for part in shlex.split(line) for word in (part.split("=", 1) if part.startswith("--") else [part])]
     option, values = words[0], words[1:]
     if option[:2] in ("-r", "-c", "-f", "-i") and len(option) > 2 and option[1] != "-":
@@ -129,21 +136,21 @@ def _check_option(line: str, file: Path, inside: Path, inputs: dict[str, str]) -
         raise BadRequirements("a requirements file of an archive may not hold this option. Leave it out")
     [value] = values
     if option in FILE_OPTIONS:
-        _read(_inside(inside, file.parent / value, value), inside, inputs)
+        _read(_inside(inside, file.parent / value, value), inside, found)
     elif option in LINK_OPTIONS and not _is_remote(value):
         _inside(inside, file.parent / _path_of(value), value)
     elif option in INDEX_OPTIONS[:-1] and not _is_remote(value):
         raise BadRequirements("an index is a URL that begins with https:// or http://")
 
 
-def _check_place(place: str, inside: Path, inputs: dict[str, str]) -> None:
+def _check_place(place: str, inside: Path, found: _Found) -> None:
     """Of a package: a URL, or a file or directory of the archive, whose content then decides what is installed."""
     if _is_remote(place):
         return
     path = _inside(inside, inside / _path_of(place), place)
     for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if each.is_file():
-            inputs.setdefault(str(each.relative_to(inside)), _digest(_inside(inside, each, place)))
+            found.digests.setdefault(str(each.relative_to(inside)), _digest(_inside(inside, each, place)))
 
 
 def _is_remote(place: str) -> bool:

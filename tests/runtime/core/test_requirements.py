@@ -120,3 +120,20 @@ def test_files_that_include_each_other_come_to_an_end(tmp_path):
 
 def test_without_a_file_there_is_nothing_to_do(tmp_path):
     assert read_requirements(tmp_path, None) == NOTHING
+
+
+def test_a_file_that_is_part_of_a_package_is_checked_where_it_is_included_as_well(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "more.txt").write_text("/etc/passwd.whl\n")
+    with pytest.raises(BadRequirements, match=r"line 1 of package/more\.txt"):
+        read(tmp_path, "./package\n-r package/more.txt\n")
+
+
+def test_the_files_of_a_package_do_not_count_as_files_that_include_each_other(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    for number in range(40):
+        (package / f"{number}.py").touch()
+    (tmp_path / "more.txt").write_text("six\n")
+    assert len(read(tmp_path, "./package\n-r more.txt\n").inputs) == 42
