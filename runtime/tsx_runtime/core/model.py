@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -150,7 +150,7 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
             _first(order.max_worker_memory, config.max_worker_memory, settings.max_worker_memory),
             _first(order.max_worker_age, config.max_worker_age, settings.max_worker_age),
         ),
-        strategy=strategy(config, parallel.is_group),
+        strategy=strategy(config),
     )
 
 
@@ -177,6 +177,17 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
+class Host(NamedTuple):
+    """What all versions of this server share."""
+
+    settings: Settings
+    starter: ProcessStarter
+    machine: Machine
+    ids: Iterator[int]  # of workers
+    choose_gpus: Callable[[Plan], tuple[int, ...]]  # for one more worker
+    worker_output: str = ""  # see `LoadOrder.output`
+
+
 class ModelVersion:
     """One version that is registered. `submit` takes requests at once; they wait while workers are on their way."""
 
@@ -187,16 +198,11 @@ class ModelVersion:
         archive: OpenArchive,
         order: RegisterOrder,
         chosen: Plan,
-        settings: Settings,
-        starter: ProcessStarter,
-        *,
-        ids: Iterator[int],
-        choose_gpus: Callable[[Plan], tuple[int, ...]],
-        here: Machine,
+        host: Host,
         environment: Environment | None = None,
-        worker_output: str = "",
     ) -> None:
         """Raises BadRequest for an archive that no worker of this server can run."""
+        settings = host.settings
         self.name = name
         self.version = version
         self.archive = archive
@@ -211,36 +217,38 @@ class ModelVersion:
         self.workflow = order.workflow
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
-        self._settings = settings
-        self._here = here
-        self._environment = environment
-        self._worker_output = worker_output
-        label = f'Model "{name}" [Version {version}]'
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
+        self._host = host
+        self._environment = environment
         self._names = HeaderNames(
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
+        label = f'Model "{name}" [Version {version}]'
         self._dispatcher = make_dispatcher(label, chosen.limits, chosen.bounds, chosen.strategy, self._names)
         self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
             self.stats.journal = Journal()
-        self._supervisor = Supervisor(
+        self._supervisor = self._make_supervisor(label)
+        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
+        self.leave: Callable[[Job], None] = self._dispatcher.leave
+
+    def _make_supervisor(self, label: str) -> Supervisor:
+        chosen, host = self.plan, self._host
+        return Supervisor(
             label,
             self._dispatcher,
-            starter,
+            host.starter,
             self._load_order,
-            ids=ids,
-            next_gpus=lambda: choose_gpus(chosen),
+            ids=host.ids,
+            next_gpus=lambda: host.choose_gpus(chosen),
             launch=self._launch,
             response_timeout=chosen.response_timeout,
             startup_timeout=chosen.startup_timeout,
             max_retry_timeout=chosen.max_retry_timeout,
             recycling=chosen.recycling,
-            heartbeat=settings.heartbeat_interval,
-            heartbeat_timeout=settings.heartbeat_timeout,
+            heartbeat=host.settings.heartbeat_interval,
+            heartbeat_timeout=host.settings.heartbeat_timeout,
         )
-        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
-        self.leave: Callable[[Job], None] = self._dispatcher.leave
 
     @property
     def config(self) -> ModelConfig:
@@ -328,14 +336,14 @@ class ModelVersion:
         workers = self.workers
         position = workers.index(worker) if worker in workers else 0  # one that ends is placed no more
         plan = self.plan
-        return place_of(self._here, plan.parallel, threads=plan.threads, worker=position, workers=len(workers), gpus=worker.gpus)
+        return place_of(self._host.machine, plan.parallel, threads=plan.threads, worker=position, workers=len(workers), gpus=worker.gpus)
 
     def _launch(self, worker: Worker) -> Launch | None:
         use_venv, threads = bool(self.config.use_venv), self._place(worker).threads
         return launch_of(self.plan.parallel, self._environment, use_venv=use_venv, threads=threads, group=f"{self.name}_{worker.id}")
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
-        place = self._place(worker)
+        place, settings = self._place(worker), self._host.settings
         return wire.LoadOrder(
             model_name=self.name,
             model_version=self.version,
@@ -352,13 +360,13 @@ class ModelVersion:
             variables=place.variables,
             ranks=self.plan.parallel.ranks,
             gpus=len(worker.gpus),
-            limit_max_image_pixels=self._settings.limit_max_image_pixels,
-            decode_input_request=self._settings.decode_input_request,
-            max_response_size=self._settings.max_response_size,
+            limit_max_image_pixels=settings.limit_max_image_pixels,
+            decode_input_request=settings.decode_input_request,
+            max_response_size=settings.max_response_size,
             server_version=__version__,
             envelope=self.envelope,
-            output=self._worker_output,
-            model_metrics=list(read_metrics_config(self._settings.metrics_config).model or ()),
+            output=self._host.worker_output,
+            model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
             every_prediction_time=self.stats.journal is not None,
             mode=self.plan.strategy.mode,
             stateful=self.plan.strategy.terms is not None,

@@ -15,7 +15,7 @@ from typing import Any
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.environments import Environment, Environments
-from tsx_runtime.core.model import NOTHING_OWN, Model, ModelVersion, Plan, RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.model import NOTHING_OWN, Host, Model, ModelVersion, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
@@ -52,10 +52,15 @@ class Registry:
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
         self.on_readiness: list[Callable[[], None]] = []  # called when a version may have become ready, or not ready any more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
-        self._here = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars)
-        self._worker_output = worker_output
-        self._ids = itertools.count(FIRST_WORKER_ID)
+        self._host = Host(
+            settings,
+            self._starter,
+            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES")),
+            itertools.count(FIRST_WORKER_ID),
+            self._choose_gpus,
+            worker_output,
+        )
         self._environments = Environments(
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
@@ -96,7 +101,7 @@ class Registry:
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:
             return await self.register_path(local, order, wait=wait)
-        downloaded = await asyncio.to_thread(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)
+        downloaded = await self._fetch(order, trust)
         try:
             version = await self.register_path(downloaded, order, wait=wait)
         except BaseException:
@@ -104,6 +109,15 @@ class Registry:
             raise
         self._downloaded[version] = downloaded
         return version
+
+    async def _fetch(self, order: RegisterOrder, trust: Trust) -> Path:
+        """A thread cannot be broken off: where its client leaves, what it brings later goes at once, to stand in nobody's way."""
+        fetching = asyncio.create_task(asyncio.to_thread(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms))
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            fetching.add_done_callback(_remove_fetched)
+            raise
 
     async def register_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """Register an archive or directory that lies anywhere: what the command line names itself."""
@@ -133,8 +147,8 @@ class Registry:
         if wait:
             try:
                 await starting
-            except LoadFailed:
-                await self._remove(version)
+            except BaseException:  # also where its client has left
+                await self._to_the_end(self._remove(version))
                 raise
         else:
             self._in_background(starting)
@@ -166,20 +180,7 @@ class Registry:
         order = with_own_settings(order, self.settings.models.get(name))
         own = self.settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
         chosen = self._with_policy(plan(order, archive.config, self.settings, self.gpus, own), name, archive.config.batch_policy)
-        version = ModelVersion(
-            name,
-            number,
-            archive,
-            order,
-            chosen,
-            self.settings,
-            self._starter,
-            ids=self._ids,
-            choose_gpus=self._choose_gpus,
-            here=self._here,
-            environment=environment,
-            worker_output=self._worker_output,
-        )
+        version = ModelVersion(name, number, archive, order, chosen, self._host, environment)
         self._taken.add((name, number))
         self._put_in(version)
         return version
@@ -270,16 +271,18 @@ class Registry:
         try:
             await asyncio.wait_for(found.finished(), self.settings.unregister_model_timeout)
         except BaseException as error:
+            self._leaving.discard(found)
             self._put_in(found)
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
                 raise CleanupTimeout(f"Timed out while cleaning resources: {found.name}") from None
             raise
-        finally:
-            self._leaving.discard(found)
         await self.discard(found)
 
     async def discard(self, found: ModelVersion) -> None:
         """End it at once: what its workers hold is refused, what was downloaded for it goes."""
+        await self._to_the_end(self._discard(found))
+
+    async def _discard(self, found: ModelVersion) -> None:
         await self._remove(found)
         downloaded = self._downloaded.pop(found, None)
         if downloaded is not None:
@@ -350,11 +353,24 @@ class Registry:
         self._leaving.discard(version)
         self._taken.discard((version.name, version.version))
 
+    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Also where who asked for it leaves meanwhile: half removed, a version would keep its name and its processes for good."""
+        await asyncio.shield(self._begin(work))
+
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """A failure is already logged and in the model's description."""
-        task = asyncio.create_task(_swallow_load_failure(work))
+        self._begin(_swallow_load_failure(work))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
+
+
+def _remove_fetched(fetching: asyncio.Task[Path]) -> None:
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().unlink(missing_ok=True)
 
 
 async def _swallow_load_failure(work: Coroutine[Any, Any, None]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 
 import psutil
 import pytest
 
 from tests.support.models import make_model
-from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.errors import (
     BadRequest,
@@ -99,6 +102,84 @@ def test_unregistering_does_not_wait_for_requests_to_stop_coming(tmp_path):
         await asyncio.wait_for(unregistering, TIMEOUT)
         assert [job.done.result().status for job in accepted] == [200] * 3
         await registry.register_path(tmp_path / "m", order())
+
+    with_registry(test)
+
+
+def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.running.EXIT_GRACE", 0.5)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        pid = version.workers[0].pid
+        os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
+        unregistering = asyncio.create_task(registry.unregister("talker"))
+        await until(lambda: not version.workers)
+        unregistering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unregistering
+        await until(lambda: gone(pid) and not registry._background)
+        await registry.register_path(tmp_path / "m", order())
+
+    with_registry(test)
+
+
+def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(tmp_path):
+    hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
+
+    async def test(registry):
+        registering = asyncio.create_task(registry.register_path(talker(tmp_path / "m", hanging), order()))
+        await until((tmp_path / "m" / "began").exists)
+        pid = registry.find("talker").workers[0].pid
+        registering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await registering
+        await until(lambda: gone(pid) and not registry._background)
+        assert not registry.models
+
+    with_registry(test)
+
+
+def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(tmp_path, monkeypatch):
+    file = tmp_path / "m.mar"
+    began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
+
+    def fetch(*what, **how):
+        began.set()
+        assert goes_on.wait(TIMEOUT)
+        file.touch()
+        came.set()
+        return file
+
+    async def test(registry):
+        monkeypatch.setattr(registry._fetcher, "local_file", lambda *what: None)
+        monkeypatch.setattr(registry._fetcher, "fetch", fetch)
+        registering = asyncio.create_task(registry.register(RegisterOrder(url="https://models.example/m.mar")))
+        await until(began.is_set)
+        registering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await registering
+        goes_on.set()
+        await until(lambda: came.is_set() and not file.exists())
+
+    with_registry(test)
+
+
+def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leaves(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        pid, go = version.workers[0].pid, tmp_path / "go"
+        job = submit(version, f"until {go}")
+        await until(lambda: version.workers[0].channel.batches)
+        scaling = asyncio.create_task(registry.scale("talker", None, 0))
+        await asyncio.sleep(0)
+        assert not version.workers
+        scaling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scaling
+        go.touch()
+        assert (await asyncio.wait_for(job.done, TIMEOUT)).status == 200
+        await until(lambda: gone(pid))
 
     with_registry(test)
 
