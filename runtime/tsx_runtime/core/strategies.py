@@ -35,8 +35,8 @@ class Strategy(NamedTuple):
     tickets: bool = False
 
 
-def strategy(config: ModelConfig, group: bool = False) -> Strategy:
-    """`group`: a worker is several processes. Raises BadRequest for what cannot be had together."""
+def strategy(config: ModelConfig) -> Strategy:
+    """Raises BadRequest for what cannot be had together; `parallel_of` says what a group of processes cannot have."""
     if config.continuous_batching and config.async_communication:
         raise BadRequest(
             "model-config.yaml asks for continuousBatching and asyncCommunication: a worker does one or the other. Remove one."
@@ -46,11 +46,6 @@ def strategy(config: ModelConfig, group: bool = False) -> Strategy:
         raise BadRequest(
             f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which has no say in sequences, continuous "
             "batching and asynchronous handlers: there nothing waits for company. Remove it."
-        )
-    if group and mode != "batch":
-        key = "continuousBatching" if mode == "continuous" else "asyncCommunication"
-        raise BadRequest(
-            f"model-config.yaml asks for {key} and torchrun: the processes of a group take one batch after the other. Remove one."
         )
     return Strategy(mode, _terms(config), bool(config.use_job_ticket))
 

@@ -91,8 +91,9 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
     with_registry(test)
 
 
-def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(tmp_path):
-    directory = talker(tmp_path / "m", handler(pipeline=True), config="parallelType: pp\nparallelLevel: 2\n")
+@pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
+def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(tmp_path, mode):
+    directory = talker(tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}")
 
     async def test(registry):
         version = await registry.register_path(directory, order())
