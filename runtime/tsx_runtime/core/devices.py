@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-GPU_WORDS = ("gpu", "cuda", "mps", "xpu")  # of deviceType: whatever torch finds; a worker looks in the order cuda, xpu, mps
-
 logger = logging.getLogger("tsx.devices")
 
 

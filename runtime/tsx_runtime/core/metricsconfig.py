@@ -56,6 +56,8 @@ def _read_section(path: Path, section: str, content: Any) -> list[DeclaredMetric
     for kind, entries in content.items():
         if kind not in KINDS:
             raise _wrong(path, f"{section} has {kind!r}, which is none of {', '.join(KINDS)}")
+        if not isinstance(entries, list | None):
+            raise _wrong(path, f"{section}.{kind} must be a list of metrics, not {entries!r}")
         found += [_read_entry(path, f"{section}.{kind}", kind, entry) for entry in entries or []]
     return found
 

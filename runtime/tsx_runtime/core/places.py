@@ -39,7 +39,8 @@ def machine(launcher: bool, arguments: str, visible: str | None) -> Machine:
         return Machine(cpu_count(), visible=visible)
     try:
         pinning, cpus = parse_pinning(arguments), read_cpus()
-        check_pinning(pinning, cpus)
+        if cpus:
+            check_pinning(pinning, cpus)
     except ValueError as error:
         raise SettingError(f"cpu_launcher_args cannot be {arguments!r}: {error}") from error
     if not cpus:

@@ -164,6 +164,13 @@ def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
     assert machine(False, "--core-list 4096", None).pinning is None
 
 
+def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(monkeypatch, caplog):
+    monkeypatch.setattr("tsx_runtime.core.places.read_cpus", list)
+    here = machine(True, "--core-list 0,1", None)
+    assert place_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
+    assert "so none is pinned" in caplog.text
+
+
 def test_only_who_needs_it_is_a_program_of_its_own():
     assert launch_of(Parallel(gpus=4), None, use_venv=False, threads=1, group="m_1") is None
     group = launch_of(parallel({"torchrun": {"nproc-per-node": 2}}), None, use_venv=False, threads=3, group="m_1")
