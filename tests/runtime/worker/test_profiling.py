@@ -30,6 +30,15 @@ def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functio
         assert (calls["handle"], calls["weigh"]) == (2, 3)
 
 
+def test_a_profile_that_cannot_be_put_into_its_place_leaves_nothing_else_behind(start_worker: StartWorker, tmp_path: Path) -> None:
+    newest = tmp_path / "tsPythonProfile.prof"
+    newest.mkdir()
+    source = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n\ndef handle(data, context):\n    return data\n"
+    worker = start_worker(source, variables={"TS_BENCHMARK": "True"})
+    assert worker.close() == 0
+    assert sorted(tmp_path.glob("*.prof")) == [tmp_path / "tsPythonProfile-m-9000.prof", newest]
+
+
 def test_without_it_nothing_is_profiled(start_worker: StartWorker, tmp_path: Path) -> None:
     source = f"""
         import tempfile
