@@ -130,8 +130,8 @@ class Supervisor:
             self._dispatcher.remove(running.channel)
             if drain:
                 await running.channel.drained()
-        for each in worker.retiring:  # they would wait for the ends of their sequences
-            self._dispatcher.remove(each.channel)
+        for retiring in worker.retiring:  # they would wait for the ends of their sequences
+            self._dispatcher.remove(retiring.channel)
         for each in [running, *worker.retiring]:
             if each is not None:
                 if each.channel.sent and not drain:
