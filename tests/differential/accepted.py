@@ -25,6 +25,14 @@ def described_more(case: Case, what: str, theirs: Any, ours: Any, pair: Any) -> 
     return theirs == [without_new(each) for each in ours]
 
 
+def described_all(case: Case, what: str, theirs: Any, ours: Any, pair: Any) -> bool:
+    """As `described_more`, with what each version's handler says of itself."""
+    if not case.target.endswith("/all?customized=true") or not isinstance(ours, list):
+        return False
+    told = [{key: value for key, value in each.items() if key != "customizedMetadata"} for each in ours]
+    return told != ours and described_more(case, what, theirs, told, pair)
+
+
 def without_new(described: Any) -> Any:
     if not isinstance(described, dict):
         return described
@@ -57,6 +65,7 @@ def typed(case: Case) -> str:
 ACCEPTED: list[Difference] = [
     Difference("errors give the reason", says_more),
     Difference("descriptions tell more", described_more),
+    Difference("handlers describe themselves for all versions too", described_all),
     Difference(
         "a method that a route does not take is 405, and Allow says which it takes",
         lambda case, what, theirs, ours, pair: what == "header allow" or (pair[1].status == 405 and pair[0].status in (404, 405)),

@@ -9,12 +9,11 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.calls import Context, Refused
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal
-from tsx_runtime.http.describe import not_ready
+from tsx_runtime.http.describe import is_ready, not_ready
 
 NAME = "grpc.health.v1.Health"
 
@@ -73,7 +72,7 @@ class Health:
                 version = self.registry.find(name, number or None)
             except (ModelNotFound, ModelVersionNotFound):
                 return HealthCheckResponse.SERVICE_UNKNOWN
-            good = any(worker.state is WorkerState.READY for worker in version.workers)
+            good = is_ready(version)
         good = good and not self._ended and not self.registry.stopping
         return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
 

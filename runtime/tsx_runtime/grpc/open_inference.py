@@ -9,7 +9,6 @@ from typing import Any
 from tsx_runtime.core.jobs import Answer
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
@@ -18,7 +17,7 @@ from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, code_of, refusal, shortened
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.describe import not_ready
+from tsx_runtime.http.describe import is_ready, not_ready
 from tsx_runtime.http.kserve import ServerMetadata
 from tsx_runtime.wire import TENSORS_HEAD
 
@@ -63,7 +62,7 @@ class OpenInference:
             version = self._find(request.name, request.version)
         except (ModelNotFound, ModelVersionNotFound):
             return self.messages.ModelReadyResponse(ready=False)
-        return self.messages.ModelReadyResponse(ready=any(worker.state is WorkerState.READY for worker in version.workers))
+        return self.messages.ModelReadyResponse(ready=is_ready(version))
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
         known = ServerMetadata()  # of REST

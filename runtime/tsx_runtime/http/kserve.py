@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http import openapi
-from tsx_runtime.http.describe import not_ready
+from tsx_runtime.http.describe import is_ready, not_ready
 from tsx_runtime.version import __version__
 
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: they are asked by probes, and name no model
@@ -61,10 +60,6 @@ class ModelMetadata(BaseModel):
     platform: str = ""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
-
-
-def is_ready(version: ModelVersion) -> bool:
-    return any(worker.state is WorkerState.READY for worker in version.workers)
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:

@@ -15,11 +15,10 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi
 from tsx_runtime.http.asgi import new_request_id
-from tsx_runtime.http.describe import PAGE, describe_version, list_models
+from tsx_runtime.http.describe import PAGE, describe_version, is_ready, list_models
 from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import read_given
@@ -76,9 +75,10 @@ class Management:
         versions = list(self.registry.models[model].versions.values()) if version == "all" else [default]
         gpus = await read_gpus() if any(worker.gpu_id is not None for found in versions for worker in found.workers) else {}
         described = [describe_version(found, gpus) for found in versions]
-        if customized:
-            answers = await asyncio.gather(*(ask_handler(found) for found in versions))
-            for one, answer in zip(described, answers, strict=True):
+        if customized:  # of all versions, those that can be asked: TorchServe asks none then, and fails for none
+            asked = [pair for pair in zip(described, versions, strict=True) if version != "all" or is_ready(pair[1])]
+            answers = await asyncio.gather(*(ask_handler(found) for _, found in asked))
+            for (one, _), answer in zip(asked, answers, strict=True):
                 one.customized_metadata = answer
         return _json(Described(described))
 
@@ -127,7 +127,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
 
 async def ask_handler(version: ModelVersion) -> Any:
     """What the handler's `describe_handle` says: a request with the header `describe`. JSON where it is JSON, else text."""
-    if not any(worker.state is WorkerState.READY for worker in version.workers):
+    if not is_ready(version):
         text = f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.'
         raise NoWorker(text, retry_after=version.retry_after())
     meta = wire.request_meta(new_request_id().decode(), b"", [(b"describe", b"True")])

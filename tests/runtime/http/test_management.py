@@ -263,6 +263,13 @@ def test_the_handler_is_asked_for_its_own_description(server):
     assert described["customizedMetadata"] == {"labels": 10}
 
 
+def test_of_all_versions_those_with_workers_are_asked_for_their_own_description(server):
+    first, second = server.management.get("/models/talker/all", params={"customized": "true"}).json()
+    assert (first["modelVersion"], first["customizedMetadata"]) == ("1.0", {"labels": 10})
+    assert second["modelVersion"] == "2.0"
+    assert "customizedMetadata" not in second
+
+
 def test_a_description_by_the_handler_needs_a_worker(server, error_of):
     answer = server.management.get("/models/talker/2.0", params={"customized": "true"})
     assert answer.status_code == 503
