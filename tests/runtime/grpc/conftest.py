@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from tests.support.models import make_model
+from tests.support.models import STATEFUL, make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 
 PROTOS = Path(__file__).parents[3] / "runtime/tsx_runtime/grpc/protos"
@@ -85,24 +85,6 @@ def shown(value):
     if hasattr(value, "tolist"):
         return [str(value.dtype), value.tolist()]
     return value.decode("latin-1") if isinstance(value, (bytes, bytearray)) else value
-"""
-
-
-STATEFUL = """
-totals = {}
-
-
-def handle(data, context):
-    if data is None:
-        return None
-    answers = []
-    for idx, row in enumerate(data):
-        id = context.get_sequence_id(idx)
-        if context.get_request_header(idx, context.header_key_sequence_start) == "true":
-            totals[id] = 0
-        totals[id] += int(row["data"])
-        answers.append(str(totals[id]))
-    return answers
 """
 
 

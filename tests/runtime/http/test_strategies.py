@@ -13,37 +13,7 @@ import httpx
 import psutil
 import pytest
 
-STATEFUL = """
-import os, time
-from pathlib import Path
-
-totals = {}
-
-def handle(data, context):
-    if data is None:
-        return None
-    answers = []
-    for idx, row in enumerate(data):
-        id = context.get_sequence_id(idx)
-        if context.get_request_header(idx, context.header_key_sequence_start) == "true":
-            totals[id] = 0
-        word = row["body"].decode()
-        if word == "exit":
-            os._exit(7)
-        if word == "raise":
-            raise ValueError("no number")
-        if word.startswith("/"):
-            deadline = time.monotonic() + 20
-            while not Path(word).exists() and time.monotonic() < deadline:
-                time.sleep(0.002)
-            word = "0"
-        if word == "close":
-            context.set_response_header(idx, context.header_key_sequence_end, "true")
-            word = "0"
-        totals[id] += int(word)
-        answers.append({"total": totals[id], "pid": os.getpid(), "together": len(data)})
-    return answers
-"""
+from tests.support.models import STATEFUL
 
 CONTINUOUS = """
 import os, time
