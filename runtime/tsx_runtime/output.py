@@ -96,13 +96,6 @@ def keep_going() -> None:
         setattr(sys, name, io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True))
 
 
-def log_to_stderr(form: str) -> None:
-    """Log from a thread of its own, so that whoever logs does not wait for who reads it."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(form))
-    log_in_background([handler])
-
-
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
     """Have a thread of its own write what is logged: nobody who logs waits for a disk. For a whole process: it stays so."""
     queued = _Queued(queue.Queue(LOG_LINES))

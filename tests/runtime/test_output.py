@@ -90,10 +90,12 @@ def test_what_others_write_to_the_same_place_still_waits_for_its_reader():
 
 PRINTS = """
 import os, sys
-from tsx_runtime.output import keep_going, log_to_stderr
+from tsx_runtime.output import keep_going, log_in_background
 import logging
 keep_going()
-log_to_stderr("%(levelname)s %(message)s")
+handler = logging.StreamHandler(sys.stderr)
+handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+log_in_background([handler])
 os.open(os.devnull, os.O_RDONLY)  # would be 1 or 2 where those were closed
 print("to be read \\ud800")
 logging.info("logged")
