@@ -40,7 +40,7 @@ def test_sequences_of_one_stream_have_states_of_their_own(client: Client) -> Non
 
 def test_sequences_whose_names_differ_in_letters_beyond_latin_are_not_the_same(client: Client) -> None:
     answers = add(client, ("用", 1), ("户", 10), ("用", 2), ("户", 20))
-    assert [answer.prediction for answer in answers] == [b"1", b"10", b"3", b"30"]
+    assert totals(answers) == [1, 10, 3, 30]
     assert [answer.sequence_id for answer in answers] == ["用", "户", "用", "户"]
 
 
