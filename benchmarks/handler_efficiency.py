@@ -184,6 +184,9 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             output="",
             model_metrics=[],
             every_prediction_time=False,
+            mode="batch",
+            stateful=False,
+            sequence_headers=["", "", ""],
         )
     )
     model.context.begin([f"id-{number}\r\n\r\n" for number in range(batch)])

@@ -1,0 +1,21 @@
+"""The handler in a bare loop is loaded with all that a worker is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.models import make_model
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "handler_efficiency.py"
+
+
+def test_the_bare_loop_loads_a_handler(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "m", "def handle(data, context):\n    return ['OK'] * len(data)\n", config="threads: 1\n")
+    body = tmp_path / "body"
+    body.write_bytes(b"x")
+    command = [sys.executable, SCRIPT, "--bare", model, body, "--batch", "2", "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["rate"] > 0
