@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import choose
+from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import (
     BadRequest,
     CannotRemoveDefault,
@@ -35,6 +37,7 @@ from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources import Fetcher, Trust, is_url
 
+MOST_DOWNLOADS = 16  # at a time
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
 
 logger = logging.getLogger("tsx.registry")
@@ -68,6 +71,7 @@ class Registry:
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
         self.plugins = load_plugins(settings.plugins)
         self._fetcher = Fetcher(settings, sources=self.plugins.sources)
+        self._downloads = Threads(MOST_DOWNLOADS, "downloads")
         self._downloaded: dict[ModelVersion, Path] = {}  # the archives that were downloaded for them, and go with them
         self._background: set[asyncio.Task[None]] = set()
 
@@ -112,7 +116,7 @@ class Registry:
 
     async def _fetch(self, order: RegisterOrder, trust: Trust) -> Path:
         """A thread cannot be broken off: where its client leaves, what it brings later goes at once, to stand in nobody's way."""
-        fetching = asyncio.create_task(asyncio.to_thread(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms))
+        fetching = asyncio.create_task(self._downloads.call(partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)))
         try:
             return await asyncio.shield(fetching)
         except asyncio.CancelledError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import logging
@@ -12,8 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.threads import Threads
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.errors import SettingError, TsxError
+from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.http.asgi import is_header, read_body
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings import SECRETS, Settings
@@ -21,6 +21,8 @@ from tsx_runtime.settings import SECRETS, Settings
 # First segments of the server's own paths.
 TAKEN = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token"}
 TAKEN |= {"livez", "readyz", "api-description", "openapi.json"}
+
+MOST_CALLS = 64  # of one endpoint at a time, where they run in threads
 
 logger = logging.getLogger("tsx.plugins")
 
@@ -78,13 +80,17 @@ def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) 
 
 
 def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
+    threads = Threads(MOST_CALLS, f"calls of {endpoint.path}")
+
     async def route(request: Request) -> Response:
         body = await read_body(request.scope, request.receive, limit)
         headers = {name.lower(): value for name, value in request.headers.items()}
         query = {name: request.query_params.getlist(name)[0] for name in request.query_params}
         asked = EndpointRequest(request.method, request.url.path, query, headers, body)
         try:
-            return _response(await _answer(endpoint, asked, view))
+            return _response(await _answer(endpoint, asked, view, threads))
+        except Unavailable:
+            raise
         except Exception as error:  # the boundary to the plugin's code
             logger.exception("the endpoint %s of a plugin failed", endpoint.path)
             raise TsxError(f"The endpoint {endpoint.path} failed: {type(error).__name__}; the server's log has the traceback.") from error
@@ -92,11 +98,11 @@ def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
     return route
 
 
-async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View) -> EndpointResponse:
+async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View, threads: Threads) -> EndpointResponse:
     if inspect.iscoroutinefunction(endpoint.answer):
         answered = await endpoint.answer(asked, view)
     else:
-        answered = await asyncio.to_thread(endpoint.answer, asked, view)
+        answered = await threads.call(lambda: endpoint.answer(asked, view))
     if not isinstance(answered, EndpointResponse):
         raise TypeError(f"it answered with a {type(answered).__name__}, not with an EndpointResponse")
     return answered

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import email.utils
 import logging
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin
 
 import urllib3
-from urllib3.exceptions import HTTPError
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError, ProtocolError
 
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.network import addresses_of, check_public
@@ -23,6 +27,8 @@ from tsx_runtime.sources.urls import ModelUrl, parse_url
 MOST_REDIRECTS = 5
 MOST_TRIES = 5  # in a row that bring nothing
 TIMEOUT = urllib3.Timeout(connect=10, read=60)
+HEAD_TIMEOUT = 30.0  # seconds for the head of an answer, however its bytes drip
+SLOWEST = 10_000  # bytes a second, on average, once `Rules.patience` is over
 REDIRECTS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better a little later
 
@@ -49,10 +55,11 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
 def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
     validator = _remembered(part)
     failures = 0
+    hurry = _Hurry(rules.patience)
     while True:
         size = part.stat().st_size if part.exists() else 0
         try:
-            validator = _transfer(url, part, validator, rules)
+            validator = _transfer(url, part, validator, rules, hurry)
             _forget(part)
             return
         except (_Passing, HTTPError, OSError) as error:
@@ -67,7 +74,62 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
             time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing tells when the other side is well again
 
 
-def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules) -> str | None:
+class _Hurry:
+    """Over all of a download: a server that sends a byte now and then, or a little on each of many connections, is not waited for."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._began = time.monotonic()
+        self._bytes = 0
+
+    def got(self, size: int) -> None:
+        """Raises DownloadFailed."""
+        self._bytes += size
+        took = time.monotonic() - self._began
+        if took > self._patience + self._bytes / SLOWEST:
+            raise DownloadFailed(f"it comes too slowly: {self._bytes} bytes in {took:.0f} s")
+
+
+class _Plain(HTTPConnection):
+    """Cut where the head of an answer takes too long: a socket's timeout begins anew with each byte."""
+
+    _late = False
+
+    def getresponse(self) -> Any:
+        timer = threading.Timer(HEAD_TIMEOUT, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            answer = super().getresponse()
+        finally:
+            timer.cancel()
+        if self._late:  # for http.client the end of the stream ends a head as well
+            raise ProtocolError(f"the head of the answer did not come within {HEAD_TIMEOUT:g} s")
+        return answer
+
+    def _cut(self) -> None:
+        self._late = True
+        with suppress(OSError):
+            if self.sock is not None:
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Encrypted(_Plain, HTTPSConnection):
+    """As above."""
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _EncryptedPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _Encrypted
+
+
+_POOLS = {"http": _PlainPool, "https": _EncryptedPool}
+
+
+def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hurry: _Hurry) -> str | None:
     have = part.stat().st_size if validator and part.exists() else 0
     headers = {"Accept-Encoding": "identity", "User-Agent": "tsx", **rules.headers}
     if have and validator:
@@ -77,7 +139,7 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules) ->
         answer = _request(url, headers, rules)
         try:
             if answer.status not in REDIRECTS:
-                return _store(answer, part, have, rules)
+                return _store(answer, part, have, validator, rules, hurry)
             target = answer.headers.get("Location", "")
         finally:
             answer.release_conn()
@@ -121,10 +183,10 @@ def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Map
         user = urllib3.util.parse_url(proxy).auth
         login = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
         through = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
+        through.pool_classes_by_scheme = _POOLS
         place = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
         return through.request("GET", place, headers=headers, redirect=False, preload_content=False, retries=False)
-    kind = urllib3.HTTPSConnectionPool if url.scheme == "https" else urllib3.HTTPConnectionPool
-    return kind(address, port, **options).request("GET", path, headers=headers, redirect=False, preload_content=False)
+    return _POOLS[url.scheme](address, port, **options).request("GET", path, headers=headers, redirect=False, preload_content=False)
 
 
 def _bracketed(host: str) -> str:
@@ -132,7 +194,8 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
+def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _Hurry) -> str | None:
+    """`before`: the validator of the bytes that are there."""
     if answer.status in PASSING:
         raise _Passing(f"the server answers {answer.status}")
     if answer.status == 416:  # what is there is not a beginning of what is to be had
@@ -143,6 +206,9 @@ def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         part.unlink(missing_ok=True)
         raise _Passing("the server sends another part than was asked for")
+    if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
+        part.unlink(missing_ok=True)
+        raise _Passing("the file has changed since its transfer began")
     if answer.status == 200:
         have = 0
     told = answer.headers.get("Content-Length", "")
@@ -154,8 +220,9 @@ def _store(answer: Any, part: Path, have: int, rules: Rules) -> str | None:
     _remember(part, validator)
     with part.open("ab" if have else "wb") as file:
         part.chmod(0o600)
-        for chunk in answer.stream(CHUNK, decode_content=False):
+        while chunk := answer.read1(CHUNK, decode_content=False):  # what is there: a whole chunk may be long in coming
             have += len(chunk)
+            hurry.got(len(chunk))
             if have > rules.most:
                 _forget(part)
                 raise DownloadFailed(f"it has more than {rules.most} bytes, which is max_archive_size")

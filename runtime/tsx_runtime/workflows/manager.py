@@ -7,13 +7,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, OpenArchive, is_model_name
 from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry import MOST_DOWNLOADS, Registry
+from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import (
     BadRequest,
     CleanupTimeout,
@@ -97,6 +99,7 @@ class Workflows:
         self._taken: set[str] = set()  # registered, being registered, or with requests to answer
         self._store = self.settings.workflow_store or self.settings.model_store
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
+        self._downloads = Threads(MOST_DOWNLOADS, "downloads")
 
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)
@@ -178,7 +181,7 @@ class Workflows:
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:
             return local, False
-        return await asyncio.to_thread(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms), True
+        return await self._downloads.call(partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)), True
 
     async def _register(self, opened: OpenWorkflow, order: WorkflowOrder) -> Workflow:
         name = order.name or opened.manifest.workflow_name

@@ -147,6 +147,66 @@ def test_of_a_transfer_that_is_given_up_only_what_can_be_gone_on_with_is_left(si
     assert {path.name for path in part.parent.iterdir()} == ({"m.part", "m.part.validator"} if tag else set())
 
 
+def drip(*first: bytes):
+    """A server that sends these at once, then a byte now and then without end."""
+
+    def answer(request) -> bool:
+        request.wfile.write(b"".join(first))
+        try:
+            while not threading.Event().wait(0.01):
+                request.wfile.write(b"x")
+        except OSError:
+            pass
+        request.close_connection = True
+        return True
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"],
+)
+def test_a_server_that_drips_is_not_waited_for(site: Site, part: Path, head: bytes) -> None:
+    site.answer = drip(head)
+    with pytest.raises(DownloadFailed, match=r"it comes too slowly: .* bytes in"):
+        download(parse_url(site.url()), part, rules(site)._replace(patience=0.3))
+
+
+def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(site: Site, part: Path) -> None:
+    def a_byte(request) -> bool:
+        have = part.stat().st_size if part.exists() else 0
+        request.send_response(206 if have else 200)
+        request.send_header("ETag", '"one"')
+        request.send_header("Content-Length", "100000")
+        if have:
+            request.send_header("Content-Range", f"bytes {have}-100000/100001")
+        request.end_headers()
+        request.wfile.write(b"x")
+        return True
+
+    site.answer = a_byte
+    with pytest.raises(DownloadFailed, match="it comes too slowly"):
+        download(parse_url(site.url()), part, rules(site)._replace(patience=0.3))
+
+
+def test_a_server_whose_head_drips_is_cut_off(site: Site, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.sources.web.HEAD_TIMEOUT", 0.1)
+    site.answer = drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    with pytest.raises(DownloadFailed):
+        download(parse_url(site.url()), part, rules(site))
+    assert len(site.requests) == 5
+
+
+def test_a_server_that_goes_on_with_another_file_is_asked_for_all_of_it(site: Site, part: Path) -> None:
+    """It is given If-Range, and does not heed it."""
+    part.write_bytes(b"older file, ")
+    part.with_name("m.part.validator").write_text('"zero"')
+    download(parse_url(site.url()), part, rules(site))
+    assert part.read_bytes() == CONTENT
+    assert ["Range" in headers for _, headers in site.requests] == [True, False]
+
+
 def redirect(site: Site, target: str):
     def answer(request) -> bool:
         if request.path != "/m.mar":

@@ -1,0 +1,55 @@
+"""Threads for calls that last as long as others like: downloads, and what plugins do.
+
+The event loop's own pool is for what ends soon. A few calls that hang would fill it and hold up everybody else who needs it, and then the
+end of the server, which waits for the pool. These are threads of their own, so many at a time, and the process ends without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from tsx_runtime.errors import Unavailable
+
+ResultT = TypeVar("ResultT")
+
+
+class Threads:
+    """`most` at a time; who comes then is refused."""
+
+    def __init__(self, most: int, what: str) -> None:
+        """`what` the calls are, in the plural."""
+        self._most = most
+        self._what = what
+        self._busy = 0
+
+    async def call(self, function: Callable[[], ResultT]) -> ResultT:
+        """What it returns or raises. Cancelling this leaves the call to itself. Raises Unavailable."""
+        if self._busy >= self._most:
+            raise Unavailable(f"{self._busy} {self._what} are under way, which is the most. Try again when one of them has ended.")
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[ResultT] = loop.create_future()
+        self._busy += 1
+        threading.Thread(target=self._run, args=(loop, ended, function), name=f"tsx {self._what}", daemon=True).start()
+        return await ended
+
+    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[Any], function: Callable[[], Any]) -> None:
+        result = error = None
+        try:
+            result = function()
+        except BaseException as raised:  # the thread's boundary: it is raised where the call is waited for
+            error = RuntimeError("it raised StopIteration") if isinstance(raised, StopIteration) else raised  # which no future takes
+        with suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+            loop.call_soon_threadsafe(self._tell, ended, result, error)
+
+    def _tell(self, ended: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._busy -= 1
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(result)
+        else:
+            ended.set_exception(error)
