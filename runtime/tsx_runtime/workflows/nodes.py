@@ -65,14 +65,19 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
         raise DeadlinePassed("the time that the client gave the request is over")
     job = WaitingJob(meta, body, now, request.deadline, request.priority)  # its queue need not know of this attempt's end: it is left then
     node.version.submit(job)
+    over = False
     try:
         answer, whole = await asyncio.wait_for(_take(job), end - now)
+        over = True
+    except TsxError:
+        over = True
+        raise
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
             raise DeadlinePassed("the time that the client gave the request is over") from None
         raise _TimedOut(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
     finally:
-        if not job.done.done() or job.done.cancelled():
+        if not over:  # be it that its answer streams: a worker that can is told to stop
             node.version.leave(job)
     if answer.status >= 400:
         raise _failure(answer.status, whole)

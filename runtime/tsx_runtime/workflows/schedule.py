@@ -6,9 +6,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from tsx_runtime.wire import COPIED, Body, Parts
+from tsx_runtime.wire import COPIED, TENSORS_HEAD, Body, Parts
 
-_FRAMING = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"expect")
+_FRAMING = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"expect", TENSORS_HEAD)
 
 
 class Output(NamedTuple):

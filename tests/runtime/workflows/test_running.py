@@ -288,3 +288,28 @@ def expected_row(edges: dict[str, tuple[str, ...]], node: str) -> dict[str, Any]
     parents = [name for name, following in edges.items() if node in following]
     given = {parent: {parent: expected_row(edges, parent)} for parent in parents}
     return {"body": "start"} if not given else {"body": given[parents[0]]} if len(given) == 1 else given
+
+
+def test_a_node_whose_stream_does_not_end_in_time_is_told_to_stop() -> None:
+    class Open:
+        def hold(self, job: object) -> None: ...
+
+        def release(self, job: object) -> None: ...
+
+    node = Played(lambda job: job.piece(b"", b"first part", Open()))
+
+    async def main() -> None:
+        with pytest.raises(NodeFailed, match="timeout-ms"):
+            await run(spec_of({"a": []}), nodes_of({"a": node}, timeout=0.05), Request("id", [], b""))
+
+    asyncio.run(main())
+    assert node.left == node.jobs
+
+
+def test_a_node_that_gets_no_tensors_is_not_told_that_it_does() -> None:
+    request = Request("id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}")
+    _, played = play({"a": ["b"]}, {"a": says(b"1"), "b": says(b"2")}, request=request)
+    first, second = (node.jobs[0].meta.lower() for node in played.values())
+    assert b"inference-header-content-length: 2" in first
+    assert b"inference-header" not in second
+    assert b"x-mine: 1" in second
