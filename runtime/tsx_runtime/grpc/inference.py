@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -31,6 +32,7 @@ MOST_PIECES = 1024
 AHEAD = 64  # requests of one stream that may be with the model at a time
 
 _LENGTHS = struct.Struct("<IQ")
+_BREAKS = re.compile(r"[\r\n\0]")
 _CONTENT: Pair = (b"content-type", INPUTS)
 
 
@@ -58,7 +60,7 @@ class Inference:
         )
 
     def service(self, guard: Guard | None, ledger: Ledger) -> Service:
-        service = Service(NAME, guard, ledger)
+        service = Service(NAME, guard, ledger, self.registry.settings.write_timeout)
         service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, open_to_all=True)
         service.unary("Predictions", self.predictions, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions", self.stream, PredictionsRequest, PredictionResponse)
@@ -113,7 +115,7 @@ class Inference:
                     turn = _Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
                 turns.queue.put_nowait(turn)
                 if sequence is not None:
-                    seen.add(sequence)
+                    (seen.discard if self.names.end in request.input else seen.add)(sequence)
         finally:
             turns.queue.put_nowait(None)
 
@@ -138,7 +140,9 @@ class Inference:
         version, names = self._find(request), self.names
         own: list[Pair] = [_CONTENT]
         if sequence:
-            own.append((names.id.encode("latin-1"), _line(sequence.encode())))
+            if _BREAKS.search(sequence):
+                raise BadRequest(f"The sequence_id {sequence[:100]!r} holds a line break or a NUL, which an id cannot. Use another one.")
+            own.append((names.id.encode("latin-1"), sequence.encode()))  # UTF-8, in which ids that differ stay different
             if starts and names.start not in request.input:
                 own.append((names.start.encode("latin-1"), b"true"))
         own += [(name.encode("latin-1"), _line(request.input[name])) for name in (names.start, names.end) if name in request.input]

@@ -35,7 +35,7 @@ class OpenInference:
         self.messages: Any = messages
 
     def service(self, name: str, guard: Guard | None, ledger: Ledger) -> Service:
-        service, messages = Service(name, guard, ledger), self.messages
+        service, messages = Service(name, guard, ledger, self.registry.settings.write_timeout), self.messages
         for method, call in (
             ("ServerLive", self.server_live),
             ("ServerReady", self.server_ready),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -18,6 +19,7 @@ from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 
+TOO_SLOW = "The client took nothing of the answer for {:g} s (write_timeout)."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
 
 logger = logging.getLogger("tsx.grpc")
@@ -33,8 +35,10 @@ class Ledger(NamedTuple):
 class Service:
     """One service under its full name. `unary` and `stream` add its methods; `handler` is what a server takes."""
 
-    def __init__(self, name: str, guard: Guard | None, ledger: Ledger) -> None:
+    def __init__(self, name: str, guard: Guard | None, ledger: Ledger, write_timeout: float = 30.0) -> None:
+        """`write_timeout`: seconds for which the client of a stream may take nothing of it."""
         self.name = name
+        self._write_timeout = write_timeout
         self._guard = guard
         self._ledger = ledger
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -77,7 +81,7 @@ class Service:
                     self._check(context)
                     async with aclosing(call(message, context)) as responses:  # a client that leaves ends it here, not when it is collected
                         async for response in responses:
-                            await context.write(response)
+                            await self._write(context, response)
                 except Exception as error:  # the boundary of a call
                     reason = self._reason(method, error)
                 else:
@@ -88,6 +92,26 @@ class Service:
 
         made = grpc.stream_stream_rpc_method_handler if both_ways else grpc.unary_stream_rpc_method_handler
         self._methods[method] = made(guarded, request.FromString, response.SerializeToString)
+
+    async def _write(self, context: Context, response: Any) -> None:
+        """A client that takes nothing holds the worker up, and with it all who wait for that. Raises `Refused`."""
+        task, late = asyncio.current_task(), False
+        assert task is not None
+
+        def give_up() -> None:
+            nonlocal late
+            late = True
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(self._write_timeout, give_up)
+        try:
+            await context.write(response)
+        except asyncio.CancelledError:
+            if late:
+                raise Refused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(self._write_timeout))) from None
+            raise
+        finally:
+            timer.cancel()
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:

@@ -72,6 +72,7 @@ def described(message: str, type: str) -> str:
 
 
 def shortened(text: str) -> str:
+    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate has no bytes in UTF-8
     if len(text) <= LONGEST:
         return text
     return f"{text[: LONGEST - _TAIL]}\n...\n{text[-_TAIL:]}"

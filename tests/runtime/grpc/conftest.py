@@ -51,6 +51,11 @@ def act(idx, row, context):
         while not Path(text(row["file"])).exists() and time.monotonic() < deadline:
             time.sleep(0.002)
         return "waited"
+    if word == "flood":
+        from ts.handler_utils.utils import send_intermediate_predict_response
+
+        for _ in range(100_000):
+            send_intermediate_predict_response([b"x" * 65536], {idx: context.get_request_id(idx)}, "Intermediate", 200, context)
     if word in ("stream", "stream-fails"):
         from ts.handler_utils.utils import send_intermediate_predict_response
 
@@ -136,7 +141,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(
         directory / "stateful.mar",
         STATEFUL,
-        config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 6\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
+        config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
     )
     make_model(directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n")
     return directory
@@ -151,6 +156,7 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         "TSX_MAX_REQUEST_SIZE": "20000000",
         "TSX_MAX_RESPONSE_SIZE": "20000000",
         "TSX_WORKER_PRELOAD": "false",
+        "TSX_WRITE_TIMEOUT": "2",
     }
     with serving(["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
         yield running

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client
@@ -42,6 +43,13 @@ def test_sequences_whose_names_differ_in_letters_beyond_latin_are_not_the_same(c
     answers = add(client, ("用", 1), ("户", 10), ("用", 2), ("户", 20))
     assert totals(answers) == [1, 10, 3, 30]
     assert [answer.sequence_id for answer in answers] == ["用", "户", "用", "户"]
+
+
+def test_an_id_that_no_header_can_hold_is_refused_and_the_stream_goes_on(client: Client) -> None:
+    first, second = add(client, ("e\nf", 1), ("e", 2))
+    assert first.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "holds a line break" in first.status.message
+    assert second.prediction == b"2"
 
 
 def test_a_sequence_begins_anew_with_a_stream(client: Client) -> None:
