@@ -5,8 +5,10 @@ Everything here is decided without I/O and without a clock. Contract section 6.3
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import itertools
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeAlias
 
 from tsx_runtime.core.batching import SlotT
@@ -14,7 +16,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import NEVER, Limits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
-LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory
+LEFT_OVER = 64
 CLOSED = "is closed"
 
 
@@ -41,7 +43,7 @@ class Mark(NamedTuple):
 class Chain(Generic[SlotT]):
     """One sequence: its requests are answered one after the other, by the same worker."""
 
-    __slots__ = ("began", "ending", "id", "touched", "under_way", "waiting", "worker")
+    __slots__ = ("began", "ending", "id", "looked_at", "touched", "under_way", "waiting", "worker")
 
     def __init__(self, id: str, now: float) -> None:
         self.id = id
@@ -51,6 +53,7 @@ class Chain(Generic[SlotT]):
         self.began = now
         self.touched = now  # when its last request came, or was answered
         self.ending = False  # a request has said that it is the last
+        self.looked_at = NEVER  # when it is next asked whether its time is over
 
     @property
     def ready(self) -> bool:
@@ -62,6 +65,8 @@ class Sequences(Generic[SlotT]):
 
     A sequence is over once its last request is answered, once it was idle for `max_idle`, `timeout` after its start, or with the
     worker that has its state. What it still has waiting then is given back as refusals.
+
+    What a request costs here grows with those that wait, never with the sequences that only live.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -69,22 +74,30 @@ class Sequences(Generic[SlotT]):
         self.size = 0  # bytes of the bodies that wait
         self.some_left = False  # a client may have left since `drop_over` was last called
         self.earliest = NEVER  # no deadline of what waits is before this
-        self.next_end = NEVER  # no sequence is over by its time before this
         self._chains: dict[str, Chain[SlotT]] = {}
         self._of: dict[Job, Chain[SlotT]] = {}  # of all jobs that are here
+        self._queued: dict[Chain[SlotT], None] = {}  # those with requests that wait
+        self._held: Counter[SlotT] = Counter()  # sequences that have their state in a worker
+        self._ends: list[tuple[float, int, Chain[SlotT]]] = []  # a heap: when to ask of which whether its time is over
+        self._entries = itertools.count()  # numbers of what comes into the heap
         self._lost: OrderedDict[str, str] = OrderedDict()  # sequences that ended before their end: id -> why
 
     def __len__(self) -> int:
         """Requests that wait."""
-        return sum(len(chain.waiting) for chain in self._chains.values())
+        return sum(len(chain.waiting) for chain in self._queued)
 
     @property
     def active(self) -> int:
         return len(self._chains)
 
+    @property
+    def next_end(self) -> float:
+        """No sequence is over by its time before this."""
+        return self._ends[0][0] if self._ends else NEVER
+
     def held_by(self, worker: SlotT) -> int:
         """How many sequences have their state in this worker."""
-        return sum(chain.worker is worker for chain in self._chains.values())
+        return self._held[worker]
 
     def admit(self, job: Job, mark: Mark, now: float) -> str | None:
         """Take a request, or say why not. The first of an id starts a sequence, also where it does not say so. But where one of that id
@@ -107,7 +120,8 @@ class Sequences(Generic[SlotT]):
         chain.touched = now
         chain.ending = mark.end
         chain.waiting.append(job)
-        self.next_end = min(self.next_end, self._end_of(chain))
+        self._queued[chain] = None
+        self._watch(chain)
         self._of[job] = chain
         self.size += len(job.body)
         if job.deadline is not None:
@@ -127,10 +141,12 @@ class Sequences(Generic[SlotT]):
             room = {worker: limits.max_items - worker.batches for worker in workers}
         else:
             room = {worker: 0 if worker.batches else limits.max_items for worker in workers}
+        if all(places <= 0 for places in room.values()):
+            return []
         space = dict.fromkeys(workers, limits.max_bytes)
         held = {worker: self.held_by(worker) for worker in workers if worker not in leaving}
         batches: dict[SlotT, list[Job]] = {}
-        for chain in sorted((chain for chain in self._chains.values() if chain.ready), key=_head):
+        for chain in sorted([chain for chain in self._queued if chain.under_way is None], key=_head):
             job, worker = chain.waiting[0], chain.worker
             if worker is None:
                 free = [worker for worker in held if room[worker] > 0]
@@ -142,7 +158,10 @@ class Sequences(Generic[SlotT]):
             if chain.worker is None:
                 chain.worker = worker
                 held[worker] += 1
+                self._held[worker] += 1
             chain.waiting.popleft()
+            if not chain.waiting:
+                del self._queued[chain]
             chain.under_way = job
             self.size -= len(job.body)
             room[worker] -= 1
@@ -159,7 +178,7 @@ class Sequences(Generic[SlotT]):
         chain.touched = now
         if last or (chain.ending and not chain.waiting):
             return self._end(chain, CLOSED)
-        self.next_end = min(self.next_end, self._end_of(chain))
+        self._watch(chain)
         return []
 
     def lost(self, worker: SlotT, why: str) -> list[Refusal]:
@@ -169,14 +188,18 @@ class Sequences(Generic[SlotT]):
 
     def expire(self, now: float) -> list[Refusal]:
         """End what is over by its time. One that has a request under way is not over before that is answered."""
-        if now < self.next_end:
-            return []
         refused: list[Refusal] = []
-        still = [chain for chain in self._chains.values() if chain.under_way is None]
-        for chain in still:
+        while self._ends and self._ends[0][0] <= now:
+            at, _, chain = heappop(self._ends)
+            if at != chain.looked_at or self._chains.get(chain.id) is not chain:
+                continue
+            chain.looked_at = NEVER
+            if chain.under_way is not None:  # its answer sees to it
+                continue
             if now >= self._end_of(chain):
                 refused += self._end(chain, self._why_over(chain, now))
-        self.next_end = min([self._end_of(chain) for chain in self._chains.values() if chain.under_way is None], default=NEVER)
+            else:
+                self._watch(chain)
         return refused
 
     def drop_over(self, now: float) -> list[Job]:
@@ -185,7 +208,7 @@ class Sequences(Generic[SlotT]):
         The request that starts a sequence takes those that follow it along.
         """
         dropped: list[Job] = []
-        for chain in list(self._chains.values()):
+        for chain in list(self._queued):
             over = [job for job in chain.waiting if job.gone or (job.deadline is not None and job.deadline <= now)]
             if over and chain.worker is None and over[0] is chain.waiting[0]:
                 dropped += [job for job, _ in self._end(chain, CLOSED)]
@@ -195,10 +218,12 @@ class Sequences(Generic[SlotT]):
                 chain.waiting.remove(job)
                 self.size -= len(job.body)
             dropped += over
+            if not chain.waiting:
+                del self._queued[chain]
             if chain.ending and not chain.waiting and chain.under_way is None:
                 self._end(chain, CLOSED)
             elif over:
-                self.next_end = min(self.next_end, self._end_of(chain))
+                self._watch(chain)
         self.some_left = False
         self.earliest = min((job.deadline for job in self._waiting() if job.deadline is not None), default=NEVER)
         return dropped
@@ -206,6 +231,17 @@ class Sequences(Generic[SlotT]):
     def drop_all(self, why: str) -> list[Refusal]:
         """End all sequences; what is under way is still answered."""
         return [refusal for chain in list(self._chains.values()) for refusal in self._end(chain, why)]
+
+    def _watch(self, chain: Chain[SlotT]) -> None:
+        """Have it looked at when it may be over. An end that has moved away since is found then, and looked at anew."""
+        end = self._end_of(chain)
+        if end < chain.looked_at:
+            chain.looked_at = end
+            heappush(self._ends, (end, next(self._entries), chain))
+            if len(self._ends) > 2 * len(self._chains) + LEFT_OVER:  # most are of sequences that have ended
+                live = [chain for chain in self._chains.values() if chain.looked_at < NEVER]
+                self._ends = [(chain.looked_at, next(self._entries), chain) for chain in live]
+                heapify(self._ends)
 
     def _end_of(self, chain: Chain[SlotT]) -> float:
         """When it is over if nothing happens. One that waits for a worker does not idle."""
@@ -220,18 +256,23 @@ class Sequences(Generic[SlotT]):
 
     def _end(self, chain: Chain[SlotT], why: str) -> list[Refusal]:
         del self._chains[chain.id]
+        self._queued.pop(chain, None)
+        if chain.worker is not None:
+            self._held[chain.worker] -= 1
+            if not self._held[chain.worker]:
+                del self._held[chain.worker]
         jobs = list(chain.waiting)
         for job in [*jobs, *([chain.under_way] if chain.under_way is not None else [])]:
             del self._of[job]
         self.size -= sum(len(job.body) for job in jobs)
-        if why != CLOSED and len(chain.id) <= LONGEST_REMEMBERED:
+        if why != CLOSED:
             self._lost[chain.id] = why
             if len(self._lost) > REMEMBERED:
                 self._lost.popitem(last=False)
         return [(job, f"Sequence {chain.id} {why}") for job in jobs]
 
     def _waiting(self) -> Iterator[Job]:
-        return (job for chain in self._chains.values() for job in chain.waiting)
+        return (job for chain in self._queued for job in chain.waiting)
 
 
 def _head(chain: Chain[SlotT]) -> tuple[int, float, float]:

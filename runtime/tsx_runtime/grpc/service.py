@@ -108,7 +108,7 @@ class Service:
             await context.write(response)
         except asyncio.CancelledError:
             if late:
-                raise Refused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(self._write_timeout))) from None
+                raise Refused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(self._write_timeout), status=408)) from None
             raise
         finally:
             timer.cancel()

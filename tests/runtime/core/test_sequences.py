@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -234,8 +236,41 @@ def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bod
     assert len(jobs) == 1 or sum(len(job.body) for job in jobs) <= 20
 
 
-def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
-    long = "a" * 10_000
-    sequences, worker = started(TERMS, long)
-    sequences.lost(worker, "is over")
-    assert sequences.admit(FakeJob(), mark(long), 1.0) is None
+def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> None:
+    """Counted in calls of Python functions, not in seconds."""
+    few, many = (calls_of_a_turn(count) for count in (10, 5000))
+    assert many < few + 20
+
+
+def calls_of_a_turn(count: int) -> int:
+    sequences, worker = started(Terms(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count)))
+    seen = 0
+
+    def count_call(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event == "call" or event == "c_call"
+
+    job = FakeJob()
+    sys.setprofile(count_call)
+    try:
+        assert sequences.admit(job, mark("5"), 1.0) is None
+        sequences.expire(1.0)
+        batches = sequences.assign([worker], 1.0, LIMITS)
+        len(sequences)
+        sequences.answered(job, 1.0)
+    finally:
+        sys.setprofile(None)
+    assert batches == [(worker, [job])]
+    return seen
+
+
+def test_sequences_that_ended_leave_nothing_behind() -> None:
+    sequences: Sequences = Sequences(Terms(max_idle=3600, timeout=7200, most=2, queue=1))
+    worker = FakeWorker()
+    for number in range(1000):
+        job = FakeJob()
+        assert sequences.admit(job, mark(str(number), end=True), number) is None
+        sequences.assign([worker], number, LIMITS)
+        sequences.answered(job, number)
+    assert sequences.active == 0
+    assert sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set)) < 100
