@@ -103,7 +103,7 @@ def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
         tensor["data"] = array_of(tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         name = tensor.get("name") if isinstance(tensor, dict) else tensor
-        raise BadRequest(f"The input {name!r} cannot be read: {type(error).__name__}: {error}.") from error
+        raise BadRequest(f"The input {name!r:.200} cannot be read: {type(error).__name__}: {error}.") from error
     return end
 
 

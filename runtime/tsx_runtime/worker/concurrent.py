@@ -12,14 +12,15 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.answers import Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.batch import Model, Pieces, read_requests
 from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
-from tsx_runtime.worker.continuous import GONE, with_metrics
+from tsx_runtime.worker.continuous import with_metrics
 from tsx_runtime.worker.overlap import keep
 
 logger = logging.getLogger("tsx.worker")
@@ -33,7 +34,8 @@ class ConcurrentRequests:
         self._model = model
         self._on_other = on_other
         self._on_request = on_request
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[Answer]] = {}
+        self._unwanted: set[int] = set()  # nobody waits for these any more, and their tasks were told
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -60,9 +62,11 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
+                task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
+                task.add_done_callback(partial(self._reply, frame.batch))
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was on its way already
+                    self._unwanted.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             else:
                 self._on_other(self._channel, frame)  # from the loop: a loop that is blocked gives no sign of life
@@ -77,19 +81,25 @@ class ConcurrentRequests:
         else:
             self._over.set_exception(error)
 
-    async def _answer(self, batch: int, items: list[Item]) -> None:
+    async def _answer(self, batch: int, items: list[Item]) -> Answer:
         try:
-            answer = await self._answer_of(batch, items)
-        except asyncio.CancelledError:
-            answer = GONE
+            return await self._answer_of(batch, items)
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
+            if isinstance(error, asyncio.CancelledError) and batch in self._unwanted:
+                raise
             logger.error("the handler failed for the request %s", _id_of(items), exc_info=error)
-            answer = failure(error)
             if is_device_lost(error):
                 logger.error("the device does not answer this process any more, so the worker ends")
                 self._end(None)
+            return failure(error)
+
+    def _reply(self, batch: int, task: asyncio.Task[Answer]) -> None:
+        """Also for a task that was cancelled before it had begun, of which `_answer` saw nothing."""
         del self._tasks[batch]
-        self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], b"")]))
+        self._unwanted.discard(batch)
+        answer = GONE if task.cancelled() else task.result()
+        with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
+            self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], b"")]))
 
     async def _answer_of(self, batch: int, items: list[Item]) -> Answer:
         model = self._model

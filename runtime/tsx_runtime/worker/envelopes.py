@@ -125,6 +125,8 @@ def read_all(contents: Sequence[Any], read: Callable[[Any], list[Any]]) -> list[
             found.append(read(content))
         except Malformed as error:
             faults[idx] = str(error)
+        except RecursionError:
+            faults[idx] = "The body is nested too deeply: write it with fewer levels of lists and objects."
     if faults:
         raise BadRows(faults)
     return found

@@ -25,6 +25,7 @@ DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
+MOST_SIZES = 64  # of a shape, as in numpy
 KNOWN = frozenset(DATATYPES.values()) | {"BYTES"}
 
 
@@ -82,8 +83,8 @@ def _shape(value: Any) -> list[int]:
 def _full_shape(name: str, shape: Any, count: int) -> list[int]:
     """With the one -1 that it may have filled in."""
     sizes = shape if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape) else None
-    if sizes is None or sizes.count(-1) > 1:
-        raise Malformed(f"Input {name!r} has the shape {shape!r}; it must be a list of sizes.")
+    if sizes is None or sizes.count(-1) > 1 or len(sizes) > MOST_SIZES:
+        raise Malformed(f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES} at the most.")
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
         sizes = [size if size != -1 else (count // known if known else 0) for size in sizes]

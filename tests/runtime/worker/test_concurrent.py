@@ -6,13 +6,14 @@ import json
 
 import pytest
 
+from tsx_runtime import wire
 from tsx_runtime.wire import Kind
 
 from .conftest import StartWorker, Worker
 from .test_continuous import answers, send
 
 HANDLER = """
-    import asyncio
+    import asyncio, time
     from ts.handler_utils.utils import send_intermediate_predict_response
 
     class Handler:
@@ -35,6 +36,12 @@ HANDLER = """
                 return [f"{context.get_request_id(0)} waited"]
             if word == "open":
                 self.gate.set()
+            if word == "block":
+                time.sleep(0.2)
+            if word == "cancel":  # as engines do with what they hold when they end
+                future = self.loop.create_future()
+                self.loop.call_soon(future.cancel)
+                await future
             if word == "raise":
                 raise ValueError("no such prompt")
             if word == "exit":
@@ -110,3 +117,19 @@ def test_a_handler_that_is_no_coroutine_serves_as_well(start_worker: StartWorker
     worker = start_worker("def handle(data, context):\n    return data and ['plain']", mode="async")
     send(worker, "a", "b")
     assert answers(worker, 2) == {1: (200, "", ["plain"]), 2: (200, "", ["plain"])}
+
+
+def test_a_request_that_is_cancelled_before_its_task_has_begun_is_closed_as_well(worker: Worker) -> None:
+    """Both frames come in one turn of the loop: with one write, behind a request that holds the loop up."""
+    frames = []
+    for number, word in ((1, "block"), (2, "wait")):
+        frames += wire.encode(Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())])
+    frames += wire.encode(Kind.CANCEL, 2)
+    worker.sock.sendall(b"".join(bytes(part) for part in frames))
+    assert answers(worker, 2) == {1: (200, "", ["block"]), 2: (503, "", [""])}
+
+
+def test_a_handler_whose_own_task_is_cancelled_by_others_is_told_of(worker: Worker) -> None:
+    send(worker, "cancel")
+    status, _, (body,) = answers(worker, 1)[1]
+    assert (status, json.loads(body)["message"]) == (503, "Prediction failed: CancelledError")
