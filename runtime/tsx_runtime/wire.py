@@ -24,9 +24,9 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         status, meta = header block, body = the answer
     PING      front     none                                                    empty
     PONG      worker    none; answers a PING, between batches                   empty
-    CANCEL    front     none: nobody waits for this batch any more. Only a      empty
-                        worker that takes requests while it works on others
-                        gets it; the batch is still closed by a REPLY
+    CANCEL    front     none: nobody waits for this batch any more. A worker    empty
+                        that takes one batch after the other gets it once
+                        the batch streams; it is still closed by a REPLY
 
 A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
 off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.

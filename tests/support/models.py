@@ -10,6 +10,7 @@ from pathlib import Path
 STATEFUL = """
 import os, time
 from pathlib import Path
+from ts.handler_utils.utils import send_intermediate_predict_response
 
 totals = {}
 
@@ -30,6 +31,9 @@ def handle(data, context):
             deadline = time.monotonic() + 20
             while not Path(word).exists() and time.monotonic() < deadline:
                 time.sleep(0.002)
+            word = "0"
+        if word == "stream":
+            send_intermediate_predict_response(["part "], {idx: context.get_request_id(idx)}, "", 200, context)
             word = "0"
         if word == "close":
             context.set_response_header(idx, context.header_key_sequence_end, "true")

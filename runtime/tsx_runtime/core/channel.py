@@ -34,6 +34,9 @@ class Owner(Protocol):
 
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None: ...
 
+    def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
+        """An answer begins to stream: its headers, as its client shall get them."""
+
     def on_closed(self, channel: Channel) -> None: ...
 
     def remove(self, channel: Channel) -> None:
@@ -58,6 +61,7 @@ class Channel(asyncio.BufferedProtocol):
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
+        self._called_off = False  # whether the worker was told that nobody waits for the first batch
         self._held: set[Job] = set()  # whose clients are slower than the worker
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -199,6 +203,7 @@ class Channel(asyncio.BufferedProtocol):
             self.sent.popleft()
             self.answered += len(sent.jobs)
             self.streaming.clear()
+            self._called_off = False
             self.began = time.monotonic()
             if self._drained is not None and not self.sent:
                 self._drained.set_result(None)
@@ -211,13 +216,22 @@ class Channel(asyncio.BufferedProtocol):
                 if position >= len(sent.jobs):
                     raise wire.FrameError(f"a piece for request {position} of a batch of {len(sent.jobs)}")
                 self.streaming.add(position)
-                sent.jobs[position].piece(meta, body, self)
+                job = sent.jobs[position]
+                job.piece(self.owner.on_begun(job, meta) if meta else meta, body, self)
+                if job.gone and not self._called_off and all(each.gone for each in sent.jobs):
+                    self._call_off(frame.batch)
         elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
             self._on_loaded(frame)
         elif frame.kind is wire.Kind.PONG and self.pings:
             self.pings -= 1
         else:
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
+
+    def _call_off(self, batch: int) -> None:
+        """A handler that streams to nobody stops at the next part; the batch is still closed by a reply."""
+        assert self._transport is not None
+        self._called_off = True
+        self._transport.writelines(wire.encode(wire.Kind.CANCEL, batch))
 
     def _expect(self, frame: wire.Frame) -> Sent:
         if not self.sent or self.sent[0].batch != frame.batch:

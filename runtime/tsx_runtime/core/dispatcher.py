@@ -200,6 +200,9 @@ class Dispatcher:
             if self.stats.journal is not None:
                 self.stats.journal.add_values(values, sent.jobs)
 
+    def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
+        return headers
+
     def on_closed(self, channel: Channel) -> None:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""
         self.remove(channel)

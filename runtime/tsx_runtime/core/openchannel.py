@@ -159,7 +159,7 @@ class OpenChannel(Channel):
             if not self.quarantine:
                 self._end_quarantine()
         for _, meta, body in frame.items:
-            flight.job.piece(meta, body, self)
+            flight.job.piece(self.owner.on_begun(flight.job, meta) if meta else meta, body, self)
             if flight.job in self._slow:
                 flight.ahead += len(body)
                 if flight.ahead > HELD_MOST and flight.job not in self._held:

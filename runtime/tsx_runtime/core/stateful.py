@@ -15,7 +15,9 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.joining import JoiningDispatcher
 from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.sequences import Mark, Refusal, Sequences, Terms
-from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.errors import BadRequest, TsxError, Unavailable
+
+MOST_ID = 1000  # characters of a sequence's id: it is remembered beyond the sequence
 
 
 class HeaderNames(NamedTuple):
@@ -49,6 +51,8 @@ class SequenceDispatcher(Dispatcher):
         mark = read_mark(job.meta, self._names)
         if not self.accepting:
             self._turn_away(job, self._no_worker())
+        elif len(mark.id) > MOST_ID:
+            self._turn_away(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {MOST_ID}."))
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
             self._turn_away(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
         else:
@@ -87,10 +91,13 @@ class SequenceDispatcher(Dispatcher):
             said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
         if not self._given.isdisjoint(sent.jobs):
-            frame = frame._replace(items=[self._with_id(job, item) for job, item in zip(sent.jobs, frame.items, strict=True)])
-            self._given.difference_update(sent.jobs)
+            told = [self._with_id(job, headers) for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)]
+            frame = frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, told, strict=True)])
         self._tell_leaving()
         super().on_reply(channel, sent, frame)
+
+    def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
+        return self._with_id(job, headers)
 
     def on_closed(self, channel: Channel) -> None:
         self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state has died. Start it anew"))
@@ -139,12 +146,14 @@ class SequenceDispatcher(Dispatcher):
     def _on_sent(self) -> None:
         """Something has left."""
 
-    def _with_id(self, job: Job, item: wire.Item) -> wire.Item:
-        """The client is told the id that was made up for its sequence, unless the handler does."""
-        status, headers, body = item
-        if job not in self._given or f"\r\n{self._names.id.lower()}: " in f"\r\n{str(headers, 'latin-1').lower()}":
-            return item
-        return status, bytes(headers) + f"{self._names.id}: {read_mark(job.meta, self._names).id}\r\n".encode("latin-1"), body
+    def _with_id(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
+        """The client is told once the id that was made up for its sequence, unless the handler does."""
+        if job not in self._given:
+            return headers
+        self._given.discard(job)
+        if f"\r\n{self._names.id.lower()}: " in f"\r\n{str(headers, 'latin-1').lower()}":
+            return headers
+        return bytes(headers) + f"{self._names.id}: {read_mark(job.meta, self._names).id}\r\n".encode("latin-1")
 
     def _refuse_each(self, refusals: Iterable[Refusal]) -> None:
         for job, why in refusals:

@@ -148,3 +148,6 @@ def streamed_headers(block: Buffer) -> Buffer:
 def _named(value: Any) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+GONE = failure(PredictionFailed("The request was cancelled before it was answered; send it again."))  # mostly nobody waits for it any more

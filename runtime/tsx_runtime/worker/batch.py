@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.wire import Buffer, Item
 from tsx_runtime.worker.answers import (
+    GONE,
     JSON_HEADER,
     Answer,
     encode_answers,
@@ -24,7 +25,7 @@ from tsx_runtime.worker.answers import (
 )
 from tsx_runtime.worker.binary import Wish, as_row, dressed
 from tsx_runtime.worker.context import BatchState, Context, SendPiece
-from tsx_runtime.worker.exceptions import BadRows, PredictionException, in_words
+from tsx_runtime.worker.exceptions import BadRows, NobodyWaits, PredictionException, in_words
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
@@ -55,6 +56,7 @@ class Model(NamedTuple):
     version: str = ""
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
     mode: str = "batch"  # as in the load order
+    stops: bool = False  # whether a handler that streams is stopped once nobody waits for its batch
 
 
 class Outcome(NamedTuple):
@@ -181,11 +183,12 @@ def _only(requests: Requests, kept: Sequence[int]) -> Requests:
 class _Batch:
     """The answers of one batch, as they come together."""
 
-    __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost")
+    __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost", "over")
 
     def __init__(self, model: Model, items: Sequence[Item], send: SendPiece) -> None:
         self.answers: dict[int, Answer] = {}
         self.lost = False  # whether the device is
+        self.over = False  # whether nobody waits for the answers any more
         self._model = model
         self._items = items
         self._send = send
@@ -193,7 +196,7 @@ class _Batch:
 
     def answer(self, requests: Requests, ahead: Ahead | None = None) -> None:
         size = self._model.ceiling.size
-        if not requests.rows:
+        if not requests.rows or self.over:
             return
         if size is not None and len(requests.rows) > size:
             self._in_parts(requests.positions, None)
@@ -229,6 +232,11 @@ class _Batch:
     def _failed(self, error: BaseException, requests: Requests, begun: set[int]) -> _Failure:
         """What can be tried again is kept open; all else, and what has begun already, is answered and logged."""
         model, positions = self._model, requests.positions
+        if isinstance(error, NobodyWaits):
+            logger.info("the handler is stopped: all clients of its batch have left")
+            self.answers.update({position: GONE for position in range(len(self._items)) if position not in self.answers})
+            self.over = True
+            return _Failure(GONE, place_of(error), "", "")
         answer, place, words = failure(error), place_of(error), in_words(error)
         if isinstance(error, BadRows) and self._refuse(error, positions):
             self.answers.update({positions[idx]: answer for idx in begun if idx not in error.faults})
@@ -273,13 +281,15 @@ class _Batch:
             search.again(whole)  # too large for the device's memory: only to be cut
         else:
             last = self._report(search, whole, first, last)
-        while positions := search.next(now - self._began, longest) if last is not None else search.next(0, 0):
+        while not self.over and (positions := search.next(now - self._began, longest) if last is not None else search.next(0, 0)):
             began = now
             problem = self._attempt(read_requests(self._items, positions, model, self.answers))
             now = time.monotonic()
             longest = max(longest, now - began)
             if problem is None:
                 search.succeeded()
+            elif self.over:
+                return
             else:
                 last = self._report(search, positions, problem, last)
         if search.given_up and last is not None:

@@ -6,6 +6,7 @@ import os
 import selectors
 import socket
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -20,7 +21,7 @@ OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Bu
 
 
 class Channel:
-    """One thread reads; any thread may send."""
+    """One thread reads, another at a time may look ahead while a batch is answered; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -30,10 +31,41 @@ class Channel:
         self._large = memoryview(b"")
         self._lock = threading.Lock()
         self._answering: int | None = None
+        self._reading = threading.Lock()
+        self._aside: deque[Frame | None] = deque()  # read while a batch was answered; None is the end of the stream
+        self._called_off = False  # whether nobody waits for the batch that is being answered
         self._selector: selectors.BaseSelector | None = None
 
     def read(self) -> Frame | None:
         """The next frame, or None when the front end has closed. What it holds is valid until the next `read`."""
+        with self._reading:
+            return self._aside.popleft() if self._aside else self._read()
+
+    def is_called_off(self) -> bool:
+        """Whether the front end has said, by now, that nobody waits for the batch that is being answered; or is gone itself."""
+        if self._reading.acquire(blocking=False):  # else another thread is looking already
+            try:
+                while not (self._aside and self._aside[-1] is None) and self.has_frame():
+                    self._put_aside()
+            finally:
+                self._reading.release()
+        return self._called_off
+
+    def _put_aside(self) -> None:
+        self._view, self._start, self._end = self._fresh()  # the old memory stays with the frame that is in it
+        self._large = memoryview(b"")
+        frame = self._read()
+        if frame is None or frame.kind is not Kind.CANCEL:
+            self._aside.append(frame)
+        if frame is None or (frame.kind is Kind.CANCEL and frame.batch == self._answering):
+            self._called_off = True
+
+    def _fresh(self) -> tuple[memoryview, int, int]:
+        view, rest = memoryview(bytearray(SMALL)), self._end - self._start
+        view[:rest] = self._view[self._start : self._end]
+        return view, 0, rest
+
+    def _read(self) -> Frame | None:
         if not self._have(wire.HEADER.size):
             return None
         header = wire.decode_header(self._view[self._start : self._end])
@@ -54,6 +86,7 @@ class Channel:
     def begin(self, batch: int) -> None:
         """From now on, and until its reply, pieces of this batch's answers may be sent."""
         self._answering = batch
+        self._called_off = False
 
     def send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> bool:
         """False, and nothing is sent, where the batch is not the one that is being answered: the front end would not take it."""

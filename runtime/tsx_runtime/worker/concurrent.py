@@ -35,7 +35,6 @@ class ConcurrentRequests:
         self._on_other = on_other
         self._on_request = on_request
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
-        self._unwanted: set[int] = set()  # nobody waits for these any more, and their tasks were told
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -66,7 +65,6 @@ class ConcurrentRequests:
                 task.add_done_callback(partial(self._reply, frame.batch))
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was on its way already
-                    self._unwanted.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             else:
                 self._on_other(self._channel, frame)  # from the loop: a loop that is blocked gives no sign of life
@@ -84,9 +82,9 @@ class ConcurrentRequests:
     async def _answer(self, batch: int, items: list[Item]) -> Answer:
         try:
             return await self._answer_of(batch, items)
+        except asyncio.CancelledError:  # by the front end, or by a library of the handler's
+            raise
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            if isinstance(error, asyncio.CancelledError) and batch in self._unwanted:
-                raise
             logger.error("the handler failed for the request %s", _id_of(items), exc_info=error)
             if is_device_lost(error):
                 logger.error("the device does not answer this process any more, so the worker ends")
@@ -96,7 +94,6 @@ class ConcurrentRequests:
     def _reply(self, batch: int, task: asyncio.Task[Answer]) -> None:
         """Also for a task that was cancelled before it had begun, of which `_answer` saw nothing."""
         del self._tasks[batch]
-        self._unwanted.discard(batch)
         answer = GONE if task.cancelled() else task.result()
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
             self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], b"")]))

@@ -15,13 +15,12 @@ from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.answers import NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
+from tsx_runtime.worker.answers import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
 from tsx_runtime.worker.batch import Model, check_piece, read_requests
 from tsx_runtime.worker.channel import Channel, OutFrame
 from tsx_runtime.worker.context import Context, SendPiece
 from tsx_runtime.worker.membership import Membership
 
-GONE = failure(PredictionFailed("The request was cancelled before it was answered; send it again."))  # mostly nobody waits for it any more
 MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
 
 logger = logging.getLogger("tsx.worker")

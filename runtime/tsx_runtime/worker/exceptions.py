@@ -1,5 +1,6 @@
 """What can go wrong in a worker, and what a handler may raise to say so.
 
+NobodyWaits             no client is left for the answer that is being sent in parts; no `except Exception` of a handler's holds it up
 PredictionException     the handler's own refusal of the whole batch, with a status
 ├── BadRows             ... of some rows only: the others are run again without them
 LoadError               the model cannot be loaded; the message tells what to do
@@ -11,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LONGEST = 8000  # characters of what is told of an exception; a traceback may have four times as many
+
+
+class NobodyWaits(BaseException):
+    """Raised where a handler sends a part of an answer, once all clients of its batch have left: it need not go on."""
 
 
 class PredictionException(Exception):

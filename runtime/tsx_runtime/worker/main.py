@@ -27,7 +27,7 @@ from tsx_runtime.worker import concurrent, continuous, loader, profiling, shim
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import LONGEST, LoadError, in_words, presentable
+from tsx_runtime.worker.exceptions import LONGEST, LoadError, NobodyWaits, in_words, presentable
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.micro_batching import with_micro_batches
@@ -165,7 +165,7 @@ def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ah
     """Answer one batch. Whether this process can answer another."""
     channel.begin(batch)
     began = time.perf_counter()
-    outcome = answer_batch(model, items, partial(_send_piece, channel, batch), ahead)
+    outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead)
     if model.prediction_time is not None:
         model.prediction_time.report(began)
     pending = model.metrics.pending
@@ -177,13 +177,17 @@ def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ah
 
 
 def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
+    if frame.kind is Kind.CANCEL:  # of a batch that is answered by now, or that is not to be stopped
+        return
     if frame.kind is not Kind.PING:
         raise FrameError(f"a worker does not expect {frame.kind.name} here")
     channel.send(Kind.PONG, frame.batch)
     idle.on_ping()
 
 
-def _send_piece(channel: Channel, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
+def _send_piece(channel: Channel, batch: int, stops: bool, position: int, headers: Buffer, body: Buffer) -> None:
+    if stops and channel.is_called_off():
+        raise NobodyWaits
     if not channel.send_piece(batch, position, headers, body):
         logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 
@@ -214,7 +218,7 @@ def load_model(order: LoadOrder) -> Model:
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
-    return Model(
+    model = Model(
         entry,
         context,
         coroutines,
@@ -232,6 +236,7 @@ def load_model(order: LoadOrder) -> Model:
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],
     )
+    return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:

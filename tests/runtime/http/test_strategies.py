@@ -102,6 +102,21 @@ def handle(data, context):
     return [str(len(data))] * len(data)
 """
 
+PLAIN_STREAM = """
+from pathlib import Path
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    words = [row["body"].decode() for row in data]
+    gates = [Path(word) for word in words if word.startswith("/")]
+    while not all(gate.exists() for gate in gates) or (not gates and "forever" in words):
+        if "forever" in words:
+            send_intermediate_predict_response(["part "] * len(data), context.request_ids, "", 200, context)
+    return ["opened" if word.startswith("/") else word for word in words]
+"""
+
 SEQUENCES = """
 sequenceBatching: true
 sequenceMaxIdleMSec: 600000
@@ -124,6 +139,7 @@ def server(start_server, store) -> Iterator[Any]:
             ("talk", CONTINUOUS, "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("engine", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 2\n"),
+            ("plain", PLAIN_STREAM, "batchSize: 2\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("ticket", SLOW, "useJobTicket: true\nminWorkers: 1\nmaxWorkers: 1\n"),
         ):
             running.write_mar(f"{name}.mar", handler=handler, config=config)
@@ -178,6 +194,20 @@ def test_a_sequence_without_a_name_gets_one(server: Any) -> None:
     id = first.headers["ts_request_sequence_id"]
     assert id.startswith("ts-seq-")
     assert step(server, id, 2, end=True).json()["total"] == 3
+    assert not version_of(server, "counter")._dispatcher._given
+
+
+def test_a_sequence_without_a_name_whose_first_answer_streams_gets_one(server: Any) -> None:
+    first = step(server, "", "stream", start=True)
+    assert first.text.startswith("part ")
+    assert step(server, first.headers["ts_request_sequence_id"], 2, end=True).json()["total"] == 2
+    assert not version_of(server, "counter")._dispatcher._given
+
+
+def test_an_id_that_is_too_long_to_be_remembered_is_refused(server: Any, error_of: Any) -> None:
+    answer = step(server, "x" * 10_000, 1)
+    assert (answer.status_code, error_of(answer)[1]) == (400, "The sequence's id has 10000 characters; it may have 1000.")
+    assert step(server, "x" * 1000, 1, start=True, end=True).json()["total"] == 1
 
 
 def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server: Any) -> None:
@@ -487,3 +517,32 @@ def test_what_cannot_be_had_together_is_refused_when_the_model_is_registered(ser
     answer = server.management.post("/models", params={"url": "odd.mar"})
     assert answer.status_code == 400
     assert says in json.loads(answer.text)["message"]
+
+
+@pytest.mark.parametrize("lane", ["fast", "other"])
+def test_a_plain_stream_whose_client_leaves_is_stopped(server: Any, lane: str) -> None:
+    content: Any = "forever" if lane == "fast" else iter([b"forever"])
+    with server.inference.stream("POST", "/predictions/plain", content=content) as answer:
+        assert next(answer.iter_text()).startswith("part")
+    assert ask(server, "plain", "a").text == "a"
+
+
+def test_a_plain_stream_goes_on_while_anybody_of_its_batch_is_there(server: Any, until: Any, tmp_path: Any) -> None:
+    version = version_of(server, "plain")
+    with ThreadPoolExecutor(3) as pool:
+        held = pool.submit(ask, server, "plain", tmp_path / "first")
+        until(lambda: busy(version))
+        stays = pool.submit(ask, server, "plain", tmp_path / "second")
+        until(lambda: version.pending == 1)
+        leaves = pool.submit(leave_after_a_part, server, "plain")
+        until(lambda: version.workers[0].channel.batches == 2)
+        (tmp_path / "first").touch()
+        held.result()
+        leaves.result()
+        (tmp_path / "second").touch()
+        assert stays.result().text.endswith("opened")
+
+
+def leave_after_a_part(server: Any, model: str) -> None:
+    with server.inference.stream("POST", f"/predictions/{model}", content="forever") as answer:
+        assert next(answer.iter_text()).startswith("part")

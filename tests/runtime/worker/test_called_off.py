@@ -1,0 +1,130 @@
+"""A handler that streams to clients who have left is stopped at its next part, and nothing else of its worker is disturbed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tsx_runtime import wire
+from tsx_runtime.wire import Kind
+
+from .conftest import StartWorker, Worker
+
+HANDLER = """
+    from pathlib import Path
+    from ts.handler_utils.utils import send_intermediate_predict_response
+
+    def handle(data, context):
+        if data is None:
+            return None
+        if len(data) > 1:
+            send_intermediate_predict_response(["begun"], {0: context.get_request_id(0)}, "", 200, context)
+            while not Path("go").exists():
+                pass
+            send_intermediate_predict_response(["begun"], {0: context.get_request_id(0)}, "", 200, context)
+            raise ValueError("not together")
+        word = bytes(data[0]["body"])
+        if word == b"forever":
+            try:
+                while True:
+                    try:
+                        send_intermediate_predict_response(["part"], context.request_ids, "", 200, context)
+                    except Exception:
+                        pass  # as careless handlers do
+            finally:
+                Path("ended").touch()
+        return [f"{word[:1].decode()}{len(word)}"]
+"""
+
+
+@pytest.fixture
+def worker(start_worker: StartWorker) -> Worker:
+    return start_worker(HANDLER)
+
+
+META = wire.request_meta("id", b"", ())
+
+
+def until_reply(worker: Worker) -> wire.Frame:
+    while (frame := worker.receive()) is not None:
+        if frame.kind is Kind.REPLY:
+            return frame
+    raise AssertionError("the worker ended")
+
+
+def test_a_stream_that_nobody_reads_is_stopped_and_the_next_batch_answered(worker: Worker) -> None:
+    stopped = worker.begin(b"forever")
+    first = worker.receive()
+    assert first is not None
+    assert first.kind is Kind.PIECE
+    waiting = worker.begin(b"a" * 1000)  # sent early: it lies before the CANCEL in the stream
+    worker.send(Kind.PING, 0)
+    worker.send(Kind.CANCEL, stopped)
+    reply = until_reply(worker)
+    assert (reply.batch, reply.items[0][0]) == (stopped, 503)
+    assert (worker.directory / "ended").exists()
+    reply = until_reply(worker)
+    assert (reply.batch, bytes(reply.items[0][2])) == (waiting, b"a1000")
+    pong = worker.receive()
+    assert pong is not None
+    assert pong.kind is Kind.PONG
+
+
+def test_a_cancellation_that_comes_too_late_or_too_early_changes_nothing(worker: Worker) -> None:
+    assert worker.ask(b"a")[0].body == b"a1"
+    worker.send(Kind.CANCEL, 1)
+    worker.send(Kind.CANCEL, 3)
+    assert worker.ask(b"bb")[0].body == b"b2"
+    assert worker.ask(b"ccc")[0].body == b"c3"
+
+
+def test_a_worker_whose_front_end_is_gone_ends_in_the_middle_of_a_stream(worker: Worker) -> None:
+    worker.begin(b"forever")
+    assert worker.receive() is not None
+    assert worker.close() == 0
+
+
+@pytest.mark.parametrize("size", [100, 70_000, 300_000])
+def test_what_is_read_ahead_does_not_overwrite_the_batch_that_is_answered(worker: Worker, size: int) -> None:
+    together = worker.begin(b"A" * size, b"B" * size)
+    first = worker.receive()
+    assert first is not None
+    assert first.kind is Kind.PIECE
+    early = {batch: wire.encode(Kind.BATCH, batch, [(0, META, letter * size)] * 2) for batch, letter in ((101, b"C"), (102, b"D"))}
+    data = b"".join(bytes(part) for frame in early.values() for part in frame)
+    worker.sock.sendall(data[:100])
+    sender = threading.Thread(target=worker.sock.sendall, args=(data[100:],))  # more than the socket holds
+    sender.start()
+    (worker.directory / "go").touch()
+    reply = until_reply(worker)
+    assert reply.batch == together
+    assert [bytes(item[2]) for item in reply.items][1] == b"B%d" % size  # tried again alone, from its bytes
+    for batch, letter in zip(early, (b"C", b"D"), strict=True):
+        reply = until_reply(worker)
+        assert (reply.batch, bytes(reply.items[1][2])) == (batch, letter + b"%d" % size)
+    sender.join()
+
+
+def test_a_stateful_model_is_not_stopped(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        """
+        from pathlib import Path
+        from ts.handler_utils.utils import send_intermediate_predict_response
+
+        def handle(data, context):
+            if data is None:
+                return None
+            send_intermediate_predict_response(["a"], context.request_ids, "", 200, context)
+            while not Path("go").exists():
+                pass
+            send_intermediate_predict_response(["b"], context.request_ids, "", 200, context)
+            return ["kept"]
+        """,
+        stateful=True,
+    )
+    batch = worker.begin(b"")
+    assert worker.receive() is not None
+    worker.send(Kind.CANCEL, batch)
+    (worker.directory / "go").touch()
+    assert bytes(until_reply(worker).items[0][2]) == b"kept"
