@@ -235,11 +235,20 @@ class SettingError(TsxError):
     """A setting is unknown, or its value cannot be used."""
 
 
-@lru_cache(maxsize=64)  # a server that refuses much refuses with the same words
+LONGEST_REMEMBERED = 2000  # characters of a message; one that quotes a request may have millions
+
+
 def error_body(status: int, type: str, message: str) -> bytes:
     """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end.
 
     The message may quote half a surrogate pair, which JSON can carry to the server and UTF-8 cannot carry back.
     """
+    return _remembered(status, type, message) if len(message) <= LONGEST_REMEMBERED else _error_body(status, type, message)
+
+
+def _error_body(status: int, type: str, message: str) -> bytes:
     told = json.dumps(message, ensure_ascii=False)  # the rest is put around by hand: `indent` takes five times as long
     return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {told}\n}}\n'.encode(errors="replace")
+
+
+_remembered = lru_cache(maxsize=64)(_error_body)  # a server that refuses much refuses with the same words

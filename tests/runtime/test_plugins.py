@@ -97,7 +97,7 @@ def test_what_cannot_be_loaded_is_told_at_the_start(groups: dict[str, dict[str, 
     assert str(caught.value).startswith(told)
 
 
-@pytest.mark.parametrize("path", ["/models", "/predictions/x", "/metrics", "/token"])
+@pytest.mark.parametrize("path", ["/models", "/predictions/x", "/metrics", "/token", "/ping/more", "/mine/predict", "/a/b/predict"])
 def test_an_endpoint_takes_no_path_of_the_servers(path: str) -> None:
     with pytest.raises(SettingError, match="that path is taken"):
         check_paths([Endpoint(path, lambda request, server: EndpointResponse())])
@@ -107,6 +107,15 @@ def test_two_endpoints_do_not_share_a_path() -> None:
     endpoint = Endpoint("/mine", lambda request, server: EndpointResponse())
     with pytest.raises(SettingError, match="that path is taken"):
         check_paths([endpoint, endpoint])
+
+
+def test_endpoints_that_begin_alike_are_behind_one_token() -> None:
+    def answer(request: object, server: object) -> EndpointResponse:
+        return EndpointResponse()
+
+    check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer), Endpoint("/ping", answer)])
+    with pytest.raises(SettingError, match="others below /mine are of another role"):
+        check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer, role="management")])
 
 
 def test_an_endpoint_writes_no_line_of_the_head_that_is_not_its_own() -> None:

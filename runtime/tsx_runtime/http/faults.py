@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import reprlib
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -27,6 +28,9 @@ from tsx_runtime.http.asgi import JSON, NO_CACHE, Message, Pair, Receive, Scope,
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 NOT_ALLOWED = "Requested method is not allowed, please refer to API document."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback under the x-request-id of this answer."
+
+_SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
 
 V2 = "/v2/"  # the routes of the Open Inference Protocol
 
@@ -122,7 +126,7 @@ def from_validation(problems: Any) -> BadRequest:
     texts = []
     for problem in problems:
         name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
-        texts.append(f"Parameter {name or 'body'} is {problem.get('input')!r}: {problem['msg']}.")
+        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg']}.")
     return BadRequest(" ".join(texts))
 
 

@@ -25,7 +25,7 @@ from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_
 
 END = b"\r\n\r\n"
 REMEMBERED = 1024  # heads, and URLs
-LONGEST = 4096  # bytes of a head that is remembered
+LONGEST = 4096  # bytes of a head, or of a URL, that is remembered
 LATE = 0.05  # seconds after the end of a token: timers may go off a little early
 
 _OTHER_LANE = {b"HEAD", b"OPTIONS", b"CONNECT"}  # methods with framing or answers of their own
@@ -111,7 +111,8 @@ class Heads:
                 parsed = httptools.parse_url(text)
                 target = find_target(unquote((parsed.path or b"").decode("ascii")), parsed.query or b"")
                 url = target and _Url(target, (parsed.query or b"") if target.query else b"", resolve(self._registry, target))
-            _remember(self._urls, text, url)
+            if len(text) <= LONGEST:
+                _remember(self._urls, text, url)
             return url
 
     def _forget_token(self) -> None:

@@ -15,6 +15,7 @@ from tsx_runtime.core.threads import Threads
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.http.asgi import is_header, read_body
+from tsx_runtime.http.routes import runs_model
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings import SECRETS, Settings
 
@@ -55,12 +56,18 @@ class View:
 
 
 def check_paths(endpoints: Iterable[Endpoint]) -> None:
-    """Raises SettingError for a path that the server, or another plugin, has already."""
+    """Raises SettingError for a path that the server, or another plugin, has already, and for one that would be behind another's guard."""
     seen: set[str] = set()
+    roles: dict[str, str] = {}
     for endpoint in endpoints:
         first = endpoint.path.split("/")[1]
-        if first in TAKEN or endpoint.path in seen:
+        below_ping = first == "ping" and endpoint.path != "/ping"  # which no guard stands before
+        if first in TAKEN or below_ping or runs_model(endpoint.path) or endpoint.path in seen:
             raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be: that path is taken")
+        if roles.setdefault(first, endpoint.role) != endpoint.role:
+            raise SettingError(
+                f"a plugin's endpoint {endpoint.path} cannot be: others below /{first} are of another role, and so is its token"
+            )
         seen.add(endpoint.path)
 
 

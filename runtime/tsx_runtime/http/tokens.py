@@ -7,13 +7,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_runtime.errors import BadRequest, InvalidToken, SettingError
+from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings import Settings
 
 LENGTH = 18  # random bytes of a token that is made up; TorchServe's six can be guessed within its hour by a fast client
@@ -46,9 +46,9 @@ class Key:
         right = hmac.compare_digest(given.strip(), self.token.encode())
         return right and scheme.lower() == b"bearer" and self.seconds_left != 0
 
-    def renew(self) -> None:
+    def renew(self, token: str) -> None:
         assert self.lifetime is not None
-        self.token = _draw()
+        self.token = token
         self._until = self._clock() + self.lifetime
         for listener in self.on_change:
             listener()
@@ -63,21 +63,33 @@ class Keys(NamedTuple):
     file: Path | None = None
 
     def renew(self, kind: str) -> None:
-        """Raises InvalidToken for a kind that there is not, as TorchServe does, and BadRequest for a token that is the user's own."""
+        """Raises InvalidToken for a kind that there is not, as TorchServe does, and BadRequest for a token that is the user's own.
+
+        Where the new one cannot be told, the old one stays right: TsxError.
+        """
         key: Key | None = getattr(self, kind) if kind in KINDS else None
         if key is None:
             raise InvalidToken(f"{FAILED}. Parameter type is {kind!r}: it must be {' or '.join(KINDS)}.")
         if key.lifetime is None:
             raise BadRequest(f"The {kind} token was set when the server was started, so it is not this server's to change.")
-        key.renew()
-        self.write()
+        token = _draw()
+        try:
+            self.write({kind: token})
+        except OSError as error:
+            raise TsxError(f"The new {kind} token cannot be written to {self.file}: {error.strerror}. The old one holds.") from error
+        key.renew(token)
 
-    def write(self) -> None:
-        """Write the file anew, for its owner alone: a reader sees the old one or the new one. Raises OSError."""
+    def write(self, new: Mapping[str, str] = {}) -> None:
+        """Write the file anew, for its owner alone: a reader sees the old one or the new one. Raises OSError.
+
+        `new`: tokens, by their kind, that are about to be right.
+        """
         if self.file is None:
             return
         content = {
-            name: _told(key) for name, key in (("management", self.management), ("inference", self.inference), ("API", self.api)) if key
+            name: _told(key, new.get(name))
+            for name, key in (("management", self.management), ("inference", self.inference), ("API", self.api))
+            if key
         }
         beside = self.file.with_name(f".{self.file.name}.{os.getpid()}")
         with suppress(FileNotFoundError):
@@ -119,9 +131,9 @@ def _draw() -> str:
     return secrets.token_urlsafe(LENGTH)
 
 
-def _told(key: Key) -> dict[str, str]:
-    left = key.seconds_left
+def _told(key: Key, new: str | None) -> dict[str, str]:
+    left = key.seconds_left if new is None else key.lifetime
     if left is None:
         return {"key": key.token}
     until = datetime.now(timezone.utc) + timedelta(seconds=left)
-    return {"key": key.token, "expiration time": until.isoformat().replace("+00:00", "Z")}
+    return {"key": new or key.token, "expiration time": until.isoformat().replace("+00:00", "Z")}

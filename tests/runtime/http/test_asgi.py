@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, error_body
+from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, error_body
 from tsx_runtime.http.asgi import DISCARD, NO_CACHE, ClientGone, Message, check_status, discard, handler_headers, new_request_id, read_body
 from tsx_runtime.http.faults import for_v2
 from tsx_runtime.http.routes import Target, find_target, url_path, with_headers
@@ -151,6 +151,13 @@ def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients
     assert json.loads(error)["error"] == "Model not found: é"
     for other in (b"", b"text", b"[]", b'{"message": "of a handler"}', b"\xff", b"[" * 100_000):
         assert for_v2(other) == other
+
+
+def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:
+    error_body(400, "BadRequestException", "kept")
+    before = _remembered.cache_info().currsize
+    assert len(error_body(400, "BadRequestException", "x" * 1_000_000)) > 1_000_000
+    assert _remembered.cache_info().currsize == before > 0
 
 
 @given(st.text())

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import httpx
 import pytest
 
-from tsx_runtime.errors import BadRequest, InvalidToken, SettingError
+from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.http.tokens import Key, Keys, build_keys, start_keys
 from tsx_runtime.settings import Settings
 
@@ -80,6 +80,17 @@ def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
     assert key.token in (tmp_path / "key_file.json").read_text()
     clock.now += 3600
     assert keys.api.is_right(b"bearer " + keys.api.token.encode())  # this one does not end
+
+
+def test_a_token_that_cannot_be_told_takes_nobodys_place(tmp_path):
+    (tmp_path / "place").mkdir()
+    keys = start_keys(made_up(tmp_path, key_file=tmp_path / "place" / "key_file.json"))
+    old = b"Bearer " + keys.inference.token.encode()
+    keys.remove()
+    (tmp_path / "place").rmdir()
+    with pytest.raises(TsxError, match="The old one holds"):
+        keys.renew("inference")
+    assert keys.inference.is_right(old)
 
 
 def test_tokens_of_the_users_own_are_kept_and_only_the_others_made_up(tmp_path):
