@@ -15,6 +15,8 @@ from tests.support.talker import order, with_registry
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.handlers.torchscript import TorchScriptHandler
 
 
 class Double(torch.nn.Module):
@@ -58,6 +60,13 @@ def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_the
         assert b"torch.save writes it" in await answers[2].whole()
 
     with_registry(test)
+
+
+@pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
+def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
+    with pytest.raises(BadRows) as caught:
+        TorchScriptHandler().preprocess([{"body": saved(torch.zeros(1))}, {"body": body}])
+    assert list(caught.value.faults) == [1]
 
 
 @pytest.mark.parametrize(
