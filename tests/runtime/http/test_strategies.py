@@ -313,11 +313,14 @@ def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server: Any
 
 def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(server: Any, until: Any) -> None:
     version = version_of(server, "old")
-    pid = step(server, "z", 1, model="old", start=True).json()["pid"]
+    assert server.management.put("/models/old", params={"min_worker": 2, "synchronous": "true"}).status_code == 200
+    place = {step(server, id, 1, model="old", start=True).json()["pid"]: id for id in "yz"}
+    last = version.workers[1]
+    pid = last.pid
     for _ in range(3):
-        step(server, "z", 1, model="old")
-    until(lambda: version.workers[0].retiring)
-    assert server.management.put("/models/old", params={"min_worker": 0, "synchronous": "true"}).status_code == 200
+        step(server, place[pid], 1, model="old")
+    until(lambda: last.retiring)
+    assert server.management.put("/models/old", params={"min_worker": 1, "synchronous": "true"}).status_code == 200
     until(lambda: not psutil.pid_exists(pid))
 
 
