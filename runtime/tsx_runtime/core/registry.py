@@ -35,7 +35,7 @@ from tsx_runtime.errors import (
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings import Settings
-from tsx_runtime.sources import Fetcher, Trust, is_url
+from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 
 MOST_DOWNLOADS = 16  # at a time
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
@@ -201,14 +201,10 @@ class Registry:
         return replace(chosen, wait=True, policy=policy)
 
     def _in_store(self, url: str) -> Path:
-        store = self.settings.model_store
         if not url:
             raise BadRequest("Parameter url is required.")
-        if ".." in url or "\\" in url or "\0" in url or Path(url).is_absolute():
-            raise ModelNotFound(f"Relative path is not allowed in url: {url}")
-        if store is None:
-            raise ModelNotFound(f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY")
-        return store / url
+        absent = f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY"
+        return in_store(url, self.settings.model_store, absent)
 
     # Changing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -67,6 +68,15 @@ def climbs(text: str) -> bool:
         if text == before:
             return False
     return True
+
+
+def in_store(name: str, store: Path | None, without_store: str) -> Path:
+    """Where the file of that name lies, if it is there. Raises ModelNotFound where it would be outside, or there is no store."""
+    if climbs(name) or Path(name).is_absolute():
+        raise ModelNotFound(f"Relative path is not allowed in url: {name}")
+    if store is None:
+        raise ModelNotFound(without_store)
+    return store / name
 
 
 def _digest(fragment: str) -> str | None:

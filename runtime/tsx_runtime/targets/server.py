@@ -178,8 +178,8 @@ async def _run_servers(
     http = http_protocol()
     servers = [_Server(app, http, settings, listener, tls) for app, listener in zip(apps, bound, strict=True)]
     running = [asyncio.create_task(server.serve()) for server in servers]
-    for server in servers:
-        await server.up.wait()
+    for server, task in zip(servers, running, strict=True):
+        await _listening(server.up, task)
     for port in grpc_ports:
         await port.server.start()
     if snapshots is not None:
@@ -207,6 +207,15 @@ async def _run_servers(
         if now:
             ending += [port.server.stop(left + LAST_WORDS) for port in grpc_ports]
         await _drain(asyncio.gather(*ending), registry, hurry, left)
+
+
+async def _listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait until the server listens. Raises what keeps it from that."""
+    waiting = asyncio.create_task(up.wait())
+    await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if running.done():
+        running.result()
 
 
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:

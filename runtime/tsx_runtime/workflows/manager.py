@@ -28,8 +28,7 @@ from tsx_runtime.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
-from tsx_runtime.sources import Fetcher, Trust, is_url
-from tsx_runtime.sources.urls import climbs
+from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.nodes import Node, Request
 from tsx_runtime.workflows.running import run
 from tsx_runtime.workflows.schedule import Output
@@ -173,11 +172,8 @@ class Workflows:
     async def _archive(self, order: WorkflowOrder, trust: Trust) -> tuple[Path, bool]:
         """Where the archive lies, and whether it was downloaded for this registration. Raises ModelNotFound and others."""
         if not is_url(order.url):
-            if climbs(order.url) or Path(order.url).is_absolute():
-                raise ModelNotFound(f"Relative path is not allowed in url: {order.url}")
-            if self._store is None:
-                raise ModelNotFound(f"Workflow not found in workflow store: {order.url}. The server has none; set workflow_store")
-            return self._store / order.url, False
+            absent = f"Workflow not found in workflow store: {order.url}. The server has none; set workflow_store"
+            return in_store(order.url, self._store, absent), False
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:
             return local, False

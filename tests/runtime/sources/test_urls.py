@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
-from tsx_runtime.sources.urls import AllowList, climbs, file_name, is_url, parse_url
+from tsx_runtime.sources.urls import AllowList, climbs, file_name, in_store, is_url, parse_url
 
 DIGEST = "ab" * 32
 
@@ -105,6 +107,15 @@ def test_other_schemes_match_no_allowed_url(scheme: str) -> None:
 )
 def test_an_entry_allows_a_host_or_whole_urls(entry: str, url: str, allowed: bool) -> None:
     assert AllowList([entry]).allows(parse_url(url)) is allowed
+
+
+def test_a_name_is_a_file_of_the_store_or_none(tmp_path: Path) -> None:
+    assert in_store("team/m.mar", tmp_path, "absent") == tmp_path / "team/m.mar"
+    for name in ("../m.mar", "%2e%2e/m.mar", "a\\..\\m.mar", "/etc/m.mar", "m\0.mar"):
+        with pytest.raises(ModelNotFound, match="Relative path is not allowed in url"):
+            in_store(name, tmp_path, "absent")
+    with pytest.raises(ModelNotFound, match="absent"):
+        in_store("m.mar", None, "absent")
 
 
 def test_an_empty_list_allows_nothing() -> None:

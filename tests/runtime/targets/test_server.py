@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from tests.support.models import make_model
+from tsx_runtime.targets.server import _listening
 
 TIMEOUT = 30.0
 
@@ -102,6 +104,17 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_a_server_that_cannot_listen_ends_the_start_instead_of_keeping_it_waiting():
+    async def fail() -> None:
+        raise OSError("no room for another socket")
+
+    async def start() -> None:
+        await asyncio.wait_for(_listening(asyncio.Event(), asyncio.create_task(fail())), TIMEOUT)
+
+    with pytest.raises(OSError, match="no room"):
+        asyncio.run(start())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
