@@ -1,6 +1,6 @@
 """How a request spends its microseconds, layer by layer: the real code of front end and worker, without sockets between.
 
-    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads]
+    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed weights]
 
 What the kernel takes for sockets is not in it: `benchmarks/peers` measures the whole. Numbers are of one processor of this machine;
 compare them only within one run, or side by side.
@@ -22,17 +22,27 @@ from tsx_runtime import wire
 from tsx_runtime.core.batching import Limits
 from tsx_runtime.core.channel import Channel
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.routing import make_table
+from tsx_runtime.core.split import Split
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
+from tsx_runtime.traffic import Traffic
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Metrics
 from tsx_runtime.worker.recovery import Ceiling
 
+VERSIONS = ("1.0", "2.0")
+SPLIT = {"1.0": 90, "2.0": 10}
+ROUTED = {  # what is said of the model's traffic; nothing in most measurements
+    "weights": Traffic(weights=SPLIT),
+    "header": Traffic(weights=SPLIT, sticky="header:host"),
+    "field": Traffic(weights=SPLIT, sticky="field:user"),
+}
 HEAD = b"POST /predictions/ok HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nContent-Length: %d\r\n%b\r\n"
 
 
@@ -63,13 +73,13 @@ class Wire(asyncio.Transport):
 class Layers:
     """One connection a request, a dispatcher, a channel and a worker's batch code, driven step by step."""
 
-    def __init__(self, batch: int, body: bytes, new_heads: bool) -> None:
+    def __init__(self, batch: int, body: bytes, new_heads: bool, routed: str | None = None) -> None:
         self.spent = dict.fromkeys(("read and submit", "assign and send", "worker", "receive and answer"), 0.0)
         self.requests = 0
         self.dispatcher = Dispatcher("ok", Limits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
-        version = SimpleNamespace(submit=self.dispatcher.submit, client_timeout=0.0, loaded_at_startup=True)
-        registry: Any = SimpleNamespace(find=lambda name, version_name=None: version, models={}, on_change=[])
+        route = _route(self.dispatcher, ROUTED.get(routed or ""))
+        registry: Any = SimpleNamespace(route=lambda name, version, headers: route.by_head(headers), models={}, on_change=[])
         counts = Counts()
         app = ServerApp("layers", counts, Settings())
         app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})
@@ -117,8 +127,23 @@ class Layers:
             self.spent[name] += end - begin
 
 
+def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
+    """A version, or where something is said of its traffic, a split of two with one queue."""
+    plan = SimpleNamespace(strategy=SimpleNamespace(terms=None))
+    versions: dict[str, Any] = {
+        number: SimpleNamespace(version=number, submit=dispatcher.submit, client_timeout=0.0, plan=plan) for number in VERSIONS
+    }
+    if traffic is not None:
+        split = Split("ok")
+        split.set(make_table("ok", traffic, VERSIONS, VERSIONS, "1.0"), versions)
+        return split
+    version = versions["1.0"]
+    version.by_head = lambda headers: version
+    return version
+
+
 async def measure(options: argparse.Namespace) -> Layers:
-    layers = Layers(options.batch, b"x" * options.body, options.new_heads)
+    layers = Layers(options.batch, _body(options), options.new_heads, options.routed)
     layers.round()
     layers.requests, layers.spent = 0, dict.fromkeys(layers.spent, 0.0)
     end = time.perf_counter() + options.seconds
@@ -128,12 +153,18 @@ async def measure(options: argparse.Namespace) -> Layers:
     return layers
 
 
+def _body(options: argparse.Namespace) -> bytes:
+    body = b"x" * int(options.body)
+    return b'{"user": "ann", "rest": "%b"}' % body if options.routed == "field" else body
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64, help="requests that arrive together")
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--body", type=int, default=7, help="bytes of a body")
     parser.add_argument("--new-heads", action="store_true", help="each request has a header of its own, so that no head is known")
+    parser.add_argument("--routed", choices=ROUTED, help="by whom requests are shared out between two versions; else there is one")
     options = parser.parse_args()
     layers = asyncio.run(measure(options))
     print(f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes, {layers.requests:,} requests")

@@ -14,6 +14,15 @@ from hypothesis import settings
 
 from tests.support.servers import Running, clean, started
 
+
+@pytest.fixture(autouse=True, scope="session")
+def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What servers keep, they do not keep in the tester's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 settings.register_profile("tsx", deadline=None)  # no test asserts speed
 settings.load_profile("tsx")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tsx_archiver.limits import human
+from tsx_cli import traffic
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
-from tsx_cli.options import AsJson, Config, Url, read_settings
+from tsx_cli.options import AsJson, Config, Url, management
 from tsx_cli.output import print_json, print_table
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings import TUNABLE
@@ -29,7 +29,7 @@ app = typer.Typer(
 @app.command("list")
 def list_models(as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """List all models with their versions."""
-    server = _server(url, config)
+    server = management(url, config)
     names = [model["modelName"] for model in _all_models(server)]
     versions = {name: server.call("GET", path("models", name, "all")).json() for name in names}
     if as_json:
@@ -46,7 +46,7 @@ def list_models(as_json: AsJson = False, url: Url = None, config: Config = None)
 @app.command()
 def describe(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
-    server = _server(url, config)
+    server = management(url, config)
     told = server.call("GET", path("models", name, version or "all")).json()
     if as_json:
         print_json(told)
@@ -83,7 +83,7 @@ def register(
         startup_timeout=startup_timeout,
         synchronous=not no_wait,
     )
-    _say(_server(url, config).call("POST", query).json(), as_json)
+    _say(management(url, config).call("POST", query).json(), as_json)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def scale(
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
     query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)
-    _say(_server(url, config).call("PUT", query).json(), as_json)
+    _say(management(url, config).call("PUT", query).json(), as_json)
 
 
 @app.command("set")
@@ -118,7 +118,7 @@ def change(
 ) -> None:
     """Change a model's limits while it is served; workers go on, and what is not named stays as it is."""
     target = ["models", name, *([] if version is None else [version])]
-    _say(_server(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
+    _say(management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
 
 
 @app.command()
@@ -130,20 +130,19 @@ def set_default(
     config: Config = None,
 ) -> None:
     """Choose the version that answers requests which name none."""
-    _say(_server(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
+    _say(management(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
 
 
 @app.command()
 def unregister(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Stop a model's workers and forget it; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
-    _say(_server(url, config).call("DELETE", target).json(), as_json)
+    _say(management(url, config).call("DELETE", target).json(), as_json)
 
 
-def _server(url: str | None, config: Path | None) -> Server:
-    settings, _ = read_settings(config)
-    address = url or settings.management_address
-    return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
+app.command("traffic")(traffic.traffic)
+app.command("label")(traffic.label)
+app.command("rollback")(traffic.rollback)
 
 
 def _changes(values: list[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tsx_cli.client import Server
 from tsx_cli.failure import UsageError
 from tsx_runtime.setting_sources import find_config, load_settings
 from tsx_runtime.settings import Settings
@@ -31,6 +32,13 @@ ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
 ]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the server, if not the one of the settings.")]
+
+
+def management(url: str | None, config: Path | None) -> Server:
+    """The server whose models are asked for."""
+    settings, _ = read_settings(config)
+    address = url or settings.management_address
+    return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
 
 
 def read_settings(config: Path | None, assignments: Iterable[str] | None = None, **given: object) -> tuple[Settings, dict[str, str]]:

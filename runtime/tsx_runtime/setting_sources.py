@@ -21,6 +21,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings import MODELS, NESTED, SECRETS, Accepts, ModelSettings, Settings
 from tsx_runtime.torchserve_keys import parse_snapshot, parse_versions, read_torchserve_config
+from tsx_runtime.traffic import Traffic, parse_traffic
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -188,6 +189,8 @@ def _convert(found: _Found) -> Any:
         return found.value
     field = found.field
     kind = _kind(field)
+    if kind is Traffic:
+        return _traffic(found)
     with_limits: Any = Annotated[field.annotation, field]
     adapter = TypeAdapter[Any](with_limits)
     try:
@@ -199,6 +202,14 @@ def _convert(found: _Found) -> Any:
     except ValueError as error:
         shown = "what was given" if found.name in SECRETS else repr(found.value)
         raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}): it takes {accepted(field)}") from error
+
+
+def _traffic(found: _Found) -> Traffic:
+    """Has words of its own for what is wrong with it. As text, it is JSON."""
+    try:
+        return parse_traffic(json.loads(found.value) if isinstance(found.value, str) else found.value)
+    except ValueError as error:
+        raise SettingError(f"{found.name} (from {found.origin}): {error}") from error
 
 
 def _from_text(value: object, kind: Any) -> object:

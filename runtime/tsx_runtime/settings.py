@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tsx_archiver import Limits
 from tsx_runtime.addresses import FORMS, parse_address
 from tsx_runtime.torchserve_keys import Snapshot, Versions
+from tsx_runtime.traffic import Traffic
 from tsx_runtime.wire import MAX_FIELD
 
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
@@ -106,6 +107,7 @@ class ModelSettings(BaseModel):
     max_worker_requests: int | None = Field(None, ge=0, description="requests after which a worker is replaced; 0 = never")
     max_worker_memory: int | None = Field(None, ge=0, description="resident megabytes at which a worker is replaced; 0 = never")
     max_worker_age: int | None = Field(None, ge=0, description="seconds after which a worker is replaced; 0 = never")
+    traffic: Traffic | None = Field(None, description="how requests are shared out among its versions; see routing.md")
 
 
 TUNABLE = (  # of these, what a registration may set too, and what may be changed while the model is served
@@ -213,6 +215,9 @@ class Settings(BaseModel):
     shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
     blacklist_env_vars: Pattern = Field(None, description="regular expression for whole names of variables that workers must not see")
+    state_dir: Path | None = Field(
+        None, description="where changes made while serving are kept; .tsx in the model store, or the user's state directory, if not set"
+    )
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "layers.py"
 
 
-@pytest.mark.parametrize("options", [[], ["--new-heads", "--batch", "1"], ["--body", "200000"]], ids=" ".join)
+@pytest.mark.parametrize("options", [[], ["--new-heads", "--batch", "1"], ["--body", "200000"], ["--routed", "header"]], ids=" ".join)
 def test_every_layer_is_timed(options: list[str]) -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--seconds", "0.05", *options], capture_output=True, text=True, check=True)
     names = [line[:20].strip() for line in done.stdout.splitlines()[1:]]

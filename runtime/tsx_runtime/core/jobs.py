@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer
@@ -39,6 +39,16 @@ class Job(Protocol):
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         """A part of a streamed answer; `answer` brings the last part. Only the first piece's headers count."""
+
+
+class ClientJob(Job, Protocol):
+    """A job that came from a client, and may be sent on by a `Split`."""
+
+    routed: Any  # the version that it was sent to; None where it came to its version straight
+    watched: Job | None  # what was sent on in its place
+
+    def route(self, version: Any, told: bytes) -> None:
+        """Set `routed`, and have header lines of the server's own go out with the answer."""
 
 
 class Answer:
@@ -112,7 +122,7 @@ class _Rest:
 class WaitingJob:
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
 
-    __slots__ = ("_rest", "arrived", "body", "deadline", "done", "gone", "meta", "priority")
+    __slots__ = ("_rest", "_told", "arrived", "body", "deadline", "done", "gone", "meta", "priority", "routed", "watched")
 
     def __init__(self, meta: bytes, body: Body, arrived: float, deadline: float | None = None, priority: int = 0) -> None:
         self.meta = meta
@@ -121,8 +131,14 @@ class WaitingJob:
         self.deadline = deadline
         self.priority = priority
         self.gone = False
+        self.routed: Any = None
+        self.watched: Job | None = None
+        self._told = b""
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._rest: _Rest | None = None
+
+    def route(self, version: Any, told: bytes) -> None:
+        self.routed, self._told = version, told
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer
@@ -131,7 +147,7 @@ class WaitingJob:
             self._rest.put(bytes(body))
             self._rest.put(None)
         elif not self.done.done():  # a cancelled waiter leaves a cancelled future behind
-            self.done.set_result(Answer(status, bytes(headers), bytes(body)))
+            self.done.set_result(Answer(status, bytes(headers) + self._told, bytes(body)))
 
     def refuse(self, error: TsxError) -> None:
         if self._rest is not None:
@@ -145,4 +161,4 @@ class WaitingJob:
                 self._rest.put(bytes(body))
         elif not self.done.done():
             self._rest = _Rest(self, flow)
-            self.done.set_result(Answer(200, bytes(headers), bytes(body), self._rest))
+            self.done.set_result(Answer(200, bytes(headers) + self._told, bytes(body), self._rest))

@@ -24,11 +24,13 @@ from tsx_runtime.core.parallel import Parallel, parallel_of
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.stateful import HeaderNames
+from tsx_runtime.core.routing import Headers
+from tsx_runtime.core.split import Split
+from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, entrance, make_dispatcher, strategy
 from tsx_runtime.core.supervisor import Supervisor
-from tsx_runtime.core.worker import Worker
+from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings import TUNABLE, ModelSettings, Settings
@@ -288,8 +290,21 @@ class ModelVersion:
         return self._dispatcher.pending
 
     @property
+    def ready(self) -> bool:
+        """Whether a worker serves it now."""
+        return any(worker.state is WorkerState.READY for worker in self.workers)
+
+    @property
     def stats(self) -> Stats:
         return self._dispatcher.stats
+
+    def by_head(self, headers: Headers) -> ModelVersion:
+        """No header makes it another one; see `Route`."""
+        return self
+
+    def has_sequence_of(self, job: Job) -> bool:
+        """Whether it is a stateful model, and has the state of the sequence that the request belongs to."""
+        return isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.has_sequence_of(job)
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
         """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does.
@@ -381,3 +396,5 @@ class Model:
         self.name = name
         self.versions: dict[str, ModelVersion] = {}
         self.default = ""
+        self.labels: dict[str, str] = {}  # other names of versions, which need not be registered
+        self.split: Split | None = None  # for requests that name no version, where they are not all the default one's

@@ -20,7 +20,8 @@ from tsx_runtime.core.model import NOTHING_OWN, Host, Model, ModelVersion, Plan,
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
-from tsx_runtime.core.routing import choose
+from tsx_runtime.core.splits import Splits
+from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import (
     BadRequest,
@@ -29,7 +30,6 @@ from tsx_runtime.errors import (
     Conflict,
     LoadFailed,
     ModelNotFound,
-    ModelVersionNotFound,
     Unavailable,
 )
 from tsx_runtime.nearest import suggestion
@@ -50,6 +50,12 @@ class Registry:
         """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`."""
         self.settings = settings
         self.models: dict[str, Model] = {}
+        self.state = State(state_directory(settings))
+        configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}
+        self.splits = splits = Splits(self.models, configured, self.state, self._tell_change)
+        self.find, self.route = splits.find, splits.route
+        self.traffic, self.set_traffic, self.shares, self.rollback = splits.traffic, splits.set_traffic, splits.shares, splits.rollback
+        self.observe, self.unobserve, self.on_traffic = splits.observe, splits.unobserve, splits.on_traffic
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
@@ -83,10 +89,6 @@ class Registry:
         """Be ready no more; what is asked for is still done."""
         self.stopping = True
         self._tell_readiness()
-
-    def find(self, name: str, version: str | None = None) -> ModelVersion:
-        model = self.models.get(name)
-        return choose(name, model.versions if model else None, model.default if model else "", version)
 
     # Registering
 
@@ -243,13 +245,7 @@ class Registry:
         return found
 
     def set_default(self, name: str, version: str) -> None:
-        model = self.models.get(name)
-        if model is None:
-            raise ModelNotFound(f"Model not found: {name}")
-        if version not in model.versions:
-            raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
-        model.default = version
-        self._tell_change()
+        self.splits.set_default(name, version)
         self._tell_managed()
 
     async def unregister(self, name: str, version: str | None = None) -> None:
@@ -263,6 +259,8 @@ class Registry:
         if found.version == self.models[name].default and len(self.models[name].versions) > 1:
             raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
         await self.withdraw(found)
+        if name not in self.models:
+            self.splits.forget(name)
         self._tell_managed()
 
     async def withdraw(self, found: ModelVersion) -> None:
@@ -303,6 +301,7 @@ class Registry:
         await asyncio.gather(*(self._remove(version) for version in versions))
         if self._background:
             await asyncio.wait(self._background)
+        await asyncio.to_thread(self.state.close)
         await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)
 
@@ -315,18 +314,26 @@ class Registry:
         return least_used(plan.gpus, used, plan.parallel.gpus)
 
     def _put_in(self, version: ModelVersion) -> None:
+        if version.name not in self.models:
+            self.splits.begin(version.name)
         model = self.models.setdefault(version.name, Model(version.name))
         model.versions[version.version] = version
         model.default = model.default or version.version
         version.watch(self._tell_readiness)
         self._tell_change()
+        self.splits.came(version)
 
     def _tell_change(self) -> None:
+        self.splits.refresh()
         for listener in self.on_change:
             listener()
-        self._tell_readiness()
+        for listener in self.on_readiness:
+            listener()
 
     def _tell_readiness(self) -> None:
+        if self.splits.refresh():  # who is not ready gets nothing
+            for listener in self.on_change:
+                listener()
         for listener in self.on_readiness:
             listener()
 
@@ -344,6 +351,7 @@ class Registry:
         elif model.default == version.version:
             model.default = next(iter(model.versions))
         self._tell_change()
+        self.splits.went(version)
 
     async def _remove(self, version: ModelVersion) -> None:
         model = self.models.get(version.name)

@@ -99,6 +99,10 @@ class Sequences(Generic[SlotT]):
         """How many sequences have their state in this worker."""
         return self._held[worker]
 
+    def knows(self, id: str) -> bool:
+        """Whether a sequence of that id is under way, or was lost and nobody has been told yet."""
+        return id in self._chains or id in self._lost
+
     def admit(self, job: Job, mark: Mark, now: float) -> str | None:
         """Take a request, or say why not. The first of an id starts a sequence, also where it does not say so. But where one of that id
         was lost, a request that means to go on with it is told, once.

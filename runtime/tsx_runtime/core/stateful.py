@@ -58,6 +58,9 @@ class SequenceDispatcher(Dispatcher):
         else:
             self._admit(job, mark)
 
+    def has_sequence_of(self, job: Job) -> bool:
+        return self.sequences.knows(read_mark(job.meta, self._names).id)
+
     def leave(self, job: Job) -> None:
         self.sequences.some_left = True
         super().leave(job)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.split import Route
 from tsx_runtime.grpc.metadata import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, Refusal, worker_refusal
 from tsx_runtime.http.asgi import Pair, check_status, new_request_id
@@ -31,21 +32,28 @@ class Refused(Exception):
 class Asked:
     """One request of a call. Leave the `with` early and it gives its place in the queue up, or its stream."""
 
-    def __init__(self, context: Context, version: ModelVersion, own: Iterable[Pair], body: Body) -> None:
+    def __init__(self, context: Context, route: Route, own: Iterable[Pair], body: Body) -> None:
         """`own`: headers beside those of the call's metadata. Raises BadRequest where the metadata names an urgency that is none."""
         request_id = new_request_id()
         headers = as_headers(context.invocation_metadata() or ())
         priority, timeout_ms = priority_and_timeout(headers)
+        route = route.by_head(headers)
         now = time.monotonic()
-        due = deadline(now, version.client_timeout, timeout_ms)
+        due = deadline(now, route.client_timeout, timeout_ms)
         remaining = context.time_remaining()
         if remaining is not None:
             due = now + remaining if due is None else min(due, now + remaining)
         self.id = request_id.decode()
-        self.version = version
+        self.route = route
         self.job = WaitingJob(wire.request_meta(self.id, b"", [*headers, *own]), body, now, due, priority)
         self._answer: Answer | None = None
-        version.submit(self.job)
+        route.submit(self.job)
+
+    @property
+    def version(self) -> ModelVersion:
+        """Who answers it."""
+        routed = self.job.routed
+        return cast("ModelVersion", self.route if routed is None else routed)
 
     async def answer(self) -> Answer:
         """The answer, or the first part of one that streams. Raises TsxError, and `Refused` where the worker says why there is none."""
@@ -60,11 +68,11 @@ class Asked:
         done = self.job.done
         if not done.done() or done.cancelled():
             done.cancel()
-            self.version.leave(self.job)
+            self.route.leave(self.job)
         else:
             done.exception()  # asyncio complains of errors that nobody has looked at
         if self._answer is not None and self._answer.streamed:
-            self.version.leave(self.job)
+            self.route.leave(self.job)
             self._answer.leave()
 
     def __enter__(self) -> Asked:

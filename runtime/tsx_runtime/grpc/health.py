@@ -13,7 +13,7 @@ from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.calls import Context, Refused
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal
-from tsx_runtime.http.describe import is_ready, not_ready
+from tsx_runtime.http.describe import not_ready
 
 NAME = "grpc.health.v1.Health"
 
@@ -72,7 +72,7 @@ class Health:
                 version = self.registry.find(name, number or None)
             except (ModelNotFound, ModelVersionNotFound):
                 return HealthCheckResponse.SERVICE_UNKNOWN
-            good = is_ready(version)
+            good = version.ready
         good = good and not self._ended and not self.registry.stopping
         return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from google.protobuf.empty_pb2 import Empty
 
 from tsx_runtime.core.jobs import Answer
-from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.split import Route
 from tsx_runtime.core.stateful import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
@@ -137,7 +137,7 @@ class Inference:
 
     def _ask(self, request: PredictionsRequest, context: Context, sequence: str | None, *, starts: bool = False) -> Asked:
         """`starts`: the sequence begins with it. Inputs of the names that the marks of a sequence have are headers as well."""
-        version, names = self._find(request), self.names
+        route, names = self._find(request), self.names
         own: list[Pair] = [_CONTENT]
         if sequence:
             if _BREAKS.search(sequence):
@@ -146,12 +146,16 @@ class Inference:
             if starts and names.start not in request.input:
                 own.append((names.start.encode("latin-1"), b"true"))
         own += [(name.encode("latin-1"), _line(request.input[name])) for name in (names.start, names.end) if name in request.input]
-        return Asked(context, version, own, body_of(request.input))
+        return Asked(context, route, own, body_of(request.input))
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:
-        with suppress(TsxError, Refused):
-            return self._find(request).plan.strategy.terms is not None
-        return False
+        """Whether one of the versions that may get it is."""
+        found = self.registry.models.get(request.model_name)
+        versions = [*found.versions.values()] if found is not None else []
+        if request.model_version:
+            with suppress(TsxError):
+                versions = [self.registry.find(request.model_name, request.model_version)]
+        return any(version.plan.strategy.terms is not None for version in versions)
 
     def _told_sequence(self, sequence: str | None, answer: Answer) -> str | None:
         """The sequence that the request belongs to, or that was made up for it."""
@@ -160,12 +164,12 @@ class Inference:
         key = self.names.id.lower()
         return next((value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == key), None)
 
-    def _find(self, request: PredictionsRequest) -> ModelVersion:
+    def _find(self, request: PredictionsRequest) -> Route:
         """TorchServe answers INTERNAL for a model that is not there, and its clients look for that."""
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")
         try:
-            return self.registry.find(request.model_name, request.model_version or None)
+            return self.registry.route(request.model_name, request.model_version or None)
         except (ModelNotFound, ModelVersionNotFound) as error:
             raise Refused(refusal(error)._replace(code=code_of(500))) from error
 

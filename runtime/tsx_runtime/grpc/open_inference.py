@@ -9,6 +9,7 @@ from typing import Any
 from tsx_runtime.core.jobs import Answer
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.split import Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
@@ -17,7 +18,7 @@ from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, code_of, refusal, shortened
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.describe import is_ready, not_ready
+from tsx_runtime.http.describe import not_ready
 from tsx_runtime.http.kserve import ServerMetadata
 from tsx_runtime.wire import TENSORS_HEAD
 
@@ -62,7 +63,7 @@ class OpenInference:
             version = self._find(request.name, request.version)
         except (ModelNotFound, ModelVersionNotFound):
             return self.messages.ModelReadyResponse(ready=False)
-        return self.messages.ModelReadyResponse(ready=is_ready(version))
+        return self.messages.ModelReadyResponse(ready=version.ready)
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
         known = ServerMetadata()  # of REST
@@ -72,32 +73,36 @@ class OpenInference:
     async def model_metadata(self, request: Any, context: Context) -> Any:
         """Archives do not tell the tensors of their models, so neither does this."""
         version = self._find(request.name, request.version)
-        versions = [request.version] if request.version else list(self.registry.models[version.name].versions)
+        versions = [version.version] if request.version else list(self.registry.models[version.name].versions)
         return self.messages.ModelMetadataResponse(name=version.name, versions=versions, platform="")
 
     async def infer(self, request: Any, context: Context) -> Any:
-        version = self._find(request.model_name, request.model_version)
-        with _ask(context, version, request) as asked:
+        route = self._find_route(request.model_name, request.model_version)
+        with _ask(context, route, request) as asked:
             answer, body = await whole_answer(context, asked)
-        return self._response(request, version, answer, body)
+        return self._response(request, asked.version, answer, body)
 
     async def stream_infer(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
         """Triton's stream: requests one after the other; of an answer that its handler streams, each part is a response."""
         async for request in requests:
             try:
-                version = self._find(request.model_name, request.model_version)
-                with _ask(context, version, request) as asked:
+                route = self._find_route(request.model_name, request.model_version)
+                with _ask(context, route, request) as asked:
                     async for answer, body in answer_parts(context, asked):
-                        yield self.messages.ModelStreamInferResponse(infer_response=self._response(request, version, answer, body))
+                        response = self._response(request, asked.version, answer, body)
+                        yield self.messages.ModelStreamInferResponse(infer_response=response)
             except (TsxError, Refused) as error:
                 reason = refusal(error) if isinstance(error, TsxError) else error.refusal
                 failed = self.messages.ModelInferResponse(id=request.id, model_name=request.model_name)
                 yield self.messages.ModelStreamInferResponse(error_message=reason.details, infer_response=failed)
 
     def _find(self, name: str, version: str) -> ModelVersion:
-        if not name:
-            raise BadRequest("The request names no model.")
+        _check_name(name)
         return self.registry.find(name, version or None)
+
+    def _find_route(self, name: str, version: str) -> Route:
+        _check_name(name)
+        return self.registry.route(name, version or None)
 
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
         """Raises `Refused` where the handler's own status is an error: what it wrote is no tensors then."""
@@ -108,10 +113,15 @@ class OpenInference:
         return response
 
 
-def _ask(context: Context, version: ModelVersion, request: Any) -> Asked:
+def _check_name(name: str) -> None:
+    if not name:
+        raise BadRequest("The request names no model.")
+
+
+def _ask(context: Context, route: Route, request: Any) -> Asked:
     head, body = tensors.pack(request)
     own: Pair = (TENSORS_HEAD, b"%d" % head)
-    return Asked(context, version, (own,), body)
+    return Asked(context, route, (own,), body)
 
 
 def _head_of(headers: bytes) -> int | None:

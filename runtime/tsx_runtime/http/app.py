@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults, health, kserve, management, metrics, openapi, plugged
+from tsx_runtime.http import faults, health, kserve, management, metrics, openapi, plugged, traffic
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
@@ -164,6 +164,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
     if "management" in roles:
+        app.include_router(traffic.build_router(registry, limit))  # before those that take any word for a version
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management
         if keys.api is not None:

@@ -95,10 +95,6 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
     return ordered[start:following], str(following) if following < len(ordered) else None
 
 
-def is_ready(version: ModelVersion) -> bool:
-    return any(worker.state is WorkerState.READY for worker in version.workers)
-
-
 def not_ready(models: Iterable[Model]) -> list[Waiting]:
     """The default versions that cannot serve now. One that is to have no workers is not waited for."""
     waiting = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.core.channel import SMALL
-from tsx_runtime.core.jobs import Flow
+from tsx_runtime.core.jobs import Flow, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
@@ -29,6 +29,9 @@ class Exchange:
     deadline: float | None = None
     priority = 0
     gone = False
+    routed: Any = None
+    watched: Job | None = None
+    _added = b""  # header lines of the server's own
     _flow: Flow | None = None  # once the answer streams
     _held = False
 
@@ -52,6 +55,9 @@ class Exchange:
         elif not self.gone:
             self._answer_otherwise(status, headers, body)
 
+    def route(self, version: Any, told: bytes) -> None:
+        self.routed, self._added, self.plain = version, told, False
+
     def close_after(self) -> None:
         """This is the last answer of its connection."""
         self.keep_alive = self.plain = False
@@ -69,7 +75,7 @@ class Exchange:
         connection = self.connection
         lane = connection.lane
         try:
-            before, behind = lane.lines.around_id(connection.server_state.default_headers, status, bytes(headers))
+            before, behind = lane.lines.around_id(connection.server_state.default_headers, status, bytes(headers) + self._added)
         except TsxError as error:
             self.refuse(error)
             return
@@ -108,7 +114,7 @@ class Exchange:
         connection = self.connection
         if self._flow is None:
             try:
-                before, behind = connection.lane.lines.around_id(connection.server_state.default_headers, 200, bytes(headers))
+                before, behind = connection.lane.lines.around_id(connection.server_state.default_headers, 200, bytes(headers) + self._added)
             except TsxError as error:
                 self.refuse(error)
                 self.leave()  # of what follows, nothing is for this client any more

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import httptools
 
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.split import Route
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.auth import Guard
@@ -43,19 +43,20 @@ class Head(NamedTuple):
     timeout_ms: int | None  # that the client will wait
     waits_for_go: bool  # whether it sends the body once it is told to
     line: str  # its first, for the access log
+    headers: list[Pair]  # names in lower case, for those who share requests out by them
 
 
 class _Url(NamedTuple):
     target: Target
     query: bytes
-    version: ModelVersion
+    route: Route
 
 
-Known: TypeAlias = tuple[Head, ModelVersion] | None  # None: for the other lane, which also tells what is wrong with it
+Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane, which also tells what is wrong with it
 
 
 class Heads:
-    """Reads heads for one listener, and finds the version that each is for."""
+    """Reads heads for one listener, and finds the version that each is for, or who picks one."""
 
     def __init__(self, registry: Registry, guard: Guard | None, limit: int, max_head: int) -> None:
         self.known: dict[bytes, Known] = {}
@@ -77,9 +78,9 @@ class Heads:
             _remember(self.known, raw, known)
         return known
 
-    def find_again(self, head: Head) -> ModelVersion:
+    def find_again(self, head: Head) -> Route:
         """Raises `TsxError` where what a head asked for is not there any more."""
-        return resolve(self._registry, head.target)
+        return resolve(self._registry, head.target, head.headers)
 
     def _read(self, raw: bytes) -> Known:
         found = parse(raw)
@@ -100,7 +101,8 @@ class Heads:
         block = wire.header_block(with_headers(found.as_sent, url.target))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = str(raw[: raw.find(b"\r\n")], "latin-1")
-        return Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line), url.version
+        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers)
+        return head, url.route.by_head(found.headers)
 
     def _url(self, text: bytes) -> _Url | None:
         try:

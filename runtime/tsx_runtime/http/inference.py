@@ -15,8 +15,8 @@ from typing import Any
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
-from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.split import Route
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import (
@@ -62,8 +62,8 @@ class Predictions:
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
-            version, job = await self._job(scope, receive, request_id)
-            answer = await _answer(version, job, receive)
+            route, job = await self._job(scope, receive, request_id)
+            answer = await _answer(route, job, receive)
             check_status(answer.status)
             headers = handler_headers(answer.headers)
         except (ClientGone, ClientLeft):
@@ -77,11 +77,11 @@ class Predictions:
         else:
             if answer.streamed:
                 self.counts.add(answer.status)
-                await self._stream(scope, receive, send, version, job, answer, [(b"x-request-id", request_id), *headers])
+                await self._stream(scope, receive, send, route, job, answer, [(b"x-request-id", request_id), *headers])
             else:
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
-    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[ModelVersion, WaitingJob]:
+    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[Route, WaitingJob]:
         """The request, and who shall answer it."""
         headers: list[Pair] = scope["headers"]
         priority, timeout_ms = priority_and_timeout(headers)
@@ -93,10 +93,10 @@ class Predictions:
         body = await read_body(scope, receive, self.limit)
         if form:
             target = target._replace(name=model_in_form(headers, body))
-        version = resolve(self.registry, target)  # not before: it may be unregistered while the body comes
+        route = resolve(self.registry, target, headers)  # not before: it may be unregistered while the body comes
         now = time.monotonic()
         meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", with_headers(as_sent(scope), target))
-        return version, WaitingJob(meta, body, now, deadline(now, version.client_timeout, timeout_ms), priority)
+        return route, WaitingJob(meta, body, now, deadline(now, route.client_timeout, timeout_ms), priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])
@@ -120,12 +120,12 @@ class Predictions:
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
     async def _stream(
-        self, scope: Scope, receive: Receive, send: Send, version: ModelVersion, job: WaitingJob, answer: Answer, headers: list[Pair]
+        self, scope: Scope, receive: Receive, send: Send, route: Route, job: WaitingJob, answer: Answer, headers: list[Pair]
     ) -> None:
         """Each part as one chunk. A stream that breaks off ends without its last chunk, so that the client can tell."""
         shows = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        watcher = asyncio.ensure_future(_watch(receive, version, job, answer))
+        watcher = asyncio.ensure_future(_watch(receive, route, job, answer))
         try:
             async for part in answer.parts():
                 if job.gone:
@@ -141,28 +141,28 @@ class Predictions:
             answer.leave()
 
 
-async def _answer(version: ModelVersion, job: WaitingJob, receive: Receive) -> Answer:
+async def _answer(route: Route, job: WaitingJob, receive: Receive) -> Answer:
     """Submit the job and wait for its answer; raises `ClientLeft` where it is given up because the client has left."""
-    version.submit(job)
-    leaving = asyncio.ensure_future(_watch_wait(receive, version, job))
+    route.submit(job)
+    leaving = asyncio.ensure_future(_watch_wait(receive, route, job))
     try:
         return await job.done
     except asyncio.CancelledError:
-        version.leave(job)
+        route.leave(job)
         raise
     finally:
         leaving.cancel()
 
 
-async def _watch_wait(receive: Receive, version: ModelVersion, job: WaitingJob) -> None:
+async def _watch_wait(receive: Receive, route: Route, job: WaitingJob) -> None:
     """Have a job whose client leaves give up its place. After the body, nothing else is to be received."""
     if (await receive())["type"] == "http.disconnect":
-        version.leave(job)
+        route.leave(job)
 
 
-async def _watch(receive: Receive, version: ModelVersion, job: WaitingJob, answer: Answer) -> None:
+async def _watch(receive: Receive, route: Route, job: WaitingJob, answer: Answer) -> None:
     """Tell the job when its client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    version.leave(job)
+    route.leave(job)
     answer.leave()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.http import openapi
-from tsx_runtime.http.describe import is_ready, not_ready
+from tsx_runtime.http.describe import not_ready
 from tsx_runtime.version import __version__
 
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: they are asked by probes, and name no model
@@ -80,7 +80,7 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
 
     @router.get("/v1/models/{model}", summary="Is the model ready", response_model=ModelReady, responses=openapi.failures(404))
     async def model_ready(model: ModelName) -> Response:
-        return _json(ModelReady(name=model, ready=is_ready(registry.find(model))))  # 200 in any case, as TorchServe answers
+        return _json(ModelReady(name=model, ready=registry.find(model).ready))  # 200 in any case, as TorchServe answers
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:
@@ -131,8 +131,7 @@ def _metadata(registry: Registry, model: str, version: str | None) -> Response:
 
 
 def _ready(version: ModelVersion) -> Response:
-    ready = is_ready(version)
-    return _json(ModelReady(name=version.name, ready=ready), 200 if ready else 503)
+    return _json(ModelReady(name=version.name, ready=version.ready), 200 if version.ready else 503)
 
 
 def _json(body: BaseModel, status: int = 200) -> Response:

@@ -18,7 +18,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi
 from tsx_runtime.http.asgi import new_request_id
-from tsx_runtime.http.describe import PAGE, describe_version, is_ready, list_models
+from tsx_runtime.http.describe import PAGE, describe_version, list_models
 from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import read_given
@@ -76,7 +76,7 @@ class Management:
         gpus = await read_gpus() if any(worker.gpu_id is not None for found in versions for worker in found.workers) else {}
         described = [describe_version(found, gpus) for found in versions]
         if customized:  # of all versions, those that can be asked: TorchServe asks none then, and fails for none
-            asked = [pair for pair in zip(described, versions, strict=True) if version != "all" or is_ready(pair[1])]
+            asked = [pair for pair in zip(described, versions, strict=True) if version != "all" or pair[1].ready]
             answers = await asyncio.gather(*(ask_handler(found) for _, found in asked))
             for (one, _), answer in zip(asked, answers, strict=True):
                 one.customized_metadata = answer
@@ -102,6 +102,7 @@ class Management:
 
     async def set_default(self, model: str, version: str) -> Response:
         self.registry.set_default(model, version)
+        await self.registry.state.written()
         return _status(f'Default version successfully updated for model "{model}" to "{version}"')
 
     async def unregister(self, model: str, version: str | None) -> Response:
@@ -127,7 +128,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
 
 async def ask_handler(version: ModelVersion) -> Any:
     """What the handler's `describe_handle` says: a request with the header `describe`. JSON where it is JSON, else text."""
-    if not is_ready(version):
+    if not version.ready:
         text = f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.'
         raise NoWorker(text, retry_after=version.retry_after())
     meta = wire.request_meta(new_request_id().decode(), b"", [(b"describe", b"True")])

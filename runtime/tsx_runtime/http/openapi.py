@@ -20,7 +20,7 @@ _WHY = {
     404: "no such model, version or route",
     405: "enable_model_api is false",
     408: "requests of the model were not finished in time",
-    409: "it is registered already",
+    409: "it is registered already, or has no such state",
     413: "the body is larger than max_request_size",
     429: "there is no room in the queue, where overload_status is 429",
     500: "the worker died, or could not load the model; the text has its traceback",
@@ -86,6 +86,23 @@ def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
     ]
     body = {"required": False, "content": {"application/json": {"schema": schema, "example": schema["examples"][0]}}}
     return {"parameters": query, "requestBody": body}
+
+
+def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
+    """A JSON body that the route reads itself, to say in its own words what is wrong with it."""
+    schema = model.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(part, list):
+        return [_inlined(each, definitions) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(definitions[part["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in part.items()}
 
 
 def prediction_paths() -> dict[str, Any]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from tsx_runtime.core.model import ModelVersion
+    from tsx_runtime.core.split import Route
     from tsx_runtime.http.app import ServerApp
 
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
@@ -91,7 +91,7 @@ class FastLane(CasedProtocol):
         self._pieces: list[Buffer] = []  # of its body
         self._filled = 0  # bytes in them
         self._exchange: Exchange | None = None
-        self._version: ModelVersion | None = None  # that was asked last
+        self._route: Route | None = None  # where the last job went
         self._reading = False  # uvicorn's parser is within a message
         self._in_head = False  # and within its head, of which so many bytes have come at least:
         self._head_size = 0
@@ -125,8 +125,8 @@ class FastLane(CasedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            assert self._version is not None
-            self._version.leave(exchange)
+            assert self._route is not None
+            self._route.leave(exchange)
             exchange.leave()
         super().connection_lost(exc)
 
@@ -176,13 +176,13 @@ class FastLane(CasedProtocol):
             if self._check_head_size(end):
                 self._to_uvicorn(data)
             return
-        head, version = known
+        head, route = known
         have = len(data) - end
         if have == head.length:
-            self._submit(head, version, data[end:] if have <= COPIED else memoryview(data)[end:])
+            self._submit(head, route, data[end:] if have <= COPIED else memoryview(data)[end:])
         elif have > head.length:
             self._ahead += memoryview(data)[end + head.length :]
-            self._submit(head, version, data[end : end + head.length])
+            self._submit(head, route, data[end : end + head.length])
         else:
             if head.waits_for_go:
                 self.transport.write(GO_ON)
@@ -207,23 +207,23 @@ class FastLane(CasedProtocol):
             body = b"".join(pieces) if head.length <= COPIED else Parts(pieces, head.length)
             assert self.lane.heads is not None
             try:
-                version = self.lane.heads.find_again(head)
+                route = self.lane.heads.find_again(head)
             except TsxError as error:  # it was unregistered while the body came
                 self._give_up(error)
             else:
-                self._submit(head, version, body)
+                self._submit(head, route, body)
 
-    def _submit(self, head: Head, version: ModelVersion, body: Body) -> None:
+    def _submit(self, head: Head, route: Route, body: Body) -> None:
         self._exchange = exchange = self.lane.exchange(self, head, body, monotonic())
-        if version.client_timeout or head.timeout_ms is not None:
-            exchange.deadline = deadline(exchange.arrived, version.client_timeout, head.timeout_ms)
+        if route.client_timeout or head.timeout_ms is not None:
+            exchange.deadline = deadline(exchange.arrived, route.client_timeout, head.timeout_ms)
         if head.priority:
             exchange.priority = head.priority
         if self._closing:
             exchange.close_after()
-        self._version = version
+        self._route = route
         self._phase = ANSWER
-        version.submit(exchange)
+        route.submit(exchange)
 
     # Answering
 

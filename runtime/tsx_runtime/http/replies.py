@@ -23,6 +23,14 @@ async def read_given(request: Request, limit: int) -> dict[str, Any]:
     return given
 
 
+async def read_object(request: Request, limit: int, example: str) -> dict[str, Any]:
+    """A JSON body, of whatever type it says to be. Raises BadRequest, also where there is none."""
+    body = await read_body(request.scope, request.receive, limit)
+    if not body.strip():
+        raise BadRequest(f"The request has no body. It takes a JSON object such as {example}.")
+    return _json_object(body, example)
+
+
 def status_answer(text: str, code: int = 200) -> Response:
     return json_answer(Status(status=text), code)
 
@@ -32,11 +40,11 @@ def json_answer(model: BaseModel, code: int = 200) -> Response:
     return Response(model.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n", code, media_type="application/json")
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def _json_object(body: bytes, example: str = '{"url": "digits.mar"}') -> dict[str, Any]:
     try:
         given = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The request's body is not JSON: {error}.") from error
     if not isinstance(given, dict):
-        raise BadRequest('The request\'s body must be a JSON object such as {"url": "digits.mar"}.')
+        raise BadRequest(f"The request's body must be a JSON object such as {example}.")
     return given

@@ -8,8 +8,9 @@ from urllib.parse import parse_qs, quote
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import create_form_parser
 
-from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.routing import Headers, meant
+from tsx_runtime.core.split import Route
 from tsx_runtime.errors import BadRequest, ResourceNotFound
 from tsx_runtime.http.asgi import JSON, Pair
 from tsx_runtime.http.faults import NOT_FOUND
@@ -57,15 +58,15 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
     return _from_legacy(path) if path.endswith("/predict") else None
 
 
-def resolve(registry: Registry, target: Target) -> ModelVersion:
+def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
     """Raises ModelNotFound, ModelVersionNotFound, and BadRequest where there is no one model to mean."""
     if target.name is None:
-        return _only_model(registry)
+        return registry.route(_only_model(registry), None, headers)
     if target.strict or target.version is None:
-        return registry.find(target.name, target.version)
+        return registry.route(target.name, target.version, headers)
     model = registry.models.get(target.name)
-    known = model is not None and target.version in model.versions
-    return registry.find(target.name, target.version if known else None)
+    known = model is not None and meant(target.version, model.versions, model.labels) in model.versions
+    return registry.route(target.name, target.version if known else None, headers)
 
 
 def _from_predictions(path: str) -> Target:
@@ -109,7 +110,7 @@ def _kserve(model: str, verb: str) -> Target | None:
     return Target(name, version or None, (_EXPLAIN if verb == "explain" else _PREDICT,), strict=False)
 
 
-def _only_model(registry: Registry) -> ModelVersion:
+def _only_model(registry: Registry) -> str:
     """The only model, or of several the only one that was loaded at the start."""
     models = registry.models
     names = list(models)
@@ -117,7 +118,7 @@ def _only_model(registry: Registry) -> ModelVersion:
         names = [name for name, model in models.items() if any(version.loaded_at_startup for version in model.versions.values())]
     if len(names) != 1:
         raise BadRequest("Parameter model_name is required.")
-    return registry.find(names[0])
+    return names[0]
 
 
 def url_path(rest: str) -> bytes:

@@ -74,13 +74,14 @@ async def _register(registry: Registry, model: StartModel, *, wait: bool) -> Mod
 def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelVersion]]) -> None:
     """Without this, the one whose archive happened to be opened first would be the default."""
     described = registry.settings.model_versions
-    chosen: dict[str, str] = {}
+    chosen: dict[str, tuple[str, bool]] = {}
     for model, version in started:
         own = described.get(version.name, {}).get(version.version)
-        if version.name not in chosen or model.default or (own is not None and own.default_version):
-            chosen[version.name] = version.version
-    for name, number in chosen.items():
-        registry.set_default(name, number)
+        explicit = model.default or (own is not None and own.default_version is True)
+        if explicit or version.name not in chosen:
+            chosen[version.name] = version.version, explicit
+    for name, (number, explicit) in chosen.items():
+        registry.splits.start_with(name, number, explicit=explicit)
 
 
 def models_from_settings(settings: Settings) -> list[StartModel]:

@@ -79,15 +79,20 @@ def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
 # Heads
 
 
-def make_heads(guard: Guard | None = None, limit: int = 100) -> tuple[Heads, dict[str, object], Any]:
-    versions: dict[str, object] = {"digits": object()}
+class Version:
+    def by_head(self, headers: object) -> Version:
+        return self
 
-    def find(name: str, version: str | None = None) -> object:
+
+def make_heads(guard: Guard | None = None, limit: int = 100) -> tuple[Heads, dict[str, object], Any]:
+    versions: dict[str, object] = {"digits": Version()}
+
+    def route(name: str, version: str | None, headers: object) -> object:
         if name not in versions:
             raise ModelNotFound(name)
         return versions[name]
 
-    registry: Any = SimpleNamespace(find=find, on_change=[], models=versions)
+    registry: Any = SimpleNamespace(route=route, on_change=[], models=versions)
     return Heads(registry, guard, limit, 64 << 10), versions, registry
 
 
@@ -113,7 +118,7 @@ def test_what_is_known_is_forgotten_when_models_change() -> None:
     raw = request(b"", "/predictions/new")
     assert heads.read(raw) is None
     assert raw in heads.known
-    versions["new"] = object()
+    versions["new"] = Version()
     for listener in registry.on_change:
         listener()
     assert raw not in heads.known

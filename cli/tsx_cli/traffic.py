@@ -1,0 +1,150 @@
+"""`tsx models traffic`, `label` and `rollback`: how the requests of a model are shared out among its versions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.client import Server, path
+from tsx_cli.failure import UsageError
+from tsx_cli.options import AsJson, Config, Url, management
+from tsx_cli.output import print_json, print_table
+
+RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)")
+
+Name = Annotated[str, typer.Argument(help="Name of the model.")]
+
+
+def traffic(
+    name: Name,
+    weights: Annotated[
+        list[str] | None, typer.Argument(metavar="[VERSION=WEIGHT]...", help="By version or label, such as 1.0=90 2.0=10.")
+    ] = None,
+    sticky: Annotated[
+        str | None, typer.Option(help="What makes a client keep its version: header:NAME, cookie:NAME, field:NAME; or none.")
+    ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="'header X-Beta=1 -> VERSION', or with ~ for a pattern; in place of the rules there are.")
+    ] = None,
+    no_rules: Annotated[bool, typer.Option("--no-rules", help="Remove the rules.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Have the default version answer everything; labels stay.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Show how requests are shared out among the versions of a model, or change it; what is not named stays."""
+    server, target = management(url, config), path("models", name, "traffic")
+    wanted = [bool(weights), sticky is not None, bool(rule), no_rules]
+    if clear and any(wanted):
+        raise UsageError("--clear takes everything away; set what you want instead without it")
+    if rule and no_rules:
+        raise UsageError("--rule sets the rules and --no-rules removes them; say one of the two")
+    if clear:
+        told = server.call("DELETE", target).json()
+    elif any(wanted):
+        said: dict[str, Any] = server.call("GET", target).json()["traffic"]
+        if weights:
+            said["weights"] = _weights(weights)
+        if sticky is not None:
+            said["sticky"] = None if sticky == "none" else sticky
+        if rule or no_rules:
+            said["rules"] = [_rule(text) for text in rule or []]
+        told = _send(server, "PUT", target, said)
+    else:
+        told = server.call("GET", target).json()
+    _show(told, as_json)
+
+
+def label(
+    name: Name,
+    labels: Annotated[list[str] | None, typer.Argument(metavar="[LABEL=VERSION]...", help="Such as stable=1.0 canary=2.0.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A label to take away.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Give versions other names, which can stand in URLs in their place; without any, show those there are."""
+    server = management(url, config)
+    given = [_label(text) for text in labels or []]
+    for removed in remove or []:
+        server.call("DELETE", path("models", name, "labels", removed))
+    if given:
+        _send(server, "PATCH", path("models", name, "traffic"), {"labels": dict(given)})
+    told = server.call("GET", path("models", name, "traffic")).json()
+    if as_json:
+        print_json(told["traffic"].get("labels", {}))
+        return
+    rows = sorted(told["traffic"].get("labels", {}).items())
+    if rows:
+        ready = {share["version"]: share["ready"] for share in told["table"]}
+        print_table(["label", "version", "ready"], [(word, version, _yes(ready.get(version, False))) for word, version in rows])
+    else:
+        print(f"model {name} has no labels; `tsx models label {name} stable={told['default']}` gives one")
+
+
+def rollback(name: Name, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+    """Undo the last change of a model's traffic, labels or default version; once more, and it is there again."""
+    _show(management(url, config).call("POST", path("models", name, "rollback")).json(), as_json)
+
+
+def _send(server: Server, method: str, target: str, body: dict[str, Any]) -> Any:
+    return server.call(method, target, json.dumps(body).encode(), {"Content-Type": "application/json"}).json()
+
+
+def _show(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(told)
+        return
+    rows = [
+        (
+            share["version"] + (" (default)" if share["version"] == told["default"] else ""),
+            ", ".join(share["labels"]),
+            _yes(share["ready"]) if share["registered"] else "not registered",
+            f"{100 * share['share']:.4g} %",
+            share["requests"],
+            share["errors"],
+        )
+        for share in told["table"]
+    ]
+    print_table([told["model"], "labels", "ready", "share", "requests", "errors"], rows)
+    said = told["traffic"]
+    if said.get("sticky"):
+        print(f"sticky by {said['sticky'].replace(':', ' ', 1)}")
+    for rule in said.get("rules", []):
+        test = f"={rule['equals']}" if "equals" in rule else f"~{rule['matches']}"
+        print(f"rule: header {rule['header']}{test} -> {rule['to']}")
+
+
+def _weights(texts: Sequence[str]) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for text in texts:
+        version, _, weight = text.rpartition("=")
+        try:
+            weights[version] = int(weight) if weight.isdecimal() else float(weight)
+        except ValueError:
+            version = ""
+        if not version:
+            raise UsageError(f"`tsx models traffic` takes VERSION=WEIGHT, such as 2.0=10, not '{text}'")
+    return weights
+
+
+def _rule(text: str) -> dict[str, str]:
+    found = RULE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"a rule looks like 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a pattern, not '{text}'")
+    return {"header": found["header"], "equals" if found["sign"] == "=" else "matches": found["value"], "to": found["to"]}
+
+
+def _label(text: str) -> tuple[str, str]:
+    label, _, version = text.partition("=")
+    if not label or not version:
+        raise UsageError(f"`tsx models label` takes LABEL=VERSION, such as stable=1.0, not '{text}'")
+    return label, version
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"

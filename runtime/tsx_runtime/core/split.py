@@ -1,0 +1,132 @@
+"""What stands where a version would, for a model whose requests are shared out, copied or recorded: it picks a version for each.
+
+A model of which nothing is said of its traffic has none of this: its requests go to its version straight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from tsx_runtime.core.jobs import ClientJob, Job
+from tsx_runtime.core.routing import Headers, Table, by_rule, draw, key_in_body, key_in_head, stick
+
+if TYPE_CHECKING:
+    from tsx_runtime.core.model import ModelVersion
+
+HEADER = b"x-tsx-model-version"  # of answers that came by way of a split: who gave it
+
+
+class Route(Protocol):
+    """Where requests for a model are submitted: a version, or a split."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def client_timeout(self) -> float:
+        """Seconds; 0 where there is no limit, or where whom it picks will see to that."""
+
+    def by_head(self, headers: Headers) -> Route:
+        """What is left to decide once the headers of a request are known: that is submitted to."""
+
+    @property
+    def submit(self) -> Callable[[ClientJob], None]: ...
+
+    @property
+    def leave(self) -> Callable[[ClientJob], None]: ...
+
+
+class Observer(Protocol):
+    """Sees some of the requests that a split sends on, with their answers."""
+
+    def wants(self, draw: float) -> bool:
+        """`draw` is random, from 0 up to but not including 1, and another one for each observer."""
+
+    def watch(self, job: Job, version: ModelVersion) -> Job:
+        """What is submitted to the version in the job's place (see `watched.py`)."""
+
+
+class Split:
+    """Shares the requests of one model out among its versions."""
+
+    client_timeout = 0.0  # each version has its own
+
+    def __init__(self, name: str, draw: Callable[[], float] = random.random) -> None:
+        self.name = name
+        self.observers: list[Observer] = []
+        self.table = Table(name, "")
+        self._draw = draw
+        self.versions: dict[str, ModelVersion] = {}
+        self._told: dict[str, bytes] = {}
+        self._stateful: list[ModelVersion] = []
+        self._fixed: dict[str, Fixed] = {}
+
+    def set(self, table: Table, versions: Mapping[str, ModelVersion]) -> None:
+        """From now on; `versions` are all that are registered."""
+        self.table = table
+        self.versions = dict(versions)
+        self._told = {number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions}
+        self._stateful = [version for version in versions.values() if version.plan.strategy.terms is not None]
+        self._fixed = {}
+
+    def by_head(self, headers: Headers) -> Split | Fixed:
+        table = self.table
+        number = by_rule(table, headers)
+        if number is None:
+            key = key_in_head(table, headers) if table.key else None
+            if key is None:
+                return self
+            number = stick(table, key)
+        fixed = self._fixed.get(number)
+        if fixed is None:
+            fixed = self._fixed[number] = Fixed(self, self.versions[number])
+        return fixed
+
+    def submit(self, job: ClientJob) -> None:
+        table = self.table
+        key = key_in_body(table, job.body) if table.by == "field" else None
+        number = draw(table, self._draw()) if key is None else stick(table, key)
+        self.send(job, self.versions[number])
+
+    def send(self, job: ClientJob, version: ModelVersion) -> None:
+        if self._stateful:  # what belongs to a sequence stays with who has it, however the shares are now
+            version = next((other for other in self._stateful if other.has_sequence_of(job)), version)
+        if version.client_timeout:
+            due = job.arrived + version.client_timeout
+            job.deadline = due if job.deadline is None else min(due, job.deadline)
+        job.route(version, self._told[version.version])
+        if self.observers:
+            self._watch(job, version)
+        version.submit(job.watched or job)
+
+    def leave(self, job: ClientJob) -> None:
+        if job.routed is not None:
+            job.routed.leave(job.watched or job)
+
+    def _watch(self, job: ClientJob, version: ModelVersion) -> None:
+        watched: Job = job
+        for observer in self.observers:
+            if observer.wants(self._draw()):
+                watched = observer.watch(watched, version)
+        if watched is not job:
+            job.watched = watched
+
+
+class Fixed:
+    """A split for requests whose head has decided already."""
+
+    client_timeout = 0.0
+
+    def __init__(self, split: Split, version: ModelVersion) -> None:
+        self.name = split.name
+        self.version = version
+        self._send = split.send
+        self.leave = split.leave
+
+    def by_head(self, headers: Headers) -> Fixed:
+        return self
+
+    def submit(self, job: ClientJob) -> None:
+        self._send(job, self.version)

@@ -1,0 +1,225 @@
+"""How the requests of every model are shared out: its traffic, its labels, its default version, and what they were before.
+
+A change is kept across restarts (`state.py`), and so is what one call undoes. What `tsx.toml` says of a model holds until the
+management API says otherwise, and anew once it was itself changed since.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.routing import Headers, choose, make_table, meant
+from tsx_runtime.core.split import Observer, Route, Split
+from tsx_runtime.core.state import State
+from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
+from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+
+logger = logging.getLogger("tsx.registry")
+
+
+class Arrangement(NamedTuple):
+    """What one call can undo."""
+
+    traffic: Traffic
+    default: str
+
+    def told(self) -> dict[str, Any]:
+        return {"traffic": self.traffic.told(), "default": self.default}
+
+
+class Splits:
+    """Sets `Model.default`, `Model.labels` and `Model.split`; nobody else does once a model is there."""
+
+    def __init__(self, models: dict[str, Model], configured: Mapping[str, Traffic], state: State, tell: Callable[[], None]) -> None:
+        """`tell` is called when requests may go elsewhere than before; it calls `refresh`. `configured` is what the settings say."""
+        self.on_traffic: list[Callable[[str], None]] = []  # called with a model's name when its traffic was set, or it came or went
+        self._models = models
+        self._configured = configured
+        self._state = state
+        self._tell = tell
+        self._traffic: dict[str, Traffic] = {}
+        self._before: dict[str, Arrangement] = {}
+        self._observers: dict[str, list[Observer]] = {}
+
+    def find(self, name: str, version: str | None = None) -> ModelVersion:
+        """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
+        model = self._models.get(name)
+        if model is None:
+            return choose(name, None, "", version)
+        return choose(name, model.versions, model.default, version, model.labels)
+
+    def route(self, name: str, version: str | None = None, headers: Headers = ()) -> Route:
+        """Where a request is submitted: to the version or the label that it names, else to whom its model's traffic says.
+
+        Raises as `find` does.
+        """
+        model = self._models.get(name)
+        if model is None or model.split is None or version is not None:
+            return self.find(name, version)
+        return model.split.by_head(headers)
+
+    def traffic(self, name: str) -> Traffic:
+        """What is said of it, also of a model that is not registered now."""
+        return self._traffic.get(name, NOTHING)
+
+    def shares(self, name: str) -> dict[str, float]:
+        """Of the requests that name no version and that no rule sends anywhere, by version. Raises ModelNotFound."""
+        model = self._model(name)
+        if model.split is None:
+            return {model.default: 1.0}
+        return model.split.table.shares()
+
+    def set_traffic(self, name: str, traffic: Traffic, *, undoable: bool = True) -> None:
+        """From the next request on. Not `undoable`: `rollback` goes to what was before, as if this had not been.
+
+        Raises ModelNotFound, BadRequest, Conflict.
+        """
+        model = self._model(name)
+        _check(model, traffic)
+        self._change(model, Arrangement(traffic, model.default), undoable=undoable)
+
+    def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:
+        """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
+        model = self._model(name)
+        number = meant(version, model.versions, model.labels)
+        if number not in model.versions:
+            raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
+        self._change(model, Arrangement(self.traffic(name), number), undoable=undoable)
+
+    def start_with(self, name: str, default: str, *, explicit: bool) -> None:
+        """The default version at the start of the server: what was set before it was restarted, unless the configuration names one."""
+        model, saved = self._model(name), self._state.load(name).get("default")
+        model.default = saved if saved in model.versions and not explicit else default
+        self._tell()
+
+    def rollback(self, name: str) -> None:
+        """Undo the last change of its traffic, its labels or its default version; once more, and it is there again.
+
+        Raises ModelNotFound, Conflict.
+        """
+        model = self._model(name)
+        before = self._before.get(name)
+        if before is None:
+            raise Conflict(f"Nothing to go back to: neither traffic, nor labels, nor the default version of model {name} were changed.")
+        if before.default not in model.versions:
+            why = f"version {before.default}, which was its default, is not registered any more. Register it first."
+            raise Conflict(f"Model {name} cannot go back: {why}")
+        self._change(model, before)
+
+    def observe(self, name: str, observer: Observer) -> None:
+        """Have it see requests that name no version, whether or not the model is registered now."""
+        self._observers.setdefault(name, []).append(observer)
+        self._tell()
+
+    def unobserve(self, name: str, observer: Observer) -> None:
+        observers = self._observers.get(name, [])
+        if observer in observers:
+            observers.remove(observer)
+        if not observers:
+            self._observers.pop(name, None)
+        self._tell()
+
+    # What the registry calls
+
+    def begin(self, name: str) -> None:
+        """A model of that name is about to be there."""
+        if name in self._traffic:
+            return
+        configured, saved = self._configured.get(name, NOTHING), self._state.load(name)
+        self._traffic[name] = configured
+        if "traffic" not in saved:
+            return
+        if saved.get("digest") != configured.digest():
+            text = "model %s: the traffic that was set while the server ran is passed over, since the configuration was changed since"
+            logger.warning(text, name)
+            self._state.save(name, traffic=None, before=None, digest=None)
+            return
+        try:
+            self._traffic[name] = parse_traffic(saved["traffic"])
+            if "before" in saved:
+                self._before[name] = Arrangement(parse_traffic(saved["before"]["traffic"]), str(saved["before"]["default"]))
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("model %s: the traffic that was kept for it cannot be used: %s", name, error)
+
+    def came(self, version: ModelVersion) -> None:
+        """It is among its model's versions."""
+        if version.version in self.traffic(version.name).labels:
+            text = "model %s: version %s has the name of a label, which means nothing as long as it is registered"
+            logger.warning(text, version.name, version.version)
+        self._tell_traffic(version.name)
+
+    def went(self, version: ModelVersion) -> None:
+        self._tell_traffic(version.name)
+
+    def forget(self, name: str) -> None:
+        """The model was removed for good, with what was said of it."""
+        self._traffic.pop(name, None)
+        self._before.pop(name, None)
+        self._state.forget(name)
+
+    def refresh(self) -> bool:
+        """Make the tables anew. Whether requests may go elsewhere than before."""
+        changed = [model for model in self._models.values() if self._refresh(model)]
+        return bool(changed)
+
+    def _refresh(self, model: Model) -> bool:
+        name, versions, split = model.name, model.versions, model.split
+        traffic, observers = self.traffic(name), self._observers.get(name)
+        model.labels = traffic.labels
+        if not traffic.splits and not observers:
+            model.split = None
+            return split is not None
+        table = make_table(name, traffic, versions, [number for number, version in versions.items() if version.ready], model.default)
+        if split is None:
+            split = model.split = Split(name)
+        elif split.table == table and split.versions == versions:
+            split.observers = observers or []
+            return False
+        split.observers = observers or []
+        split.set(table, versions)
+        return True
+
+    def _change(self, model: Model, new: Arrangement, *, undoable: bool = True) -> None:
+        name, old = model.name, Arrangement(self.traffic(model.name), model.default)
+        if undoable and new != old:
+            self._before[name] = old
+        self._traffic[name] = new.traffic
+        model.default = new.default
+        self._keep(name, new, default=new.default != old.default)
+        self._tell()
+        self._tell_traffic(name)
+
+    def _keep(self, name: str, now: Arrangement, *, default: bool) -> None:
+        """A default version that nobody chose is not kept: at the next start it may be another."""
+        saved = self._state.load(name)
+        before = self._before.get(name)
+        self._state.save(
+            name,
+            traffic=now.traffic.told(),
+            digest=self._configured.get(name, NOTHING).digest(),
+            default=now.default if default or "default" in saved else None,
+            before=before and before.told(),
+        )
+
+    def _tell_traffic(self, name: str) -> None:
+        for listener in self.on_traffic:
+            listener(name)
+
+    def _model(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(f"Model not found: {name}")
+        return model
+
+
+def _check(model: Model, traffic: Traffic) -> None:
+    """Raises BadRequest, Conflict."""
+    workflow = next((version.workflow for version in model.versions.values() if version.workflow), "")
+    if workflow and traffic != NOTHING:
+        raise Conflict(f"Model {model.name} is a node of workflow {workflow}, which asks it straight: its traffic cannot be shared out.")
+    for label in traffic.labels:
+        if label in model.versions:
+            raise BadRequest(f"'{label}' cannot be a label of model {model.name}: it is one of its versions.")

@@ -1,0 +1,138 @@
+"""What was changed while a server ran and shall hold when it is started again: one JSON file a model, written beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tsx_runtime.addresses import parse_address
+from tsx_runtime.settings import Settings
+
+logger = logging.getLogger("tsx.state")
+
+
+class State:
+    """What is kept of each model, by part. Not thread safe: it lives on the event loop, and writes in a thread of its own."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Without a directory, or where it cannot be written, it is kept as long as the server runs."""
+        self.directory = directory
+        self._models = {} if directory is None else _read_all(directory / "models")
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[None] | None = None
+        self._told = False
+
+    def load(self, name: str) -> dict[str, Any]:
+        return dict(self._models.get(name, {}))
+
+    def save(self, name: str, **parts: Any) -> None:
+        """Keep these parts, which JSON can carry, beside the others; None forgets one."""
+        kept = {part: value for part, value in (self.load(name) | parts).items() if value is not None}
+        if kept == self.load(name):
+            return
+        if kept:
+            self._models[name] = kept
+        else:
+            self._models.pop(name, None)
+        self._write_soon(name, json.dumps(kept, indent=2) + "\n" if kept else None)
+
+    def forget(self, name: str) -> None:
+        if self._models.pop(name, None) is not None:
+            self._write_soon(name, None)
+
+    async def written(self) -> None:
+        """Wait until what was saved is on the disk."""
+        if self._last is not None:
+            await asyncio.wrap_future(self._last)
+
+    def close(self) -> None:
+        """Returns when everything is written."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _write_soon(self, name: str, text: str | None) -> None:
+        if self.directory is None:
+            self._tell("no directory is known for it")
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "tsx-state")  # one, so that what came later is written later
+        self._last = self._thread.submit(self._write, self.directory / "models" / f"{name}.json", text)
+
+    def _write(self, file: Path, text: str | None) -> None:
+        try:
+            if text is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                _write_whole(file, text)
+        except OSError as error:
+            self._tell(f"{file} cannot be written: {error.strerror or error}")
+
+    def _tell(self, why: str) -> None:
+        """Once: each further change would say the same."""
+        if not self._told:
+            self._told = True
+            lost = "what is changed while this server runs, such as traffic, is lost when it stops"
+            logger.warning("%s: %s. Set state_dir to a directory of its own", lost, why)
+
+
+def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> Path | None:
+    """`state_dir`, else one in the model store, else one of the user's that is known by the server's address. None where neither can be."""
+    if settings.state_dir is not None:
+        return settings.state_dir
+    store = settings.model_store
+    if store is not None and store.is_dir() and _can_be_written(store / ".tsx"):
+        return store / ".tsx"
+    address = parse_address(settings.inference_address)
+    if address.scheme != "unix" and not address.port:  # another one at each start
+        return None
+    home = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111  # where there is no home, Path raises
+    directory = Path(home) / "tsx" / re.sub(r"[^A-Za-z0-9.]+", "_", settings.inference_address.partition(":")[2]).strip("_")
+    return directory if _can_be_written(directory) else None
+
+
+def _can_be_written(directory: Path) -> bool:
+    """Whether it, or what it would be made in, can."""
+    there = next((path for path in (directory, *directory.parents) if os.access(path, os.F_OK)), None)
+    return there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _read_all(directory: Path) -> dict[str, dict[str, Any]]:
+    try:
+        files = sorted(directory.glob("*.json"))
+    except OSError:
+        return {}
+    return {file.stem: kept for file in files if (kept := _read(file))}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Empty, and told, where it is not what was written."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(kept, dict):
+            raise TypeError("it holds no object")
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s is passed over, and what it said of the model's traffic with it: %s", file, error)
+        return {}
+    return kept
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Under its name there is the old text or the new one, whatever happens."""
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with new.open("w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

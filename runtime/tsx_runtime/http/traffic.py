@@ -1,0 +1,200 @@
+"""The management routes of traffic: weights, sticky requests, rules, labels, and the way back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.routing import meant
+from tsx_runtime.errors import BadRequest, ClientLeft, ModelNotFound, ModelVersionNotFound
+from tsx_runtime.http import openapi
+from tsx_runtime.http.management import ModelName
+from tsx_runtime.http.replies import json_answer, read_object
+from tsx_runtime.traffic import Traffic, parse_traffic
+
+TRAFFIC = '{"weights": {"1.0": 90, "2.0": 10}}'
+LABEL = '{"version": "2.0"}'
+
+LabelName = Annotated[str, Path(description="another name of a version", examples=["canary"])]
+
+
+class Share(BaseModel):
+    """What a version has now, and what became of the requests that it ever got."""
+
+    version: str
+    labels: list[str] = []
+    registered: bool = True
+    ready: bool
+    share: float = Field(description="of the requests that name no version and that no rule sends anywhere, from 0 to 1")
+    requests: int = Field(description="accepted since it was registered, by whatever name")
+    errors: int = Field(description="of them, answered with 500 or more, or refused")
+
+
+class ModelTraffic(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "default": "1.0", "traffic": {}, "table": []}]})
+
+    model: str
+    default: str = Field(description="the version that answers where the traffic says nothing else")
+    traffic: Traffic
+    table: list[Share]
+
+
+class LabelTarget(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+
+
+def describe(registry: Registry, name: str) -> ModelTraffic:
+    """Raises ModelNotFound."""
+    model = registry.models.get(name)
+    if model is None:
+        raise ModelNotFound(f"Model not found: {name}")
+    said, shares = registry.traffic(name), registry.shares(name)
+    words = [*said.weights, *said.labels.values(), *(rule.to for rule in said.rules), *([said.shadow.to] if said.shadow else [])]
+    numbers = dict.fromkeys([*model.versions, *(meant(word, model.versions, said.labels) for word in words)])
+    table = [_share(number, model.versions.get(number), said, shares.get(number, 0.0)) for number in numbers]
+    return ModelTraffic(model=name, default=model.default, traffic=said, table=table)
+
+
+def _share(number: str, version: ModelVersion | None, said: Traffic, share: float) -> Share:
+    labels = [label for label, meaning in said.labels.items() if meaning == number]
+    if version is None:
+        return Share(version=number, labels=labels, registered=False, ready=False, share=0.0, requests=0, errors=0)
+    stats = version.stats
+    failed = sum(count for status, count in stats.answers.items() if status >= 500)
+    refused = sum(count for reason, count in stats.refusals.items() if reason != ClientLeft.__name__)
+    return Share(version=number, labels=labels, ready=version.ready, share=share, requests=stats.requests, errors=failed + refused)
+
+
+class TrafficRoutes:
+    """The routes' bodies. Each answers with what holds now, once that is kept on the disk."""
+
+    def __init__(self, registry: Registry, limit: int) -> None:
+        self.registry = registry
+        self.limit = limit
+
+    async def show(self, model: str) -> Response:
+        await self.registry.state.written()
+        return json_answer(describe(self.registry, model))
+
+    async def replace(self, model: str, request: Request) -> Response:
+        given = await read_object(request, self.limit, TRAFFIC)
+        self.registry.set_traffic(model, _parsed(lambda: parse_traffic(given)))
+        return await self.show(model)
+
+    async def merge(self, model: str, request: Request) -> Response:
+        given = await read_object(request, self.limit, TRAFFIC)
+        self.registry.set_traffic(model, _parsed(lambda: self.registry.traffic(model).changed(given)))
+        return await self.show(model)
+
+    async def clear(self, model: str) -> Response:
+        """Labels stay: clients go by them, and who names no version is not concerned."""
+        self.registry.set_traffic(model, Traffic(labels=self.registry.traffic(model).labels))
+        return await self.show(model)
+
+    async def label(self, model: str, label: str, request: Request) -> Response:
+        """A version that is not registered yet may have one."""
+        given = await read_object(request, self.limit, LABEL)
+        version = given.get("version")
+        if not isinstance(version, str) or len(given) != 1:
+            raise BadRequest(f"A label takes the version that it means: {LABEL}.")
+        changes = {"labels": {label: version}}
+        self.registry.set_traffic(model, _parsed(lambda: self.registry.traffic(model).changed(changes)))
+        return await self.show(model)
+
+    async def unlabel(self, model: str, label: str) -> Response:
+        said = self.registry.traffic(model)
+        if model in self.registry.models and label not in said.labels:
+            raise ModelVersionNotFound(f"Model {model} has no label {label}.")
+        self.registry.set_traffic(model, said.changed({"labels": {label: None}}))
+        return await self.show(model)
+
+    async def rollback(self, model: str) -> Response:
+        self.registry.rollback(model)
+        return await self.show(model)
+
+
+def _parsed(parse: Any) -> Traffic:
+    try:
+        traffic: Traffic = parse()
+    except ValueError as error:
+        text = str(error)
+        raise BadRequest(text if text.endswith("?") else f"{text}.") from error
+    return traffic
+
+
+def build_router(registry: Registry, limit: int) -> APIRouter:
+    router = APIRouter(tags=["traffic"])
+    routes = TrafficRoutes(registry, limit)
+    _add_traffic(router, routes)
+    _add_labels(router, routes)
+    return router
+
+
+def _add_traffic(router: APIRouter, routes: TrafficRoutes) -> None:
+    wrong = openapi.failures(400, 404, 409, 413)
+    whole = openapi.body_of(Traffic, {"weights": {"1.0": 90, "2.0": 10}, "sticky": "header:X-User"})
+    some = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}, "example": {"sticky": None}}}}}
+
+    @router.get(
+        "/models/{model}/traffic", summary="How requests are shared out", response_model=ModelTraffic, responses=openapi.failures(404)
+    )
+    async def show(model: ModelName) -> Response:
+        return await routes.show(model)
+
+    @router.put("/models/{model}/traffic", summary="Set it", response_model=ModelTraffic, responses=wrong, openapi_extra=whole)
+    async def replace(model: ModelName, request: Request) -> Response:
+        return await routes.replace(model, request)
+
+    @router.patch(
+        "/models/{model}/traffic",
+        summary="Change some of it; null removes",
+        response_model=ModelTraffic,
+        responses=wrong,
+        openapi_extra=some,
+    )
+    async def merge(model: ModelName, request: Request) -> Response:
+        return await routes.merge(model, request)
+
+    @router.delete(
+        "/models/{model}/traffic",
+        summary="Have the default version answer everything",
+        response_model=ModelTraffic,
+        responses=openapi.failures(404),
+    )
+    async def clear(model: ModelName) -> Response:
+        return await routes.clear(model)
+
+
+def _add_labels(router: APIRouter, routes: TrafficRoutes) -> None:
+    body = openapi.body_of(LabelTarget, {"version": "2.0"})
+
+    @router.put(
+        "/models/{model}/labels/{label}",
+        summary="Give a version another name",
+        response_model=ModelTraffic,
+        responses=openapi.failures(400, 404, 409, 413),
+        openapi_extra=body,
+    )
+    async def label(model: ModelName, label: LabelName, request: Request) -> Response:
+        return await routes.label(model, label, request)
+
+    @router.delete(
+        "/models/{model}/labels/{label}", summary="Take the name away", response_model=ModelTraffic, responses=openapi.failures(404)
+    )
+    async def unlabel(model: ModelName, label: LabelName) -> Response:
+        return await routes.unlabel(model, label)
+
+    @router.post(
+        "/models/{model}/rollback",
+        summary="Undo the last change of traffic, labels or default version",
+        response_model=ModelTraffic,
+        responses=openapi.failures(404, 409),
+    )
+    async def rollback(model: ModelName) -> Response:
+        return await routes.rollback(model)

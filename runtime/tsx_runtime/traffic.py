@@ -1,0 +1,185 @@
+"""What may be said of the requests of one model: who gets how many of them, who keeps which version, what its labels mean.
+
+One form in three places: the JSON of the management API, `[models.NAME.traffic]` of a `tsx.toml`, and what is kept across restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from tsx_archiver import is_model_name
+from tsx_runtime.nearest import suggestion
+
+# What stands in paths where a version could.
+RESERVED = frozenset({"all", "default", "labels", "record", "rollback", "rollout", "set-default", "shadow", "traffic"})
+MOST = 1e9  # of a weight
+LONGEST = 4096  # characters of a pattern
+UNKNOWN = "extra_forbidden"  # pydantic's word
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_STICKY = re.compile(r"(header|cookie|field):(.+)")
+
+
+def _check_target(value: str) -> str:
+    if not is_model_name(value):
+        raise ValueError("a version or a label has letters, digits, '_', '-' and '.' only, a letter or digit first")
+    return value
+
+
+def _check_label(value: str) -> str:
+    if value in RESERVED:
+        raise ValueError(f"'{value}' cannot be a label: it means something else already")
+    return _check_target(value)
+
+
+def _check_header(value: str) -> str:
+    if not _TOKEN.fullmatch(value):
+        raise ValueError(f"{value!r} cannot be the name of a header")
+    return value
+
+
+def _check_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except (re.error, RecursionError) as error:
+        raise ValueError(f"it is no regular expression: {error}") from error
+    return value
+
+
+def _check_sticky(value: str) -> str:
+    found = _STICKY.fullmatch(value)
+    if found is None or (found[1] != "field" and not _TOKEN.fullmatch(found[2])):
+        raise ValueError("it takes header:NAME, cookie:NAME, or field:NAME of a JSON body (of one inside another: field:user.id)")
+    return value
+
+
+Target = Annotated[str, AfterValidator(_check_target)]  # a version, or a label
+Label = Annotated[str, AfterValidator(_check_label)]
+Weight = Annotated[int | float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer(mode="wrap")
+    def _short(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is not set."""
+        return {name: value for name, value in whole(self).items() if value not in (None, [], {})}
+
+
+class Rule(_Part):
+    """Requests with such a header go to one version. `matches` is a regular expression for the whole value."""
+
+    header: Annotated[str, AfterValidator(_check_header)]
+    equals: str | None = None
+    matches: Annotated[str, Field(max_length=LONGEST), AfterValidator(_check_pattern)] | None = None
+    to: Target
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Rule:
+        if (self.equals is None) == (self.matches is None):
+            raise ValueError("a rule has either 'equals' or 'matches'")
+        return self
+
+
+class Compare(_Part):
+    """How the answers of a shadow are compared with those that clients got."""
+
+    kind: Literal["exact", "numeric", "top-k", "plugin"] = "exact"
+
+
+class Shadow(_Part):
+    """A share of the requests goes to another version as well, whose answers no client sees."""
+
+    to: Target
+    share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
+    compare: Compare = Compare()
+
+
+class Traffic(_Part):
+    """Of one model. What names a version that is not registered, or not ready, has no effect until it is."""
+
+    weights: dict[Target, Weight] = Field(default={}, description="by version or label; only their proportions count")
+    sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
+    rules: list[Rule] = []  # the first that fits counts
+    labels: dict[Label, Target] = Field(default={}, description="what a label means: a version")
+    shadow: Shadow | None = None
+
+    @property
+    def splits(self) -> bool:
+        """Whether requests that name no version may go elsewhere than to the default one, or to another as well."""
+        return bool(self.weights or self.rules or self.shadow)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON, without what is not set."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """The same for the same."""
+        return sha256(json.dumps(self.told(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def changed(self, changes: Mapping[str, Any]) -> Traffic:
+        """With changes merged in, where null removes (RFC 7396). Raises ValueError."""
+        return parse_traffic(_merged(self.told(), changes))
+
+
+NOTHING = Traffic()
+
+
+def parse_traffic(given: object) -> Traffic:
+    """Raises ValueError in words, which name the place and, of a key that is not known, the nearest."""
+    try:
+        return Traffic.model_validate(given)
+    except ValidationError as error:
+        problems = sorted(error.errors(), key=lambda problem: problem["type"] != UNKNOWN)  # often the one that makes the others
+        raise ValueError("; ".join(_explained(problem["type"], problem["loc"], problem["msg"]) for problem in problems)) from error
+
+
+def _explained(kind: str, place: tuple[int | str, ...], text: str) -> str:
+    if kind == UNKNOWN:
+        known = next((_FIELDS[part] for part in reversed(place[:-1]) if part in _FIELDS), [*Traffic.model_fields])
+        name = str(place[-1])
+        return f"traffic has no '{_path(place)}'{suggestion(name, known) or f'; it can have {_listed(known)}'}"
+    return f"{_path(place) or 'traffic'}: {text.removeprefix('Value error, ')}"
+
+
+def _path(place: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in place if part not in ("[key]", "int", "float"))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}"
+
+
+def _merged(old: object, new: object) -> object:
+    if not isinstance(new, Mapping):
+        return new
+    result = dict(old) if isinstance(old, Mapping) else {}
+    for key, value in new.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(result.get(key), value)
+    return result
+
+
+_FIELDS: dict[int | str, list[str]] = {
+    "rules": [*Rule.model_fields],
+    "shadow": [*Shadow.model_fields],
+    "compare": [*Compare.model_fields],
+}

@@ -1,0 +1,117 @@
+"""`tsx models traffic`, `label` and `rollback` against a real server, which is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import serving, tsx
+from tsx_cli.failure import UsageError
+from tsx_cli.traffic import _label, _rule, _weights
+
+NUMBER = """
+def handle(data, context):
+    return data and [context.manifest["model"]["modelVersion"]] * len(data)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("header X-Beta=1 -> v2", {"header": "X-Beta", "equals": "1", "to": "v2"}),
+        ("header X-User~test-.* -> 2.0", {"header": "X-User", "matches": "test-.*", "to": "2.0"}),
+        ("  header X-A = b c=d  ->  2.0 ", {"header": "X-A", "equals": "b c=d", "to": "2.0"}),
+        ("header X-Empty= -> 2.0", {"header": "X-Empty", "equals": "", "to": "2.0"}),
+    ],
+)
+def test_a_rule_is_read(text: str, rule: dict[str, str]) -> None:
+    assert _rule(text) == rule
+
+
+@pytest.mark.parametrize("text", ["", "X-Beta=1 -> v2", "header X-Beta -> v2", "header X-Beta=1", "header X-Beta=1 ->"])
+def test_what_is_no_rule_is_told_what_one_looks_like(text: str) -> None:
+    with pytest.raises(UsageError, match="a rule looks like 'header X-Beta=1 ->"):
+        _rule(text)
+
+
+def test_weights_and_labels_are_read() -> None:
+    assert _weights(["1.0=90", "canary=0.5"]) == {"1.0": 90, "canary": 0.5}
+    assert _label("stable=1.0") == ("stable", "1.0")
+    for wrong in ("1.0", "1.0=", "=5", "1.0=many"):
+        with pytest.raises(UsageError, match="takes VERSION=WEIGHT"):
+            _weights([wrong])
+    for wrong in ("stable", "stable=", "=1.0"):
+        with pytest.raises(UsageError, match="takes LABEL=VERSION"):
+            _label(wrong)
+
+
+def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(tmp_path: Path, user_environment: dict[str, str]) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    for number in ("1.0", "2.0"):
+        make_model(store / f"digits-{number}.mar", NUMBER, name="digits", version=number)
+    (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "1.0" = 1 }\nlabels = { stable = "1.0" }\n')
+    environment = user_environment | {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
+    predict = f"{user_environment['TSX_INFERENCE_ADDRESS']}/predictions/digits"
+
+    def models(*words: str) -> str:
+        done = tsx(["models", *words], tmp_path, environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def said() -> Any:
+        return json.loads(models("traffic", "digits", "--json"))["traffic"]
+
+    def ask(path: str = "") -> str:
+        return httpx.post(predict + path, content=b"x", timeout=60).raise_for_status().text
+
+    command = ["serve", "--model-store", store]
+    with serving(command, tmp_path, environment) as running:
+        assert said() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
+        shown = models("traffic", "digits", "2.0=3", "--sticky", "header:X-User", "--rule", "header X-Beta=1 -> stable")
+        assert "100 %" in shown
+        assert "sticky by header X-User\n" in shown
+        assert shown.endswith("rule: header X-Beta=1 -> stable\n")
+        models("label", "digits", "canary=2.0", "next=3.0")
+        assert [line.split() for line in models("label", "digits", "--remove", "next").splitlines()[1:]] == [
+            ["canary", "2.0", "yes"],
+            ["stable", "1.0", "yes"],
+        ]
+        models("set-default", "digits", "2.0")
+        wanted = said()
+        assert (ask(), ask("/stable"), ask("/canary")) == ("2.0", "1.0", "2.0")
+        assert running.stop(signal.SIGKILL) != 0
+    with serving(command, tmp_path, environment) as running:
+        assert said() == wanted
+        assert (ask(), ask("/stable"), ask("/canary")) == ("2.0", "1.0", "2.0")
+        assert json.loads(models("describe", "digits", "--json"))
+        models("rollback", "digits")
+        assert json.loads(models("traffic", "digits", "--json"))["default"] != "2.0"
+        models("traffic", "digits", "--no-rules", "--sticky", "none")
+        assert said() == {"weights": {"2.0": 3}, "labels": {"stable": "1.0", "canary": "2.0"}}
+        models("traffic", "digits", "--clear")
+        assert (said(), ask()) == ({"labels": {"stable": "1.0", "canary": "2.0"}}, "1.0")
+        assert running.stop() == 0
+    (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "2.0" = 1 }\n')
+    with serving(command, tmp_path, environment) as running:
+        assert said() == {"weights": {"2.0": 1}}
+        assert "the configuration was changed since" in running.log
+        assert "`tsx models label digits stable=1.0` gives one" in models("label", "digits")
+
+
+def test_a_configuration_with_traffic_that_cannot_be_is_told_with_its_place(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweigths = { "1.0" = 1 }\n')
+    ended = run("config", "show")
+    assert ended.code != 0
+    assert "models.digits.traffic (from " in ended.err
+    assert "traffic has no 'weigths'; did you mean 'weights'?" in ended.err
+    (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "1.0" = 1 }\n')
+    shown = json.loads(run("config", "show", "--json").out)["models.digits.traffic"]
+    assert shown["value"] == {"weights": {"1.0": 1}}

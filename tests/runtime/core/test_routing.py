@@ -1,0 +1,209 @@
+"""Routing as pure functions: shares converge, keys stick, and nothing goes to a version that is not ready."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.routing import Table, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
+from tsx_runtime.errors import ModelVersionNotFound
+from tsx_runtime.traffic import Rule, Traffic
+from tsx_runtime.wire import COPIED
+
+NUMBERS = ("1.0", "2.0", "3.0", "4.0")
+weights = st.dictionaries(st.sampled_from(NUMBERS), st.one_of(st.integers(0, 1000), st.floats(0, 1e9)), max_size=4)
+versions = st.sets(st.sampled_from(NUMBERS), min_size=1)
+points = st.floats(0, 1, exclude_max=True)
+keys = st.binary(max_size=40)
+
+
+def table(traffic: Traffic, *, registered: tuple[str, ...] = NUMBERS, ready: tuple[str, ...] = NUMBERS, default: str = "1.0") -> Table:
+    return make_table("digits", traffic, registered, ready, default)
+
+
+def hundredths(of: Table) -> list[str]:
+    return [draw(of, point / 100) for point in range(100)]
+
+
+@given(weights, versions, versions, points, keys)
+def test_nothing_goes_to_a_version_that_is_not_ready(
+    shares: dict[str, float], registered: set[str], up: set[str], point: float, key: bytes
+) -> None:
+    ready, default = registered & up, min(registered)
+    traffic = Traffic(weights=shares, rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS])
+    made = make_table("digits", traffic, registered, ready, default)
+    possible = {number for number in ready if shares.get(number, 0) > 0}
+    for chosen in (draw(made, point), stick(made, key)):
+        assert chosen in possible if possible else chosen == default
+    for number in NUMBERS:
+        assert by_rule(made, [(b"x-to", number.encode())]) == (number if number in ready else None)
+    assert made.shares().keys() == (possible or {default})
+    assert math.isclose(sum(made.shares().values()), 1)
+
+
+@given(weights.filter(lambda given: any(weight > 1e-6 for weight in given.values())))
+def test_shares_of_draws_are_the_weights(shares: dict[str, float]) -> None:
+    made = table(Traffic(weights=shares))
+    count = 2000
+    drawn = [draw(made, (number + 0.5) / count) for number in range(count)]  # every part of the range alike
+    for number, share in made.shares().items():
+        assert abs(drawn.count(number) / count - share) <= 2 / count
+
+
+@pytest.mark.parametrize("shares", [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}])
+def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float]) -> None:
+    made = table(Traffic(weights=shares, sticky="header:x-user"))
+    count = 20_000
+    stuck = [stick(made, b"user-%d" % number) for number in range(count)]
+    for number, share in made.shares().items():
+        deviation = math.sqrt(share * (1 - share) / count)
+        assert abs(stuck.count(number) / count - share) < 5 * deviation
+
+
+@given(
+    st.dictionaries(st.sampled_from(NUMBERS), st.integers(1, 1000), min_size=2),
+    st.sampled_from(NUMBERS),
+    st.integers(0, 1000),
+    st.lists(keys, min_size=1, max_size=30),
+)
+def test_a_weight_that_changes_moves_only_keys_to_or_from_its_version(
+    shares: dict[str, int], changed: str, weight: int, sticking: list[bytes]
+) -> None:
+    before, after = table(Traffic(weights=shares)), table(Traffic(weights=shares | {changed: weight}))
+    for key in sticking:
+        old, new = stick(before, key), stick(after, key)
+        if old != new and after.versions:
+            assert changed in (old, new)
+            assert (new == changed) == (weight > shares.get(changed, 0))
+
+
+def test_a_version_that_is_not_ready_for_a_while_gets_its_keys_back() -> None:
+    traffic = Traffic(weights={"1.0": 1, "2.0": 1, "3.0": 1})
+    sticking = [b"%d" % number for number in range(300)]
+    whole, without = table(traffic), table(traffic, ready=("1.0", "3.0"))
+    for key in sticking:
+        assert stick(without, key) == stick(whole, key) or stick(whole, key) == "2.0"
+
+
+def test_two_models_share_their_keys_out_independently() -> None:
+    traffic = Traffic(weights={"1.0": 1, "2.0": 1})
+    one, other = (make_table(name, traffic, NUMBERS, NUMBERS, "1.0") for name in ("digits", "faces"))
+    alike = sum(stick(one, b"%d" % number) == stick(other, b"%d" % number) for number in range(2000))
+    assert 850 < alike < 1150
+
+
+@pytest.mark.parametrize("shares", [{}, {"1.0": 0, "2.0": 0}, {"9.9": 50}])
+def test_without_a_weight_that_counts_the_default_version_answers(shares: dict[str, float]) -> None:
+    made = table(Traffic(weights=shares), default="3.0")
+    assert set(hundredths(made)) == {"3.0"}
+    assert stick(made, b"somebody") == "3.0"
+    assert made.shares() == {"3.0": 1.0}
+
+
+def test_a_label_and_its_version_share_one_weight() -> None:
+    made = table(Traffic(weights={"2.0": 10, "canary": 20, "stable": 70}, labels={"canary": "2.0", "stable": "1.0"}))
+    assert made.shares() == {"2.0": 0.3, "1.0": 0.7}
+
+
+def test_a_version_goes_before_a_label_of_its_name() -> None:
+    assert table(Traffic(weights={"2.0": 1}, labels={"2.0": "3.0"})).shares() == {"2.0": 1.0}
+
+
+def test_rules_go_in_their_order_and_past_versions_that_are_not_ready() -> None:
+    rules = [
+        Rule(header="X-Group", equals="new", to="4.0"),
+        Rule(header="X-Group", matches="new|beta-[0-9]+", to="canary"),
+        Rule(header="X-Group", equals="new", to="3.0"),
+    ]
+    traffic = Traffic(rules=rules, labels={"canary": "2.0"})
+    made = table(traffic, ready=("1.0", "2.0", "3.0"))
+    assert by_rule(made, [(b"x-group", b" new ")]) == "2.0"
+    assert by_rule(made, [(b"x-group", b"beta-7")]) == "2.0"
+    assert by_rule(made, [(b"x-group", b"a beta-7")]) is None
+    assert by_rule(made, [(b"x-other", b"new")]) is None
+    assert by_rule(table(traffic, ready=("1.0", "3.0")), [(b"x-group", b"new")]) == "3.0"
+    assert by_rule(made, [(b"x-group", b"old"), (b"x-group", b"new")]) == "2.0"
+
+
+def test_a_pattern_is_not_tried_on_a_value_without_bound() -> None:
+    made = table(Traffic(rules=[Rule(header="x-group", matches="a*", to="2.0")]))
+    assert by_rule(made, [(b"x-group", b"a" * 4096)]) == "2.0"
+    assert by_rule(made, [(b"x-group", b"a" * 4097)]) is None
+
+
+def test_a_key_comes_from_a_header() -> None:
+    made = table(Traffic(sticky="header:X-User"))
+    assert key_in_head(made, [(b"accept", b"*/*"), (b"x-user", b" ann ")]) == b"ann"
+    assert key_in_head(made, [(b"x-user", b"")]) is None
+    assert key_in_head(made, []) is None
+
+
+@pytest.mark.parametrize(
+    ("cookies", "key"),
+    [
+        ([b"user=ann"], b"ann"),
+        ([b"a=1; user=ann; b=2"], b"ann"),
+        ([b"a=1;user=ann"], b"ann"),
+        ([b"a=1", b"user=ann"], b"ann"),
+        ([b'user="ann"'], b"ann"),
+        ([b"user = ann"], b"ann"),
+        ([b"user=a=b"], b"a=b"),
+        ([b"user="], None),
+        ([b"user"], None),
+        ([b"User=ann"], None),
+        ([b"xuser=ann; userx=bob"], None),
+        ([b";;=;"], None),
+        ([], None),
+    ],
+)
+def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> None:
+    made = table(Traffic(sticky="cookie:user"))
+    assert key_in_head(made, [(b"cookie", value) for value in cookies]) == key
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"user": {"id": "ann"}}', b"ann"),
+        (b' {"user": {"id": 7}}', b"7"),
+        (b'{"user": {"id": true}}', b"True"),
+        (b'{"user": {"id": ["ann"]}}', None),
+        (b'{"user": {"id": null}}', None),
+        (b'{"user": ["ann"]}', None),
+        (b'{"user": "ann"}', None),
+        (b"[1]", None),
+        (b"user", None),
+        (b"{" * 10, None),
+        (b"[" * 10_000, None),
+        (b"", None),
+    ],
+)
+def test_a_key_comes_from_a_field_of_a_json_body(body: bytes, key: bytes | None) -> None:
+    assert key_in_body(table(Traffic(sticky="field:user.id")), body) == key
+
+
+def test_a_key_comes_from_a_field_inside_of_a_list() -> None:
+    assert key_in_body(table(Traffic(sticky="field:instances.0.user")), memoryview(b'{"instances": [{"user": "ann"}]}')) == b"ann"
+
+
+def test_a_large_body_is_not_looked_into() -> None:
+    made = table(Traffic(sticky="field:user"))
+    body = json.dumps({"user": "ann", "rest": "x" * COPIED}).encode()
+    assert key_in_body(made, body) is None
+    assert key_in_body(made, memoryview(body)) is None
+
+
+def test_a_label_is_found_where_no_version_has_its_name() -> None:
+    versions = {"1.0": "one", "2.0": "two"}
+    labels = {"canary": "2.0", "1.0": "2.0", "gone": "3.0"}
+    assert choose("digits", versions, "1.0", "canary", labels) == "two"
+    assert choose("digits", versions, "1.0", "1.0", labels) == "one"
+    assert choose("digits", versions, "1.0", None, labels) == "one"
+    with pytest.raises(ModelVersionNotFound, match=r"3\.0 does not exist for model: digits, and the label gone means it"):
+        choose("digits", versions, "1.0", "gone", labels)
+    with pytest.raises(ModelVersionNotFound, match="Model version: other does not exist for model: digits"):
+        choose("digits", versions, "1.0", "other", labels)

@@ -1,0 +1,190 @@
+"""What was changed while a server ran is on the disk, whole, and is read by the next one; where it cannot be, somebody is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import make_model
+from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.state import State, state_directory
+from tsx_runtime.errors import Conflict
+from tsx_runtime.settings import Settings
+from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+
+SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
+
+
+def kept(state: State) -> None:
+    asyncio.run(state.written())
+    state.close()
+
+
+def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.save("digits", traffic={"weights": {"1.0": 1}}, digest="a")
+    state.save("digits", rollout={"step": 2}, digest=None)
+    state.save("faces", traffic={})
+    state.save("gone", traffic={})
+    state.forget("gone")
+    kept(state)
+    assert sorted(file.name for file in (tmp_path / "models").iterdir()) == ["digits.json", "faces.json"]
+    again = State(tmp_path)
+    assert again.load("digits") == {"traffic": {"weights": {"1.0": 1}}, "rollout": {"step": 2}}
+    assert again.load("gone") == {}
+
+
+def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    for number in range(200):
+        state.save("digits", number=number)
+    kept(state)
+    assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"number": 199}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_file_that_is_broken_is_passed_over_and_told(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "digits.json").write_text(text)
+    assert State(tmp_path).load("digits") == {}
+    assert "digits.json is passed over" in caplog.text
+
+
+def test_where_it_cannot_be_written_it_is_kept_in_memory_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "taken").write_text("a file")
+    for state in (State(tmp_path / "taken"), State(None)):
+        caplog.clear()
+        state.save("digits", traffic={})
+        state.save("digits", traffic={"sticky": "header:a"})
+        kept(state)
+        assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert "is lost when it stops" in caplog.text
+        assert "Set state_dir" in caplog.text
+
+
+def settings(**values: Any) -> Settings:
+    return Settings.model_validate(values)
+
+
+def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> None:
+    store, home = tmp_path / "store", {"XDG_STATE_HOME": str(tmp_path / "home")}
+    store.mkdir()
+    assert state_directory(settings(state_dir=tmp_path / "own", model_store=store), home) == tmp_path / "own"
+    assert state_directory(settings(model_store=store), home) == store / ".tsx"
+    assert state_directory(settings(model_store=tmp_path / "not there"), home) == tmp_path / "home/tsx/127.0.0.1_8080"
+    assert state_directory(settings(inference_address="unix:/run/tsx.sock"), home) == tmp_path / "home/tsx/run_tsx.sock"
+    assert state_directory(settings(inference_address="http://127.0.0.1:0"), home) is None
+    (tmp_path / "file").write_text("")
+    assert state_directory(settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir(mode=0o500)
+    assert state_directory(settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "tsx/127.0.0.1_8080"
+
+
+class Served:
+    """Registries one after the other over one directory, each with versions 1.0 and 2.0 of `digits`, which have no workers."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.store = tmp_path
+        for number in ("1.0", "2.0"):
+            make_model(tmp_path / f"digits-{number}.mar", SILENT, name="digits", version=number)
+
+    def run(self, act: Any, **models: Any) -> None:
+        own = settings(model_store=self.store, cache_dir=self.store / "cache", worker_preload=False, models=models)
+
+        async def serve() -> None:
+            registry = Registry(own)
+            try:
+                for number in ("1.0", "2.0"):
+                    await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
+                registry.splits.start_with("digits", "1.0", explicit=False)
+                act(registry)
+            finally:
+                await registry.close()
+
+        asyncio.run(serve())
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    return Served(tmp_path)
+
+
+def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Served) -> None:
+    first, second = Traffic(weights={"1.0": 1}, labels={"stable": "1.0"}), Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a")
+
+    def change(registry: Registry) -> None:
+        registry.set_traffic("digits", first)
+        registry.set_default("digits", "2.0")
+        registry.set_traffic("digits", second)
+
+    def look(registry: Registry) -> None:
+        assert registry.traffic("digits") == second
+        assert registry.find("digits").version == "2.0"
+        registry.rollback("digits")
+        assert registry.traffic("digits") == first
+        assert registry.find("digits", "stable").version == "1.0"
+
+    served.run(change)
+    served.run(look)
+    served.run(lambda registry: registry.rollback("digits"))
+    served.run(look)
+
+
+def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(served: Served) -> None:
+    def look(registry: Registry) -> None:
+        with pytest.raises(Conflict, match="Nothing to go back to"):
+            registry.rollback("digits")
+
+    served.run(look)
+    assert not (served.store / ".tsx").exists()
+
+
+def test_the_configuration_goes_before_what_was_kept_once_it_was_changed(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    own = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
+    by_hand = Traffic(weights={"2.0": 1})
+    seen: list[Traffic] = []
+
+    def look(registry: Registry) -> None:
+        seen.append(registry.traffic("digits"))
+
+    served.run(look, digits=own)
+    served.run(lambda registry: registry.set_traffic("digits", by_hand), digits=own)
+    served.run(look, digits=own)
+    assert seen == [parse_traffic(own["traffic"]), by_hand]
+    assert caplog.text == ""
+    other = {"traffic": {"weights": {"1.0": 50, "2.0": 50}}}
+    served.run(look, digits=other)
+    assert seen[-1] == parse_traffic(other["traffic"])
+    assert "is passed over, since the configuration was changed since" in caplog.text
+    served.run(look, digits=own)  # what was passed over does not come back
+    assert seen[-1] == parse_traffic(own["traffic"])
+
+
+def test_what_was_kept_goes_with_the_model(served: Served) -> None:
+    served.run(lambda registry: registry.set_traffic("digits", Traffic(weights={"2.0": 1})))
+
+    async def remove() -> None:
+        registry = Registry(settings(model_store=served.store, cache_dir=served.store / "cache", worker_preload=False))
+        for number in ("1.0", "2.0"):
+            await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
+        assert registry.traffic("digits") != NOTHING
+        await registry.unregister("digits", "2.0")
+        assert registry.traffic("digits") != NOTHING
+        await registry.unregister("digits")
+        await registry.close()
+
+    asyncio.run(remove())
+    assert list((served.store / ".tsx" / "models").iterdir()) == []
+    served.run(lambda registry: None)

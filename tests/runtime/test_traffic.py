@@ -1,0 +1,71 @@
+"""What may be said of a model's traffic, and what a person is told who says something else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+
+WHOLE = {
+    "weights": {"1.0": 90, "canary": 10.5},
+    "sticky": "cookie:user",
+    "rules": [{"header": "X-Beta", "equals": "1", "to": "canary"}, {"header": "X-User", "matches": "test-.*", "to": "2.0"}],
+    "labels": {"canary": "2.0"},
+    "shadow": {"to": "2.0", "share": 5, "compare": {"kind": "exact"}},
+}
+
+
+def test_what_is_told_of_traffic_is_what_was_said() -> None:
+    assert parse_traffic(WHOLE).told() == WHOLE
+    assert NOTHING.told() == {}
+    assert parse_traffic(parse_traffic(WHOLE).told()) == parse_traffic(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"weigths": {}}, "traffic has no 'weigths'; did you mean 'weights'?"),
+        ({"zzz": {}}, "traffic has no 'zzz'; it can have weights, sticky, rules, labels and shadow"),
+        ({"rules": [{"heeader": "a", "to": "1.0"}]}, "traffic has no 'rules.0.heeader'; did you mean 'header'?"),
+        ({"shadow": {"to": "2.0", "share": 5, "shar": 1}}, "traffic has no 'shadow.shar'; did you mean 'share'?"),
+        ({"weights": {"1.0": -1}}, "weights.1.0: Input should be greater than or equal to 0"),
+        ({"weights": {"1.0": float("nan")}}, "weights.1.0: "),
+        ({"weights": {"1.0": float("inf")}}, "weights.1.0: "),
+        ({"weights": {"1.0": "many"}}, "weights.1.0: "),
+        ({"weights": {"a b": 1}}, "weights.a b: a version or a label has letters, digits"),
+        ({"sticky": "user"}, "sticky: it takes header:NAME, cookie:NAME, or field:NAME"),
+        ({"sticky": "header:X User"}, "sticky: it takes header:NAME"),
+        ({"rules": [{"header": "a", "to": "1.0"}]}, "rules.0: a rule has either 'equals' or 'matches'"),
+        ({"rules": [{"header": "a", "equals": "1", "matches": "1", "to": "1.0"}]}, "rules.0: a rule has either 'equals' or 'matches'"),
+        ({"rules": [{"header": "a", "matches": "(", "to": "1.0"}]}, "rules.0.matches: it is no regular expression: "),
+        ({"rules": [{"header": "a:b", "equals": "1", "to": "1.0"}]}, "rules.0.header: 'a:b' cannot be the name of a header"),
+        ({"rules": [{"header": "a", "equals": "1"}]}, "rules.0.to: Field required"),
+        ({"labels": {"all": "1.0"}}, "labels.all: 'all' cannot be a label: it means something else already"),
+        ({"labels": {"../x": "1.0"}}, "labels.../x: a version or a label has letters"),
+        ({"labels": {"canary": "2/0"}}, "labels.canary: a version or a label has letters"),
+        ({"shadow": {"to": "2.0", "share": 101}}, "shadow.share: Input should be less than or equal to 100"),
+        ({"shadow": {"to": "2.0", "share": 0}}, "shadow.share: Input should be greater than 0"),
+        ([], "traffic: "),
+    ],
+)
+def test_what_cannot_be_is_told_by_its_place(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(words)}") as caught:
+        parse_traffic(given)
+    assert "https://" not in str(caught.value)
+
+
+def test_changes_are_merged_and_null_removes() -> None:
+    traffic = parse_traffic(WHOLE)
+    changed = traffic.changed({"weights": {"1.0": 50, "canary": None, "3.0": 50}, "sticky": None, "rules": []})
+    assert changed.told() == {"weights": {"1.0": 50, "3.0": 50}, "labels": WHOLE["labels"], "shadow": WHOLE["shadow"]}
+    assert traffic.changed({}) == traffic
+    with pytest.raises(ValueError, match="traffic has no 'weight'; did you mean 'weights'"):
+        traffic.changed({"weight": {}})
+
+
+def test_only_what_sends_requests_elsewhere_splits() -> None:
+    assert not Traffic(labels={"stable": "1.0"}, sticky="header:x-user").splits
+    assert Traffic(weights={"1.0": 0}).splits
