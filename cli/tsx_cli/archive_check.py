@@ -80,7 +80,7 @@ async def _send(version: ModelVersion, sample: Sample) -> Reply:
     version.submit(job)
     try:
         answer = await job.done
-        body = await answer.whole()
+        body = await answer.whole(version.max_response_size)
     except TsxError as error:
         return Reply(error.status, "", error.message.encode())
     block = str(answer.headers, "latin-1")

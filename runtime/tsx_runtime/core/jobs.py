@@ -82,9 +82,18 @@ class Answer:
                 raise part
             yield part
 
-    async def whole(self) -> bytes:
-        """The body; of a streamed answer, once all its parts are there. Raises as `parts` does."""
-        return self.body if self._rest is None else b"".join([part async for part in self.parts()])
+    async def whole(self, most: int) -> bytes:
+        """The body; of a streamed answer, once all its parts are there. Raises as `parts` does, and for more than so many bytes of them."""
+        if self._rest is None:
+            return self.body
+        parts, size = [], 0
+        async for part in self.parts():
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                text = f"The parts of the answer have more than {most} bytes together (max_response_size)."
+                raise PredictionFailed(f"{text} Ask for it as a stream, or raise that.")
+        return b"".join(parts)
 
 
 class _Rest:

@@ -220,6 +220,7 @@ class ModelVersion:
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
+        self.max_response_size = settings.max_response_size
         self._host = host
         self._environment = environment
         self._names = HeaderNames(

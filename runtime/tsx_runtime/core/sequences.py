@@ -17,6 +17,7 @@ from tsx_runtime.core.queue import NEVER, Limits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
 LEFT_OVER = 64
+AT_ONCE = 1000
 CLOSED = "is closed"
 
 
@@ -191,9 +192,14 @@ class Sequences(Generic[SlotT]):
         return [refusal for chain in gone for refusal in self._end(chain, why)]
 
     def expire(self, now: float) -> list[Refusal]:
-        """End what is over by its time. One that has a request under way is not over before that is answered."""
+        """End what is over by its time. One that has a request under way is not over before that is answered.
+
+        Of many at once some are left for the next call, since nothing else is done meanwhile; `next_end` is past then.
+        """
         refused: list[Refusal] = []
-        while self._ends and self._ends[0][0] <= now:
+        for _ in range(AT_ONCE):
+            if self.next_end > now:
+                break
             at, _, chain = heappop(self._ends)
             if at != chain.looked_at or self._chains.get(chain.id) is not chain:
                 continue

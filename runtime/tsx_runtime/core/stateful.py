@@ -17,6 +17,7 @@ from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.sequences import Mark, Refusal, Sequences, Terms
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
+NOT_BEGUN = "Its sequence was never begun: the client of its first request left, or had no more time. Start it anew."
 MOST_ID = 1000  # characters of a sequence's id: it is remembered beyond the sequence
 
 
@@ -134,7 +135,8 @@ class SequenceDispatcher(Dispatcher):
         sequences = self.sequences
         if sequences.some_left or sequences.earliest <= now:
             for job in sequences.drop_over(now):
-                self._refuse(job, self._gone_or_late(job))
+                over = job.gone or (job.deadline is not None and job.deadline <= now)
+                self._refuse(job, self._gone_or_late(job) if over else self._refusal(NOT_BEGUN))
         self._refuse_each(sequences.expire(now))
         self._tell_leaving()
         workers = [*self.channels, *(channel for channel in self._leaving if channel not in self.channels)]

@@ -87,7 +87,7 @@ async def whole_answer(context: Context, asked: Asked) -> tuple[Answer, bytes]:
     tell_id(context, asked)
     answer = await asked.answer()
     await tell_headers(context, asked, answer)
-    return answer, await answer.whole()
+    return answer, await answer.whole(asked.version.max_response_size)
 
 
 async def answer_parts(context: Context, asked: Asked) -> AsyncGenerator[tuple[Answer, bytes], None]:

@@ -135,7 +135,12 @@ async def ask_handler(version: ModelVersion) -> Any:
     job = WaitingJob(meta, b"", time.monotonic())
     version.submit(job)
     answer = await job.done
-    body = await answer.whole()
+    try:
+        body = await answer.whole(version.max_response_size)
+    except BaseException:
+        version.leave(job)  # of a stream, nobody takes further parts
+        answer.leave()
+        raise
     if answer.status >= 400:
         raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
     try:

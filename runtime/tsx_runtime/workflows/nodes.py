@@ -67,27 +67,27 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
     node.version.submit(job)
     over = False
     try:
-        answer, whole = await asyncio.wait_for(_take(job), end - now)
+        answer, whole = await asyncio.wait_for(_take(job, node.version.max_response_size), end - now)
         over = True
     except TsxError:
-        over = True
+        over = job.done.exception() is not None
         raise
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
             raise DeadlinePassed("the time that the client gave the request is over") from None
         raise _TimedOut(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
     finally:
-        if not over:  # be it that its answer streams: a worker that can is told to stop
+        if not over:  # also where its answer streams: a worker that can is told to stop
             node.version.leave(job)
     if answer.status >= 400:
         raise _failure(answer.status, whole)
     return Output(answer.status, answer.headers, whole)
 
 
-async def _take(job: WaitingJob) -> tuple[Answer, bytes]:
+async def _take(job: WaitingJob, most: int) -> tuple[Answer, bytes]:
     answer = await job.done
     try:
-        return answer, await answer.whole()
+        return answer, await answer.whole(most)
     except BaseException:
         job.gone = True  # nobody takes what is left of a stream
         answer.leave()

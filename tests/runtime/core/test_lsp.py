@@ -55,9 +55,9 @@ def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_the
             version.submit(job)
         answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
         assert [answer.status for answer in answers] == [200, 200, 400, 200]
-        found = [torch.load(io.BytesIO(await answers[index].whole()), weights_only=True).tolist() for index in (0, 1, 3)]
+        found = [torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist() for index in (0, 1, 3)]
         assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
-        assert b"torch.save writes it" in await answers[2].whole()
+        assert b"torch.save writes it" in await answers[2].whole(1 << 20)
 
     with_registry(test)
 

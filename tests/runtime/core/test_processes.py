@@ -39,7 +39,7 @@ async def ask(directory: Path, settings: Settings) -> str:
         job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
         version.submit(job)
         answer = await asyncio.wait_for(job.done, 30)
-        return (await answer.whole()).decode()
+        return (await answer.whole(1 << 20)).decode()
 
 
 def test_ctrl_c_is_no_traceback_while_torch_is_imported(tmp_path):

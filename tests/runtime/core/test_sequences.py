@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.runtime.core.test_batching import FakeJob, FakeWorker
+from tsx_runtime.core.dispatcher import Bounds
+from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.sequences import Mark, Sequences, Terms
+from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
+from tsx_runtime.errors import ClientLeft, Unavailable
 
 TERMS = Terms(max_idle=10, timeout=60, most=3, queue=2)
 LIMITS = Limits(2, 40)
@@ -171,6 +177,15 @@ def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
     assert sequences.admit(FakeJob(), mark(), 11.0) is None  # it was told
 
 
+def test_many_that_expire_at_once_are_ended_in_several_calls():
+    sequences, _ = started(Terms(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500)))
+    left = []
+    while sequences.next_end <= 10.0:
+        sequences.expire(10.0)
+        left.append(sequences.active)
+    assert left == [1500, 500, 0]
+
+
 def test_who_starts_a_sequence_anew_need_not_be_told_that_it_was_lost():
     sequences, worker = started()
     sequences.lost(worker, "is over")
@@ -274,3 +289,21 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
         sequences.answered(job, number)
     assert sequences.active == 0
     assert sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set)) < 100
+
+
+def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_told_so() -> None:
+    async def main() -> None:
+        dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS, HeaderNames())
+        dispatcher.accept(True)
+        jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
+        for job in jobs:
+            dispatcher.submit(job)
+        dispatcher.leave(jobs[0])
+        with pytest.raises(Unavailable, match="Its sequence was never begun"):
+            await jobs[1].done
+        with pytest.raises(ClientLeft):
+            await jobs[0].done
+        await dispatcher.quiet()
+        assert len(dispatcher.sequences) == 0
+
+    asyncio.run(main())

@@ -29,6 +29,8 @@ Act = Callable[[WaitingJob], None]
 class Played:
     """What a node asks of a model's version, and no more."""
 
+    max_response_size = 1000
+
     def __init__(self, act: Act) -> None:
         self.act = act
         self.jobs: list[WaitingJob] = []
@@ -290,12 +292,30 @@ def expected_row(edges: dict[str, tuple[str, ...]], node: str) -> dict[str, Any]
     return {"body": "start"} if not given else {"body": given[parents[0]]} if len(given) == 1 else given
 
 
+class Open:
+    """Where a stream comes from."""
+
+    def hold(self, job: object) -> None: ...
+
+    def release(self, job: object) -> None: ...
+
+
+def test_a_node_whose_stream_grows_beyond_an_answer_is_told_to_stop() -> None:
+    def act(job: WaitingJob) -> None:
+        for _ in range(11):
+            job.piece(b"", b"x" * 100, Open())
+
+    node = Played(act)
+
+    async def main() -> None:
+        with pytest.raises(NodeFailed, match="more than 1000 bytes together"):
+            await run(spec_of({"a": []}), nodes_of({"a": node}), Request("id", [], b""))
+
+    asyncio.run(main())
+    assert node.left == node.jobs
+
+
 def test_a_node_whose_stream_does_not_end_in_time_is_told_to_stop() -> None:
-    class Open:
-        def hold(self, job: object) -> None: ...
-
-        def release(self, job: object) -> None: ...
-
     node = Played(lambda job: job.piece(b"", b"first part", Open()))
 
     async def main() -> None:
