@@ -16,7 +16,8 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import NEVER, Limits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
-LEFT_OVER = 64
+LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory
+LEFT_OVER = 64  # entries of sequences that have ended, which the heap may hold before it is made anew
 AT_ONCE = 1000
 CLOSED = "is closed"
 
@@ -275,7 +276,7 @@ class Sequences(Generic[SlotT]):
         for job in [*jobs, *([chain.under_way] if chain.under_way is not None else [])]:
             del self._of[job]
         self.size -= sum(len(job.body) for job in jobs)
-        if why != CLOSED:
+        if why != CLOSED and len(chain.id) <= LONGEST_REMEMBERED:
             self._lost[chain.id] = why
             if len(self._lost) > REMEMBERED:
                 self._lost.popitem(last=False)

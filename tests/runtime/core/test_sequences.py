@@ -307,3 +307,10 @@ def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_told_so
         assert len(dispatcher.sequences) == 0
 
     asyncio.run(main())
+
+
+def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
+    long = "a" * 10_000
+    sequences, worker = started(TERMS, long)
+    sequences.lost(worker, "is over")
+    assert sequences.admit(FakeJob(), mark(long), 1.0) is None
