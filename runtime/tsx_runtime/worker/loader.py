@@ -219,13 +219,13 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
 
 
 def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutines) -> Entry:
+    instance: Any = _initialised(handler, kind)
     for method, arguments in (("handle", "data, context"), ("initialize", "context")):
-        if not callable(getattr(kind, method, None)):
+        if not callable(getattr(instance, method, None)):  # not the class: `self.handle = MicroBatching(self)` is one, too
             raise LoadError(
                 f"Class {kind.__name__} of handler {handler} has no method {method}. "
                 f"Add `def {method}(self, {arguments})`, or derive it from ts.torch_handler.base_handler.BaseHandler."
             )
-    instance: Any = _initialised(handler, kind)
     _initialised(handler, lambda: coroutines.finish(instance.initialize(context)))
     return Entry(instance.handle, handler, instance)
 

@@ -179,3 +179,26 @@ def test_a_model_directory_that_is_gone_is_named(start_worker: StartWorker) -> N
         "/no/such/place cannot be entered: No such file or directory"
         in start_worker(FUNCTION, model_dir="/no/such/place").report["message"]
     )
+
+
+def test_a_handle_that_an_object_gets_when_it_is_made_is_one(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from ts.handler_utils.micro_batching import MicroBatching
+
+        class Handler:
+            def __init__(self):
+                self.handle = MicroBatching(self, micro_batch_size=2)
+
+            def initialize(self, context): ...
+
+            def preprocess(self, data):
+                return [bytes(row["body"]) for row in data]
+
+            def inference(self, rows):
+                return rows
+
+            def postprocess(self, rows):
+                return [b"%d %b" % (len(rows), row) for row in rows]
+    """)
+    assert worker.loaded, worker.report
+    assert [answer.body for answer in worker.ask(b"a", b"b", b"c")] == [b"2 a", b"2 b", b"1 c"]
