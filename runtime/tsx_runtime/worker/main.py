@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import select
 import signal
@@ -90,6 +91,8 @@ def begin_process(sock: socket.socket, files: int | None) -> None:
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     end_with_front_end(sock)
+    # How the server starts processes is not how the handler does: a DataLoader's need neither import torch anew nor be pickled.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)  # the first is this Python's own choice
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=sock.close)  # a child of the handler's must not hold it open, nor answer on it
 

@@ -53,7 +53,7 @@ class Worker:
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tsx_runtime.worker.preload"])
-        self.process = context.Process(target=run, args=(back,), daemon=True)
+        self.process = context.Process(target=run, args=(back,))  # no daemon: handlers may start processes
         with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):  # or each worker would import pytest
             self.process.start()
         self._batches = itertools.count(1)

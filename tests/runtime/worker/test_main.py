@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -611,3 +612,31 @@ def test_a_load_error_can_be_told_whatever_its_text(start_worker: StartWorker) -
     worker.report["traceback"].encode()
     assert len(worker.report["message"]) < 10_000
     assert len(worker.report["traceback"]) < 40_000
+
+
+def test_a_handler_s_own_processes_are_started_as_python_starts_them(start_worker: StartWorker) -> None:
+    """As in TorchServe: what they are given need not be pickled, and torch is not imported anew for each."""
+    worker = start_worker("""
+        import multiprocessing
+        from torch.utils.data import DataLoader, Dataset
+
+        class Numbers(Dataset):
+            def __init__(self):
+                self.make = lambda number: 2 * number
+
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, number):
+                return self.make(number)
+
+        def handle(data, context):
+            if data is None:
+                return
+            batches = [batch.tolist() for batch in DataLoader(Numbers(), batch_size=2, num_workers=2)]
+            return [{"method": multiprocessing.get_start_method(), "batches": batches}]
+    """)
+    usual = multiprocessing.get_all_start_methods()[0]
+    if usual != "fork":  # Python 3.14: then a Dataset with a lambda would be refused there as well
+        pytest.skip(f"this Python starts processes by {usual}")
+    assert json.loads(worker.ask(b"")[0].body) == {"method": "fork", "batches": [[0, 2], [4, 6]]}
