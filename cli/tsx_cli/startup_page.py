@@ -74,7 +74,8 @@ def kind(version: ModelVersion) -> str:
 
 
 def devices(version: ModelVersion) -> str:
-    return ", ".join(sorted({worker.device for worker in version.workers if worker.device})) or "none"
+    found = sorted({worker.device for worker in version.workers if worker.device})
+    return ", ".join(found) or ("still loading" if version.workers else "none")
 
 
 def _curl(address: str, path: str, settings: Settings) -> list[str]:

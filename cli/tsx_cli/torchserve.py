@@ -150,7 +150,11 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
         raise SettingError(f"{error.message}. That is the last snapshot; --ncs starts without it") from error
     settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
     base = load_properties(file) if file is not None and file.suffix != ".toml" else {}
-    return Setup(settings, base | {name: as_text(value) for name, value in kept.items() if value}, file, restored)
+    base |= {name: as_text(value) for name, value in kept.items() if value}
+    for name in ("model_store", "workflow_store"):  # a snapshot may be started from in another directory
+        if name in base and "$$" not in base[name]:
+            base[name] = str(Path(base[name]).absolute())
+    return Setup(settings, base, file, restored)
 
 
 def variables_of(file: Path | None, env: Mapping[str, str]) -> set[str]:

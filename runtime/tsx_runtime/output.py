@@ -83,6 +83,7 @@ class Lossy(io.RawIOBase):
 
 def keep_going() -> None:
     """Have `sys.stdout` and `sys.stderr` drop what cannot be written. For a whole process: it stays so."""
+    _keep_stdin_taken()
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         if old is None:
@@ -157,6 +158,17 @@ def _wait_writable(fd: int, timeout: float) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
     return bool(poller.poll(1000 * timeout))
+
+
+def _keep_stdin_taken() -> None:
+    """Where it was closed when the process started, the event loop would get its number, and abort when it gives that back."""
+    try:
+        os.fstat(0)
+    except OSError:
+        null = os.open(os.devnull, os.O_RDONLY)
+        if null:
+            os.dup2(null, 0)
+            os.close(null)
 
 
 def _stand_in(fd: int) -> int:

@@ -151,7 +151,7 @@ def load_properties(path: Path) -> dict[str, str]:
     except OSError as error:
         raise SettingError(f"cannot read the configuration file '{path}': {error.strerror}") from error
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")  # editors of Windows begin a file with a mark that is no part of its first key
     except UnicodeDecodeError:
         text = content.decode("latin-1")  # as Java has it
     try:

@@ -78,8 +78,8 @@ def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(tm
     os.close(writer)
 
 
-@pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", ">&- 2>&-"])
-def test_a_full_disk_or_closed_output_fails_no_request(tmp_path, user_environment, where):
+@pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_full_disk_or_closed_streams_fail_no_request_and_no_end(tmp_path, user_environment, where):
     with serving(tmp_path, user_environment, where) as (process, address):
         for _ in range(3):
             assert call(address, "POST", "/predictions/noisy") == 200

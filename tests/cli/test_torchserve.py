@@ -117,6 +117,18 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     assert configure(arguments, {"TS_CONFIG_FILE": str(other)}, warn=print).settings.job_queue_size == 3
 
 
+def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(tmp_path: Path) -> None:
+    file = tmp_path / "config.properties"
+    file.write_text("workflow_store=flows\nmodel_store=$$STORE$$\n")
+    arguments = parser().parse_args(["--ts-config", str(file)])
+    assert configure(arguments, {"STORE": "s"}, warn=print).base == {
+        "workflow_store": str(Path.cwd() / "flows"),
+        "model_store": "$$STORE$$",
+    }
+    arguments = parser().parse_args(["--ts-config", str(file), "--model-store", "given"])
+    assert configure(arguments, {"STORE": "s"}, warn=print).base["model_store"] == str(Path.cwd() / "given")
+
+
 def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     assert find_server(file) is None

@@ -110,6 +110,8 @@ def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> 
     file = tmp_path / "config.properties"
     file.write_bytes("model_store=modèles".encode("latin-1"))
     assert load_settings({}, {}, file)[0].model_store == Path("modèles")
+    file.write_bytes("model_store=modèles".encode("utf-8-sig"))
+    assert load_settings({}, {}, file)[0].model_store == Path("modèles")
     file.write_bytes("model_store=modèles".encode())
     assert load_settings({}, {}, file)[0].model_store == Path("modèles")
 
