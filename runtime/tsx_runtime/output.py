@@ -40,6 +40,7 @@ class Lossy(io.RawIOBase):
         self._write = _writer(fd)
         self._late = False
         self.lost = 0  # bytes that were dropped and not told of yet
+        self.copy: Callable[[bytes], None] | None = None  # gets everything as well
 
     def reopen(self) -> None:
         """The descriptor means something else from now on."""
@@ -56,6 +57,8 @@ class Lossy(io.RawIOBase):
 
     def write(self, data: object) -> int:
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # the base class promises less than a buffer
+        if self.copy is not None:
+            self.copy(bytes(view))
         told = _DROPPED % self.lost if self.lost else b""
         done = self._put(memoryview(told + view)) if told else self._put(view)
         if done >= len(told):  # the news of it as well

@@ -15,7 +15,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     kind      from      items                                                   extra
     LOAD      front     none                                                    the load order, JSON (`LoadOrder`)
     LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", "prefetch":
-                                                                            whether it prepares a batch ahead}, JSON
+                                                                            whether it prepares a batch ahead,
+                                                                            "input": what the handler takes, or null}, JSON
     FAILED    worker    none                                                    {"message", "traceback"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty
     PIECE     worker    one: code = position in the batch, body = the piece,    empty
@@ -27,6 +28,9 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     CANCEL    front     none: nobody waits for this batch any more. A worker    empty
                         that takes one batch after the other gets it once
                         the batch streams; it is still closed by a REPLY
+    REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
+                        the last one                                            "count"}], "lines": [[time, stream, text]],
+                                                                            "lost": lines left out}, JSON
 
 A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
 off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.
@@ -83,6 +87,7 @@ class Kind(enum.IntEnum):
     PING = 7
     PONG = 8
     CANCEL = 9
+    REPORT = 10
 
 
 class DeclaredMetric(TypedDict):

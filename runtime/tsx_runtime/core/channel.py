@@ -37,6 +37,9 @@ class Owner(Protocol):
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         """An answer begins to stream: its headers, as its client shall get them."""
 
+    def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
+        """What the handler raised and printed, as `wire` has it."""
+
     def on_closed(self, channel: Channel) -> None: ...
 
     def remove(self, channel: Channel) -> None:
@@ -55,6 +58,7 @@ class Channel(asyncio.BufferedProtocol):
         self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sent: deque[Sent] = deque()
+        self.worker = ""  # whose it is
         self.prefetch = False  # whether the worker prepares a second batch while it runs the first
         self.answered = 0  # requests
         self.pings = 0  # that the worker has not answered
@@ -224,6 +228,11 @@ class Channel(asyncio.BufferedProtocol):
             self._on_loaded(frame)
         elif frame.kind is wire.Kind.PONG and self.pings:
             self.pings -= 1
+        elif frame.kind is wire.Kind.REPORT:
+            try:
+                self.owner.on_report(self, _facts(frame))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise wire.FrameError(f"the worker's report is not as it should be: {error!r}") from error
         else:
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
@@ -239,16 +248,21 @@ class Channel(asyncio.BufferedProtocol):
         return self.sent[0]
 
     def _on_loaded(self, frame: wire.Frame) -> None:
-        try:
-            facts = json.loads(bytes(frame.extra))
-        except ValueError as error:
-            raise wire.FrameError(f"the worker's report is not JSON: {error}") from error
+        facts = _facts(frame)
         if frame.kind is wire.Kind.LOADED:
             self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
             self.loaded.set_exception(LoadError(str(facts.get("message")), str(facts.get("traceback"))))
             self.loaded.exception()
+
+
+def _facts(frame: wire.Frame) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads(bytes(frame.extra))
+    except ValueError as error:
+        raise wire.FrameError(f"the worker's report is not JSON: {error}") from error
+    return facts
 
 
 class LoadError(Exception):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_runtime import wire
 from tsx_runtime.core.batching import BLAMELESS, Assignment, apart, assign, halves
@@ -202,6 +202,9 @@ class Dispatcher:
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return headers
+
+    def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
+        self.stats.told.add_report(channel.worker, facts)
 
     def on_closed(self, channel: Channel) -> None:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""

@@ -64,6 +64,10 @@ class Terms:
         changed, self.timeouts_changed = self.timeouts_changed, asyncio.Event()
         changed.set()
 
+    def tell_error(self, message: str, trace: str | None = None) -> None:
+        self.last_error = f"{message}\n\n{trace}" if trace else message
+        self.dispatcher.stats.told.add_error(message, trace or "")
+
     def set_state(self, worker: Worker, state: WorkerState) -> None:
         worker.state, worker.since = state, time.monotonic()
         self.on_state()
@@ -129,9 +133,10 @@ class Life:
         return running.channel.answered > 0 or running.age > SERVED_WELL
 
     async def _begin(self) -> Running:
-        return await Running.start(
-            self._terms.starter, self._terms.dispatcher, f"{self._terms.label} {self._worker.id}", self._terms.launch(self._worker)
-        )
+        name, launch = f"{self._terms.label} {self._worker.id}", self._terms.launch(self._worker)
+        running = await Running.start(self._terms.starter, self._terms.dispatcher, name, launch)
+        running.channel.worker = self._worker.id
+        return running
 
     def _take_over(self, running: Running) -> None:
         if self._worker.stopping.is_set():
@@ -172,7 +177,7 @@ class Life:
         lost = channel.sent.popleft() if channel.sent else None
         if lost or not (self._worker.stopping.is_set() or running is not self._worker.running):
             why = running.killed_because or describe_exit(code)
-            self._terms.last_error = f"worker {self._worker.id} (pid {running.pid}) ended: {why}"
+            self._terms.tell_error(f"worker {self._worker.id} (pid {running.pid}) ended: {why}")
             logger.error("%s: %s", self._terms.label, self._terms.last_error)
         if lost is None:
             return
@@ -264,7 +269,7 @@ class Life:
             message, trace = _cannot_start(error), None
         if self._worker.stopping.is_set():
             return
-        self._terms.last_error = f"{message}\n\n{trace}" if trace else message
+        self._terms.tell_error(message, trace)
         text = "%s: worker %s (pid %s) has reached its limit of %s but goes on, since no other could take over: %s"
         logger.error(text, self._terms.label, self._worker.id, running.pid, running.reason, message)
         running.not_before = time.monotonic() + TRY_AGAIN
@@ -294,7 +299,7 @@ class Life:
         errors.append(message)
         if self._worker.stopping.is_set():
             return
-        self._terms.last_error = f"{message}\n\n{trace}" if trace else message
+        self._terms.tell_error(message, trace)
         logger.error("%s: worker %s could not load the model: %s", self._terms.label, self._worker.id, message)
         self._worker.settle(LoadFailed(message, traceback=trace))
 

@@ -29,6 +29,7 @@ class Running:
         self.began = began
         self.load_seconds: float | None = None
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
+        self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
         self.cores: list[int] | None = None  # that it was pinned to
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
@@ -63,6 +64,7 @@ class Running:
         self.cores = order["cores"]
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
+        self.input = facts.get("input")
         self.loaded_memory = self.memory()
 
     def kill(self, because: str, *, stuck: bool = False) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tsx_runtime.core.journal import Journal
+from tsx_runtime.core.told import Told
 from tsx_runtime.wire import MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
@@ -64,6 +65,7 @@ class Stats:
         "requests",
         "restarts",
         "stuck",
+        "told",
     )
 
     def __init__(self, label: str = "") -> None:
@@ -85,6 +87,7 @@ class Stats:
         self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and nobody sees, by the name of the metric
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
         self.journal: Journal | None = None  # where a metric log is written
+        self.told = Told()  # what handlers raised and printed, and how workers ended
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
         for delta in deltas:

@@ -58,6 +58,10 @@ class Worker:
     def device(self) -> str | None:
         return self.running.device if self.running else None
 
+    @property
+    def input(self) -> str | None:
+        return self.running.input if self.running else None
+
     def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
         """None where it is not on its way. `usual` is what a process of this model last took to load it, None before the first has:
         then, or where it takes longer than usual, as long again as it has taken.

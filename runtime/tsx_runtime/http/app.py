@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.series import Series
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults, health, kserve, management, metrics, openapi, plugged, traffic
+from tsx_runtime.http import faults, health, kserve, management, metrics, openapi, plugged, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
@@ -21,6 +22,7 @@ from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.http.tokens import Keys, build_keys
+from tsx_runtime.http.ui import PREDICT, Playground
 from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
 from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
@@ -47,6 +49,7 @@ class ServerApp(FastAPI):
         self.access_log = AccessLog() if settings.access_log else None
         self.system = system or System(settings)
         self.workflow_predictions: WorkflowPredictions | None = None
+        self.playground: Playground | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         faults.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
@@ -69,6 +72,8 @@ class ServerApp(FastAPI):
             await self.predictions(scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
             await self.workflow_predictions(scope, receive, send)
+        elif self.playground is not None and scope["path"].startswith(PREDICT):
+            await self.playground(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 
@@ -137,9 +142,23 @@ def build_apps(
     listeners: Sequence[Collection[str]] = SEPARATE,
     keys: Keys | None = None,
     workflows: Workflows | None = None,
+    series: Series | None = None,
+    addresses: Mapping[str, str] | None = None,
 ) -> list[ServerApp]:
-    """One app a listener, each with the routes of the roles that share its address."""
-    shared = _Shared(registry, workflows or Workflows(registry), settings, keys or build_keys(settings), Counts(), System(settings))
+    """One app a listener, each with the routes of the roles that share its address.
+
+    `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given.
+    """
+    shared = _Shared(
+        registry,
+        workflows or Workflows(registry),
+        settings,
+        keys or build_keys(settings),
+        Counts(),
+        System(settings),
+        series or Series(registry.models.values),
+        addresses or {},
+    )
     return [_build_app(shared, roles) for roles in listeners]
 
 
@@ -152,10 +171,12 @@ class _Shared(NamedTuple):
     keys: Keys
     counts: Counts
     system: System
+    series: Series
+    addresses: Mapping[str, str]
 
 
 def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
-    registry, workflows, settings, keys, counts, system = shared
+    registry, workflows, settings, keys, counts, system, series, addresses = shared
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
@@ -172,6 +193,10 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
             app.guards["token"] = guards.token
         app.include_router(workflow_routes.build_router(workflows, limit))
         app.guards["workflows"] = guards.management
+        app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions)
+        read_metrics = metrics.reader(registry, counts, system)
+        app.include_router(ui.build_router(registry, series, read_metrics, guards.management, addresses))
+        app.guards["ui"] = ui.shell_guard(guards.management)
     if "metrics" in roles:
         app.include_router(metrics.build_router(registry, counts, system))
         app.guards["metrics"] = guards.metrics

@@ -21,6 +21,8 @@ from tsx_runtime.core.descriptors import raise_limit
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.series import Series, sampling
+from tsx_runtime.core.serverlog import server_log
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.metric_log import metric_tasks
@@ -96,9 +98,10 @@ async def serve_async(
     read_metrics_config(settings.metrics_config)
     grpc = grpc_addresses(settings)
     check_free(grpc)
-    with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output:
+    with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output, contextlib.ExitStack() as held:
         manner.on_bound()
         registry = Registry(settings, worker_files, output)
+        held.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)
         workflows = Workflows(registry)
         prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
@@ -149,10 +152,12 @@ async def _answer(
 ) -> None:
     for listener in bound:
         listener.listen()
-    apps = build_apps(registry, settings, [listener.roles for listener in bound], keys, workflows)
+    series = Series(registry.models.values)
+    places = {role: str(listener.address) for listener in bound for role in listener.roles}
+    apps = build_apps(registry, settings, [listener.roles for listener in bound], keys, workflows, series, places)
     grpc_ports = bind(registry, settings, keys, grpc, apps[0].counts)
     try:
-        async with metric_tasks(registry, apps[0].counts, apps[0].system, settings):
+        async with metric_tasks(registry, apps[0].counts, apps[0].system, settings), sampling(series):
             loaded = list(workflows.workflows.values())
             await _run_servers(settings, registry, apps, grpc_ports, bound, tls, versions, loaded, on_ready, snapshots, stop, hurry)
     finally:

@@ -34,7 +34,9 @@ from tsx_runtime.worker.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.micro_batching import with_micro_batches
 from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
+from tsx_runtime.worker.reporting import reporting
 
+INPUT_KINDS = ("image", "text", "json", "file")
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
 
 logger = logging.getLogger("tsx.worker")
@@ -59,9 +61,10 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
     channel = channel or Channel(sock)
     pid = os.getpid()
     try:
-        model = _load(channel)
-        if model is not None:
-            _serve(channel, model)
+        with reporting(channel):
+            model = _load(channel)
+            if model is not None:
+                _serve(channel, model)
     except FrameError as error:
         logger.error("the front end sent what is not a frame: %s", error)
     except ConnectionError:
@@ -129,7 +132,11 @@ def _load(channel: Channel) -> Model | None:
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
-    facts = {"device": device_of(model.entry.instance, order), "prefetch": model.mode == "batch" and overlaps(model)}
+    facts = {
+        "device": device_of(model.entry.instance, order),
+        "prefetch": model.mode == "batch" and overlaps(model),
+        "input": input_of(model.entry.instance),
+    }
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
     return model
 
@@ -249,6 +256,12 @@ def device_of(instance: Any, order: LoadOrder) -> str:
         return str(device)
     gpu = gpu_of_rank(order)
     return "cpu" if gpu is None else f"cuda:{gpu}"
+
+
+def input_of(instance: Any) -> str | None:
+    """What the handler says that it takes (`input_kind`): what a person who tries it is asked for."""
+    kind = getattr(instance, "input_kind", None)
+    return kind if kind in INPUT_KINDS else None
 
 
 def gpu_of_rank(order: LoadOrder) -> int | None:

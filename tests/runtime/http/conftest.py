@@ -20,6 +20,7 @@ import uvicorn
 from tests.support.models import make_model
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.series import Series
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
@@ -115,6 +116,7 @@ class RunningServer:
     loop: asyncio.AbstractEventLoop
     addresses: dict[str, str]
     workflows: Workflows
+    series: Series
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -162,9 +164,10 @@ def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[Ru
         registry = Registry(settings)
         registry.warm_up()
         workflows = Workflows(registry)
-        apps = build_apps(registry, settings, listeners, workflows=workflows)
+        series = Series(registry.models.values)  # sampled by the test
+        apps = build_apps(registry, settings, listeners, workflows=workflows, series=series)
         servers = [uvicorn.Server(uvicorn.Config(app, http=FastLane, lifespan="off", log_config=None, access_log=False)) for app in apps]
-        made.extend([registry, asyncio.get_running_loop(), servers, workflows])
+        made.extend([registry, asyncio.get_running_loop(), servers, workflows, series])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
         await registry.close()
@@ -172,8 +175,8 @@ def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[Ru
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
     thread.start()
     assert ready.wait(DEADLINE)
-    registry, loop, servers, workflows = made
-    server = RunningServer(settings, registry, loop, addresses, workflows)
+    registry, loop, servers, workflows, series = made
+    server = RunningServer(settings, registry, loop, addresses, workflows, series)
     try:
         yield server
     finally:

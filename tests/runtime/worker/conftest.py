@@ -59,6 +59,7 @@ class Worker:
         self._batches = itertools.count(1)
         self.pieces: list[tuple[int, bytes, bytes]] = []
         self.metrics: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
         self.prediction_times: list[dict[str, Any]] = []
         self.send(Kind.LOAD, 0, extra=json.dumps(order).encode())
         frame = self.receive()
@@ -70,11 +71,14 @@ class Worker:
         self.sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
 
     def receive(self) -> wire.Frame | None:
-        head = self._exactly(wire.HEADER.size)
-        if not head:
-            return None
-        header = wire.decode_header(head)
-        return wire.decode(header, self._exactly(header.size))
+        """The next frame; what the worker reports besides is kept aside."""
+        while head := self._exactly(wire.HEADER.size):
+            header = wire.decode_header(head)
+            frame = wire.decode(header, self._exactly(header.size))
+            if frame.kind is not Kind.REPORT:
+                return frame
+            self.reports.append(json.loads(bytes(frame.extra)))
+        return None
 
     def ask(self, *requests: Request | bytes) -> list[Answer]:
         """The answers to one batch. Pieces and metrics that came with it are kept aside."""

@@ -24,6 +24,8 @@ class NotAText(ValueError):
 class TextHandler(BaseHandler):
     """Has the archive's `source_vocab.pt` as `source_vocab`: from a token to its number."""
 
+    input_kind = "text"
+
     def __init__(self) -> None:
         super().__init__()
         self.source_vocab: Any = None

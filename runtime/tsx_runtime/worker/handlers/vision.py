@@ -27,6 +27,7 @@ class VisionHandler(BaseHandler):
     """
 
     image_processing: Transform
+    input_kind = "image"
 
     def initialize(self, context: Context) -> None:
         super().initialize(context)

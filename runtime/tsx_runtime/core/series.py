@@ -1,0 +1,118 @@
+"""Throughput and latency of each version, a point a second for ten minutes: what the charts of the web page show."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.stats import Stats
+
+EVERY = 1.0  # seconds
+KEPT = 600  # points
+
+NOT_FAILURES = frozenset({"ClientLeft"})  # refusals that say nothing against the server
+
+
+class Reading(NamedTuple):
+    """A version's counters at one moment."""
+
+    at: float
+    answers: int
+    failed: int
+    seconds: float  # summed over the answers: arrival to reply
+
+
+class Point(NamedTuple):
+    """What happened in the second before it. A latency is in seconds, and None where nothing was answered."""
+
+    number: int
+    rate: float  # answers a second
+    failures: float  # a second
+    p50: float | None
+    p99: float | None
+    waiting: int
+
+
+NOTHING = Reading(0.0, 0, 0, 0.0)
+
+
+def read(stats: Stats, now: float) -> Reading:
+    failed = sum(count for status, count in stats.answers.items() if status >= 500)
+    refused = sum(count for kind, count in stats.refusals.items() if kind not in NOT_FAILURES)
+    return Reading(now, sum(stats.answers.values()), failed + refused, stats.latency_seconds)
+
+
+def between(before: Reading, after: Reading, number: int, waiting: int) -> Point:
+    seconds = max(after.at - before.at, 1e-9)
+    answers = after.answers - before.answers
+    mean = (after.seconds - before.seconds) / answers if answers else None
+    return Point(number, answers / seconds, (after.failed - before.failed) / seconds, mean, mean, waiting)
+
+
+class _Track:
+    """One version's points, and its counters when the newest was made."""
+
+    def __init__(self, version: ModelVersion, now: float) -> None:
+        self.version = version
+        self.last = read(version.stats, now)
+        self.points: deque[Point] = deque(maxlen=KEPT)
+
+
+class Series:
+    """`sample` is called once a second, whoever looks; what it costs is told by the number of versions, not of requests."""
+
+    def __init__(self, models: Callable[[], Iterable[Model]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = models
+        self._clock = clock
+        self._tracks: dict[tuple[str, str], _Track] = {}
+        self.number = 0  # of the newest point; each second has one, the same for all versions
+
+    def sample(self) -> None:
+        now = self._clock()
+        self.number += 1
+        tracks, self._tracks = self._tracks, {}
+        for version in [version for model in self._models() for version in model.versions.values()]:
+            key = (version.name, version.version)
+            track = tracks.get(key)
+            if track is None or track.version is not version:
+                track = _Track(version, now)
+            else:
+                reading = read(version.stats, now)
+                track.points.append(between(track.last, reading, self.number, version.pending))
+                track.last = reading
+            self._tracks[key] = track
+
+    def since(self, number: int) -> dict[tuple[str, str], list[Point]]:
+        """The points behind that number, oldest first."""
+        return {key: _behind(track.points, number) for key, track in self._tracks.items()}
+
+
+def _behind(points: deque[Point], number: int) -> list[Point]:
+    newer: list[Point] = []
+    for point in reversed(points):
+        if point.number <= number:
+            break
+        newer.append(point)
+    return newer[::-1]
+
+
+@asynccontextmanager
+async def sampling(series: Series) -> AsyncIterator[None]:
+    """While this is open, a point is made each second; after a second that the loop had no time for, the next one is later."""
+    loop = asyncio.get_running_loop()
+
+    def tick() -> None:
+        nonlocal timer
+        series.sample()
+        timer = loop.call_later(EVERY, tick)
+
+    timer = loop.call_later(EVERY, tick)
+    try:
+        yield
+    finally:
+        timer.cancel()

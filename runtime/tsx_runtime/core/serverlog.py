@@ -1,0 +1,41 @@
+"""What the server's own log says of a version goes beside what its workers print: started, died, could not load."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tsx_runtime.core.model import Model
+
+WORKER = "server"  # in place of a worker's id
+
+_LOGGER = "tsx"
+_LABEL = re.compile(r'Model "([^"]+)" \[Version ([^\]]+)\]')
+
+
+class _ByVersion(logging.Handler):
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        super().__init__(logging.INFO)
+        self._models = models
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        named = _LABEL.search(text)
+        model = self._models.get(named[1]) if named else None
+        version = model.versions.get(named[2]) if model is not None and named else None
+        if version is not None:
+            for line in text.splitlines():
+                version.stats.told.add_line(record.created, WORKER, record.levelname.lower(), line)
+
+
+@contextmanager
+def server_log(models: Mapping[str, Model]) -> Iterator[None]:
+    """While this is open."""
+    logger, handler = logging.getLogger(_LOGGER), _ByVersion(models)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,67 @@
+"""What went wrong with a version lately, with tracebacks, and what its workers printed: for people who ask later than the log scrolls."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+KEPT_ERRORS = 50
+KEPT_LINES = 1000
+LONGEST = 16 << 10  # characters of a traceback; of a longer one the middle is left out, since what matters stands at its ends
+
+
+class Error(NamedTuple):
+    at: float  # time.time() of the newest
+    count: int  # how often in a row
+    message: str
+    traceback: str
+
+
+class Line(NamedTuple):
+    number: int  # each has one of its own, and a later one has a greater
+    at: float  # time.time()
+    worker: str
+    stream: str  # stdout, stderr
+    text: str
+
+
+class Told:
+    """Bounded, whatever a worker says. The same error again and again is one entry that counts, so that it does not push out all others."""
+
+    __slots__ = ("_clock", "errors", "lines", "number", "total")
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self.errors: deque[Error] = deque(maxlen=KEPT_ERRORS)  # newest first
+        self.lines: deque[Line] = deque(maxlen=KEPT_LINES)
+        self.total = 0  # errors
+        self.number = 0  # of the newest line
+
+    def add_report(self, worker: str, facts: Mapping[str, Any]) -> None:
+        """What a REPORT frame holds."""
+        for error in facts["errors"]:
+            self.add_error(str(error["message"]), str(error["traceback"]), int(error["count"]))
+        if facts["lost"]:
+            self.add_line(self._clock(), worker, "stderr", f"[{facts['lost']} lines are left out here]")
+        for at, stream, text in facts["lines"]:
+            self.add_line(float(at), worker, str(stream), str(text))
+
+    def add_error(self, message: str, traceback: str = "", count: int = 1) -> None:
+        self.total += count
+        cut = shortened(traceback)
+        if self.errors and self.errors[0].traceback == cut and (cut or self.errors[0].message == message):
+            count += self.errors.popleft().count
+        self.errors.appendleft(Error(self._clock(), count, shortened(message), cut))
+
+    def add_line(self, at: float, worker: str, stream: str, text: str) -> None:
+        self.number += 1
+        self.lines.append(Line(self.number, at, worker, stream, text))
+
+
+def shortened(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

@@ -1,0 +1,150 @@
+"""The web page at `/ui`: its files, which hold no secret, and its own calls below `/ui/api`, behind management's guard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import mimetypes
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.series import Series
+from tsx_runtime.errors import ResourceNotFound
+from tsx_runtime.http import uistate
+from tsx_runtime.http.asgi import Receive, Scope, Send
+from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.cased import NAMES
+from tsx_runtime.http.faults import NOT_FOUND
+from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.metrics import Families
+from tsx_runtime.http.uifiles import HEADERS, SHELL, files
+
+PREDICT = "/ui/api/predict/"
+MODEL_LABELS = ("model_name", "ModelName")
+SECRET = (b"authorization", b"cookie")  # of the page's own; no handler's business
+
+
+def build_router(registry: Registry, series: Series, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
+    """`read_metrics` is what `metrics.reader` makes."""
+    router = APIRouter(include_in_schema=False)
+    _add_files(router)
+    router.include_router(_api(registry, series, read_metrics, guard, addresses), prefix="/ui/api")
+    return router
+
+
+def shell_guard(guard: Guard | None) -> Guard | None:
+    """Of the files: the same machines, but no token, since a browser sends none before the page is there to ask for it."""
+    return None if guard is None or guard.hosts is None else guard._replace(key=None, plugins=())
+
+
+def _add_files(router: APIRouter) -> None:
+    async def shell(request: Request) -> Response:
+        if not str(request.scope.get("raw_path", b"/"), "latin-1").endswith("/"):
+            return Response(status_code=308, headers={"location": "ui/"})  # relative, so that it holds behind a proxy's prefix too
+        return await file(SHELL)
+
+    async def file(name: str) -> Response:
+        found = files().get(name)
+        if found is None:
+            raise ResourceNotFound(NOT_FOUND)
+        return Response(found.body, media_type=found.type, headers=HEADERS)
+
+    router.add_api_route("/ui", shell, methods=["GET", "HEAD"])
+    router.add_api_route("/ui/{name}", file, methods=["GET", "HEAD"])
+
+
+def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
+    server = uistate.describe_server(registry.settings, addresses, uuid.uuid4().hex)
+
+    def check(request: Request) -> None:
+        if guard is not None:
+            guard.check(request.scope["headers"])
+
+    router = APIRouter(dependencies=[Depends(check)])
+
+    @router.get("/state")
+    async def state(since: Annotated[int, Query(ge=0)] = 0) -> Response:
+        return _json(uistate.describe(registry, series, since, server))
+
+    @router.get("/store")
+    async def store() -> Response:
+        return _json(await asyncio.to_thread(uistate.archives_in, registry.settings.model_store))
+
+    @router.get("/errors/{model}")
+    async def errors(model: str) -> Response:
+        registry.find(model)
+        return _json(uistate.errors_of(registry.models[model].versions.values()))
+
+    @router.get("/log/{model}")
+    async def log(model: str) -> Response:
+        registry.find(model)
+        return _json(uistate.log_of(registry.models[model].versions.values()))
+
+    @router.get("/metrics/{model}")
+    async def metrics(model: str) -> Response:
+        registry.find(model)
+        return _json(metrics_of(await read_metrics(), model))
+
+    @router.get("/samples/{model}/{version}")
+    async def samples(model: str, version: str) -> Response:
+        found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
+        return _json([{"name": path.name, "type": _type_of(path.name), "size": path.stat().st_size} for path in found])
+
+    @router.get("/samples/{model}/{version}/{name}")
+    async def sample(model: str, version: str, name: str) -> Response:
+        found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
+        path = next((path for path in found if path.name == name), None)
+        if path is None:
+            raise ResourceNotFound(f"The model {model} brings no sample {name}.")
+        # never as a page: what an archive brings must not run as this server's own
+        return Response(await asyncio.to_thread(path.read_bytes), media_type="application/octet-stream", headers=HEADERS)
+
+    return router
+
+
+def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
+    """The samples of one model, without the buckets of histograms."""
+    told = []
+    for metric in families.collect():
+        for sample in metric.samples:
+            labels = dict(sample.labels)
+            if not sample.name.endswith("_bucket") and any(labels.get(name) == model for name in MODEL_LABELS):
+                shown = {name: value for name, value in labels.items() if name not in (*MODEL_LABELS, "hostname", "Hostname", "Level")}
+                value = sample.value if math.isfinite(sample.value) else str(sample.value)
+                told.append({"name": sample.name, "help": metric.documentation, "labels": shown, "value": value})
+    return told
+
+
+class Playground(Predictions):
+    """`/ui/api/predict/MODEL[/VERSION]`: what `/predictions/...` is on the inference address, behind management's guard.
+
+    A page may call no address but its own, and who may register a model may run it.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__({**scope, "path": f"/predictions/{scope['path'][len(PREDICT) :]}"}, receive, send)
+
+    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
+        return await super()._job(without_secrets(scope), receive, request_id)
+
+
+def without_secrets(scope: Scope) -> Scope:
+    kept = [position for position, (name, _) in enumerate(scope["headers"]) if name not in SECRET]
+    names = scope.get(NAMES, ())
+    fields = {"headers": [scope["headers"][position] for position in kept]}
+    if len(names) == len(scope["headers"]):
+        fields[NAMES] = [names[position] for position in kept]
+    return {**scope, **fields}
+
+
+def _type_of(name: str) -> str:
+    return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")

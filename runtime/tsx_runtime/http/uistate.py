@@ -1,0 +1,136 @@
+"""What the web page shows of the models, as plain values: one answer a second holds everything that may change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.series import Point, Series
+from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.settings import Settings
+from tsx_runtime.version import __version__
+
+SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it
+LONGEST_SAMPLE = 32 << 20  # bytes
+MOST_LISTED = 200
+MOST_LINES = 500
+NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
+
+
+def describe(registry: Registry, series: Series, since: int, server: Mapping[str, Any]) -> dict[str, Any]:
+    """`server` is what stays the same while it runs. `since` is the newest point that the page has."""
+    points = series.since(since)
+    return {
+        "server": {**server, "now": time.time(), "stopping": registry.stopping},
+        "models": [describe_model(model, points) for model in sorted(registry.models.values(), key=lambda model: model.name)],
+        "newest": series.number,
+    }
+
+
+def describe_server(settings: Settings, addresses: Mapping[str, str], start: str) -> dict[str, Any]:
+    """`start` tells one start of a server from the next."""
+    return {
+        "start": start,
+        "version": __version__,
+        "began": time.time(),
+        "modelApi": settings.enable_model_api,
+        "store": settings.model_store is not None,
+        "inference": addresses.get("inference", settings.inference_address),
+        "inferenceToken": bool(settings.inference_token or settings.generate_tokens) and not settings.disable_token_authorization,
+    }
+
+
+def describe_model(model: Model, points: Mapping[tuple[str, str], list[Point]]) -> dict[str, Any]:
+    versions = sorted(model.versions.values(), key=lambda version: version.version)
+    return {
+        "name": model.name,
+        "default": model.default,
+        "workflow": next((version.workflow for version in versions if version.workflow), None),
+        "versions": [describe_version(version) | {"points": points.get((version.name, version.version), [])} for version in versions],
+    }
+
+
+def describe_version(version: ModelVersion) -> dict[str, Any]:
+    stats = version.stats
+    return {
+        "version": version.version,
+        "state": state_of(version),
+        "url": version.url,
+        "handler": version.handler,
+        "input": input_of(version),
+        "batchSize": version.batch_size,
+        "minWorkers": version.min_workers,
+        "maxWorkers": version.max_workers,
+        "workers": [describe_worker(worker) for worker in version.workers],
+        "waiting": version.pending,
+        "requests": stats.requests,
+        "answers": {str(status): count for status, count in sorted(stats.answers.items())},
+        "refusals": dict(sorted(stats.refusals.items())),
+        "restarts": stats.restarts,
+        "errors": stats.told.total,
+    }
+
+
+def describe_worker(worker: Worker) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "state": worker.state.value,
+        "pid": worker.pid,
+        "device": worker.device,
+        "memory": worker.memory(),
+        "started": worker.started.timestamp(),
+        "restarts": worker.restarts,
+    }
+
+
+def state_of(version: ModelVersion) -> str:
+    """ready: all its workers serve. degraded: some do. loading, failed: none does yet, or none will. idle: it has none."""
+    states = [worker.state for worker in version.workers]
+    ready = states.count(WorkerState.READY)
+    if ready:
+        return "ready" if ready >= version.min_workers else "degraded"
+    if not states:
+        return "idle"
+    return "loading" if WorkerState.LOADING in states else "failed" if WorkerState.FAILED in states else "loading"
+
+
+def input_of(version: ModelVersion) -> str | None:
+    """image, text, json or file: what its handler takes, as its workers say, or what the handlers that everybody has are known to take."""
+    told = next((worker.input for worker in version.workers if worker.input), None)
+    return told or ("json" if version.handler in NUMBERS else None)
+
+
+def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
+    """Newest first."""
+    told = [error._asdict() | {"version": version.version} for version in versions for error in version.stats.told.errors]
+    return sorted(told, key=lambda error: -error["at"])
+
+
+def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
+    """What workers printed and the server's log says of them, oldest first."""
+    told = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.told.lines]
+    return sorted(told, key=lambda line: line["at"])[-MOST_LINES:]
+
+
+def samples_of(version: ModelVersion) -> list[Path]:
+    """What its archive brings along for trying it; nothing that lies elsewhere, wherever a link may point."""
+    folder = version.archive.directory / SAMPLES
+    if not folder.is_dir():
+        return []
+    inside = folder.resolve()
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    return [path for path in files if path.resolve().parent == inside and path.stat().st_size <= LONGEST_SAMPLE][:MOST_LISTED]
+
+
+def archives_in(store: Path | None) -> list[str]:
+    """What could be registered from the model store."""
+    if store is None or not store.is_dir():
+        return []
+    return sorted(path.name for path in store.iterdir() if not path.name.startswith(".") and path.name.endswith(ARCHIVE_SUFFIXES))[
+        :MOST_LISTED
+    ]

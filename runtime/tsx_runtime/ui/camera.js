@@ -1,0 +1,45 @@
+// A picture from the camera of this device.
+
+import { h, show } from "./dom.js";
+
+/** A button that opens the camera, and one that takes the picture; `taken(file)`. Nothing where the browser has no camera to offer. */
+export function cameraButton(taken) {
+  if (!navigator.mediaDevices?.getUserMedia) return null;
+  let stream = null;
+  const video = h("video", { class: "picture", muted: true, playsinline: true, "aria-label": "What the camera sees" });
+  const shoot = h("button", { type: "button", class: "primary", onclick: () => take() }, "Take the picture");
+  const stop = h("button", { type: "button", onclick: () => close() }, "Close the camera");
+  const problem = h("p", { class: "problem", role: "alert" });
+  const panel = h("div", { hidden: true }, video, h("div", { class: "row" }, shoot, stop));
+  const open = h("button", { type: "button", onclick: async () => {
+    problem.textContent = "";
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    } catch (error) {
+      problem.textContent = `The camera cannot be used: ${error.message}`;
+      return;
+    }
+    video.srcObject = stream;
+    await video.play();
+    show(panel, true);
+    show(open, false);
+    shoot.focus();
+  } }, "Use the camera");
+  const close = () => {
+    for (const track of stream?.getTracks() ?? []) track.stop();
+    stream = null;
+    video.srcObject = null;
+    show(panel, false);
+    show(open, true);
+    open.focus();
+  };
+  const take = () => {
+    const canvas = h("canvas", { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    canvas.toBlob((blob) => {
+      close();
+      taken(new File([blob], "picture.jpg", { type: "image/jpeg" }));
+    }, "image/jpeg", 0.92);
+  };
+  return h("div", { class: "camera" }, open, panel, problem);
+}

@@ -1,0 +1,74 @@
+// What went wrong with a model lately, with its tracebacks, and what its log says.
+
+import { get, path } from "./api.js";
+import { field, h, keyed, say, show } from "./dom.js";
+import { clock } from "./format.js";
+import { watched } from "./watched.js";
+
+export function errorsTab(name) {
+  const list = h("div", { class: "errors" });
+  const empty = h("p", { class: "quiet" }, "Nothing went wrong since the server started.");
+  const poll = watched(async () => {
+    const found = await get(`ui/api/errors/${path(name)}`);
+    show(empty, !found.length);
+    keyed(list, found, (error) => `${error.version} ${error.message} ${error.traceback}`, errorRow);
+    await log.load();
+  }, 2000);
+  const log = logPanel(name);
+  return {
+    node: h("div", {},
+      h("section", { class: "card", "aria-label": "Errors" }, h("h2", {}, "Last errors"),
+        h("p", { class: "quiet" }, "What handlers raised and how workers ended, newest first."), empty, list),
+      log.node),
+    wake: poll.start,
+    rest: poll.stop,
+  };
+}
+
+/** What workers print and the server says of them; it follows the newest line as long as one looks at the end. */
+function logPanel(name) {
+  const lines = h("div", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
+  const filter = h("input", { type: "search", autocomplete: "off", spellcheck: "false", oninput: () => draw() });
+  let found = [];
+  const draw = () => {
+    const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 30;
+    const wanted = filter.value.trim().toLowerCase();
+    keyed(lines, found.filter(({ text, worker }) => `${worker} ${text}`.toLowerCase().includes(wanted)), ({ version, number }) => `${version} ${number}`, logRow);
+    if (atEnd) lines.scrollTop = lines.scrollHeight;
+  };
+  return {
+    node: h("section", { class: "card", "aria-label": "Log" }, h("h2", {}, "Log"),
+      field("Filter", filter, "the last lines that workers printed from Python, and what the server logged of them"), lines),
+    async load() {
+      found = await get(`ui/api/log/${path(name)}`);
+      draw();
+    },
+  };
+}
+
+function logRow({ at, worker, stream, text }) {
+  const bad = ["error", "critical", "warn", "warning"].includes(stream);
+  return { node: h("p", { class: bad ? "bad" : null }, h("time", {}, clock(at)), h("span", { class: "quiet" }, worker), h("span", {}, text)) };
+}
+
+function errorRow(error) {
+  const at = h("time"), times = h("span", { class: "chip off" });
+  const node = h("details", {},
+    h("summary", {}, at, h("span", { class: "quiet" }, `version ${error.version}`), times, h("span", { class: "headline" }, headline(error))),
+    h("p", {}, error.message), error.traceback && h("pre", { tabindex: "0" }, error.traceback));
+  return {
+    node,
+    update(now) {
+      say(at, clock(now.at));
+      at.dateTime = new Date(1000 * now.at).toISOString();
+      show(times, now.count > 1);
+      say(times, `${now.count} times`);
+    },
+  };
+}
+
+/** The last line of a traceback says what happened. */
+function headline({ message, traceback }) {
+  const lines = traceback.trimEnd().split("\n");
+  return (traceback && lines.findLast((line) => line && !line.startsWith(" "))) || message.split("\n")[0];
+}

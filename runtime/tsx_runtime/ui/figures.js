@@ -1,0 +1,80 @@
+// Sums over versions and workers, and the small parts that several views show.
+
+import { h, say } from "./dom.js";
+import { bytes, number } from "./format.js";
+import { live } from "./live.js";
+
+const WORDS = {
+  ready: "ready", degraded: "degraded", loading: "loading", failed: "failed", idle: "no workers",
+  READY: "ready", LOADING: "loading", UNLOADING: "ending", BACKING_OFF: "backing off", FAILED: "failed",
+};
+const CLASSES = { ready: "good", READY: "good", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off" };
+const WORST = ["failed", "degraded", "loading", "idle", "ready"];
+
+/** A state as a word with a colour; `update(state)`. */
+export function chip() {
+  const node = h("span", { class: "chip" });
+  return {
+    node,
+    update(state) {
+      node.className = `chip ${CLASSES[state] ?? "bad"}`;
+      say(node, WORDS[state] ?? state);
+    },
+  };
+}
+
+export function pointsOf(name, version) {
+  return live.points.get(`${name}/${version}`) ?? [];
+}
+
+/** Of all versions together, by the second: rates add up, of latencies the worst counts. */
+export function together(lists) {
+  const sums = new Map();
+  for (const point of lists.flat()) {
+    const sum = sums.get(point.number);
+    if (!sum) sums.set(point.number, { ...point });
+    else {
+      for (const name of ["rate", "failures", "waiting"]) sum[name] += point[name];
+      for (const name of ["p50", "p99"]) if (point[name] !== null) sum[name] = Math.max(sum[name] ?? 0, point[name]);
+    }
+  }
+  return [...sums.values()].sort((one, other) => one.number - other.number);
+}
+
+export function pointsOfModel(model) {
+  return together(model.versions.map(({ version }) => pointsOf(model.name, version)));
+}
+
+/** The mean of the last seconds. */
+export function recent(points, name, seconds = 5) {
+  const values = points.filter((point) => point.number > live.newest - seconds).map((point) => point[name]).filter((value) => value !== null);
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+}
+
+export function stateOf(model) {
+  const found = model.versions.find(({ version }) => version === model.default);
+  return found?.state ?? WORST.find((state) => model.versions.some((version) => version.state === state)) ?? "idle";
+}
+
+export function workersOf(versions) {
+  const workers = versions.flatMap((version) => version.workers);
+  const ready = workers.filter(({ state }) => state === "READY").length;
+  const devices = [...new Set(workers.map(({ device }) => device).filter(Boolean))].sort();
+  return { workers, ready, devices, memory: workers.reduce((sum, { memory }) => sum + memory, 0) };
+}
+
+export function workersText(versions) {
+  const { workers, ready } = workersOf(versions);
+  return ready === workers.length ? number(ready) : `${ready} of ${workers.length}`;
+}
+
+export function memoryText(versions) {
+  const { memory } = workersOf(versions);
+  return memory ? bytes(memory) : "–";
+}
+
+/** A name and a value under it; `update(text)`. */
+export function tile(label) {
+  const value = h("dd", {}, "–");
+  return { node: h("div", { class: "tile" }, h("dt", {}, label), value), update: (text) => say(value, text) };
+}

@@ -1,0 +1,97 @@
+// The ways to give a model its input: a picture from a file, the clipboard or the camera; text; JSON; any file.
+
+import { path, send } from "./api.js";
+import { cameraButton } from "./camera.js";
+import { field, h, say, show } from "./dom.js";
+import { bytes } from "./format.js";
+
+const JSON_TYPE = "application/json";
+const TEXT_TYPE = "text/plain; charset=utf-8";
+const ANY_TYPE = "application/octet-stream";
+
+/** Each gives `node`, and `take()`: `{body, type, name, text}`, or a text that says what is missing; `put(file)` where it takes files. */
+export function inputs(changed) {
+  return { image: fileInput("image", changed), text: textInput(), json: jsonInput(), file: fileInput("file", changed) };
+}
+
+function textInput() {
+  const area = h("textarea", { rows: "5" });
+  return {
+    node: field("Text", area),
+    take: () => (area.value ? { body: area.value, type: TEXT_TYPE, name: null, text: area.value } : "Type some text first."),
+    focus: () => area.focus(),
+  };
+}
+
+function jsonInput() {
+  const area = h("textarea", { rows: "7", class: "code", spellcheck: "false", oninput: () => check() });
+  const problem = h("p", { class: "problem", "aria-live": "polite" });
+  const check = () => {
+    try {
+      JSON.parse(area.value);
+      say(problem, "");
+      return true;
+    } catch (error) {
+      say(problem, area.value ? `Not JSON yet: ${error.message}` : "");
+      return false;
+    }
+  };
+  return {
+    node: h("div", {}, field("JSON", area), problem),
+    take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? problem.textContent : "Type some JSON first."),
+    focus: () => area.focus(),
+  };
+}
+
+/** For pictures it shows them; `changed` is called when there is another. */
+function fileInput(kind, changed) {
+  const isImage = kind === "image";
+  let held = null; // {body, type, name, image}
+  const picker = h("input", { type: "file", accept: isImage && "image/*", onchange: () => picker.files[0] && put(picker.files[0]) });
+  const preview = h("img", { class: "picture preview", alt: "The image to be sent", hidden: true });
+  const told = h("p", { class: "quiet", "aria-live": "polite" }, isImage ? "Drop an image here, paste one, or choose a file." : "Drop a file here, or choose one.");
+  const zone = h("div", { class: "drop" },
+    field(isImage ? "Image" : "File", picker), isImage && cameraButton((file) => put(file)), told, preview);
+  async function put(file, name = file.name) {
+    if (held?.image) URL.revokeObjectURL(held.image.url);
+    held = { body: file, type: file.type || ANY_TYPE, name, text: null, image: null };
+    say(told, `${name}, ${bytes(file.size)}`);
+    if (file.type.startsWith("image/")) held.image = await measured(file);
+    show(preview, held.image);
+    if (held.image) preview.src = held.image.url;
+    changed();
+  }
+  zone.addEventListener("dragover", (event) => { event.preventDefault(); zone.classList.add("over"); });
+  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+  zone.addEventListener("drop", (event) => {
+    event.preventDefault();
+    zone.classList.remove("over");
+    if (event.dataTransfer.files[0]) put(event.dataTransfer.files[0]);
+  });
+  return { node: zone, put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), focus: () => picker.focus() };
+}
+
+/** Its size in the pixels that lie in the file, or null where the browser cannot read it. */
+async function measured(file) {
+  try {
+    const bitmap = await createImageBitmap(file, { imageOrientation: "none" });
+    const image = { url: URL.createObjectURL(file), width: bitmap.width, height: bitmap.height };
+    bitmap.close();
+    return image;
+  } catch {
+    return null;
+  }
+}
+
+/** Buttons for what the archive brings along; `chosen(file, kind)`. */
+export async function sampleButtons(place, model, version, chosen) {
+  const base = `ui/api/samples/${path(model, version)}`;
+  const response = await send("GET", base);
+  const found = response.ok ? await response.json() : [];
+  show(place, found.length);
+  place.replaceChildren(...(found.length ? [h("span", { class: "quiet" }, "Samples of the archive:")] : []), ...found.map(({ name, type }) =>
+    h("button", { class: "small", type: "button", onclick: async () => {
+      const answer = await send("GET", `${base}/${path(name)}`);
+      if (answer.ok) chosen(new File([await answer.arrayBuffer()], name, { type }), type.startsWith("image/") ? "image" : "file");
+    } }, name)));
+}

@@ -1,0 +1,75 @@
+// What the server says of itself, asked once a second while somebody looks; and what to do while it does not answer.
+
+import { get, Refused } from "./api.js";
+
+const EVERY = 1000; // ms
+const SLOWEST = 5000; // ms between two tries while the server does not answer
+const TIMEOUT = 10000; // ms for an answer
+export const KEPT = 600; // points, as many as the server keeps
+
+/** `state` is the newest answer; `points` holds of each version its points, by `NAME/VERSION`. */
+export const live = { state: null, points: new Map(), connection: "connecting", error: "" };
+
+const listeners = new Set();
+let newest = 0;
+let pause = EVERY;
+let timer = null;
+let asking = null;
+
+export function listen(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function model(name) {
+  return live.state?.models.find((each) => each.name === name);
+}
+
+/** Ask now, and go on from there. */
+export async function refresh() {
+  clearTimeout(timer);
+  asking ??= ask().finally(() => (asking = null));
+  await asking;
+  clearTimeout(timer);
+  timer = document.hidden || live.connection === "locked" ? null : setTimeout(refresh, pause);
+}
+
+async function ask() {
+  try {
+    take(await within(get("ui/api/state", { since: newest })));
+    live.connection = "live";
+    live.error = "";
+    pause = EVERY;
+  } catch (error) {
+    live.connection = error instanceof Refused && error.wantsToken ? "locked" : "lost";
+    live.error = error.message;
+    pause = Math.min(SLOWEST, 1.5 * pause);
+  }
+  for (const listener of [...listeners]) listener();
+}
+
+function within(answer) {
+  const late = new Promise((_, fail) => setTimeout(() => fail(new Error(`no answer within ${TIMEOUT / 1000} s`)), TIMEOUT));
+  return Promise.race([answer, late]);
+}
+
+function take(state) {
+  if (live.state && state.server.start !== live.state.server.start) live.points.clear(); // another start counts from the beginning
+  newest = state.newest;
+  const kept = new Map();
+  for (const each of state.models) {
+    for (const version of each.versions) {
+      const key = `${each.name}/${version.version}`;
+      const points = live.points.get(key) ?? [];
+      points.push(...version.points.map(([number, rate, failures, p50, p99, waiting]) => ({ number, rate, failures, p50, p99, waiting })));
+      kept.set(key, points.slice(-KEPT));
+    }
+  }
+  live.points = kept;
+  live.newest = state.newest;
+  live.state = state;
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && live.connection !== "locked") refresh();
+});

@@ -1,0 +1,43 @@
+// All numbers that the server counts for a model, as Prometheus gets them.
+
+import { get, path } from "./api.js";
+import { field, h, keyed, say, show } from "./dom.js";
+import { watched } from "./watched.js";
+
+export function metricsTab(name) {
+  const body = h("tbody");
+  const filter = h("input", { type: "search", autocomplete: "off", spellcheck: "false", oninput: () => draw() });
+  const empty = h("p", { class: "quiet", hidden: true }, "No metric has that in its name.");
+  let found = [];
+  const draw = () => {
+    const wanted = filter.value.trim().toLowerCase();
+    const rows = found.filter(({ key }) => key.toLowerCase().includes(wanted));
+    keyed(body, rows, ({ key }) => key, metricRow);
+    show(empty, found.length && !rows.length);
+  };
+  const poll = watched(async () => {
+    const told = await get(`ui/api/metrics/${path(name)}`);
+    found = told.map((metric) => ({ ...metric, key: `${metric.name} ${labelsOf(metric)}` }));
+    draw();
+  }, 2000);
+  return {
+    node: h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" },
+        h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "What it is"))), body)),
+      empty),
+    wake: poll.start,
+    rest: poll.stop,
+  };
+}
+
+function labelsOf({ labels }) {
+  return Object.entries(labels).map(([label, value]) => `${label}=${value}`).join(" ");
+}
+
+function metricRow(metric) {
+  const value = h("td", { class: "number" });
+  return {
+    node: h("tr", {}, h("th", { scope: "row", class: "code" }, metric.name), h("td", { class: "code" }, labelsOf(metric)), value, h("td", { class: "quiet" }, metric.help)),
+    update: (now) => say(value, typeof now.value === "number" ? Number(now.value.toPrecision(8)).toLocaleString("en", { maximumFractionDigits: 6 }) : now.value),
+  };
+}

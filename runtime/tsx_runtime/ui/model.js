@@ -1,0 +1,64 @@
+// One model: its tabs, and what stands above them.
+
+import { h, say, show } from "./dom.js";
+import { errorsTab } from "./errors.js";
+import { chip, stateOf } from "./figures.js";
+import { live, model as find } from "./live.js";
+import { metricsTab } from "./metrics.js";
+import { overviewTab } from "./overview.js";
+import { playgroundTab } from "./playground.js";
+import { trafficTab } from "./traffic.js";
+
+const TABS = {
+  overview: ["Overview", overviewTab],
+  try: ["Playground", playgroundTab],
+  traffic: ["Traffic", trafficTab],
+  errors: ["Errors and log", errorsTab],
+  metrics: ["Metrics", metricsTab],
+};
+
+export function modelView(name) {
+  const state = chip();
+  const about = h("span", { class: "quiet" });
+  const links = Object.entries(TABS).map(([tab, [label]]) =>
+    [tab, h("a", { href: `#/model/${encodeURIComponent(name)}/${tab}` }, label)]);
+  const place = h("div");
+  const gone = h("p", { class: "card", hidden: true }, "This model is not registered any more. ", h("a", { href: "#/" }, "All models"));
+  const node = h("div", {},
+    h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Models"), " / ", name),
+    h("div", { class: "row" }, h("h1", {}, name), state.node, about),
+    gone,
+    h("nav", { class: "tabs", "aria-label": `Parts of ${name}` }, links.map(([, link]) => link)),
+    place);
+  const made = new Map();
+  let current = null;
+  return {
+    node,
+    select(tab) {
+      const chosen = TABS[tab] ? tab : "overview";
+      if (chosen === current) return;
+      made.get(current)?.rest?.();
+      current = chosen;
+      if (!made.has(chosen)) made.set(chosen, TABS[chosen][1](name));
+      for (const [own, link] of links) {
+        if (own === chosen) link.setAttribute("aria-current", "page");
+        else link.removeAttribute("aria-current");
+      }
+      place.replaceChildren(made.get(chosen).node);
+      made.get(chosen).wake?.();
+    },
+    update() {
+      const now = find(name);
+      show(gone, !now);
+      show(place, now);
+      if (!now) return;
+      state.update(stateOf(now));
+      const count = now.versions.length;
+      say(about, `${count === 1 ? "version" : `${count} versions, default`} ${now.default}${now.workflow ? ` · a node of workflow ${now.workflow}` : ""}`);
+      made.get(current)?.update?.(now, live.state.server);
+    },
+    close() {
+      for (const tab of made.values()) tab.rest?.();
+    },
+  };
+}

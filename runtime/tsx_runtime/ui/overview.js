@@ -1,0 +1,136 @@
+// A model's charts and its versions, with what can be done to each.
+
+import { path } from "./api.js";
+import { chart } from "./chart.js";
+import { field, h, keyed, say, show } from "./dom.js";
+import { chip, pointsOf, tile, workersText } from "./figures.js";
+import { bytes, duration, number, since } from "./format.js";
+import { live } from "./live.js";
+import { act, ask } from "./talk.js";
+
+const SPANS = [["1 minute", 60], ["10 minutes", 600]];
+const LIMITS = {
+  batch_size: "Batch size", max_batch_delay: "Longest wait for company, ms", job_queue_size: "Requests that may wait",
+  response_timeout: "Seconds for an answer", client_timeout: "Milliseconds until a request is given up (0: never)",
+};
+
+export function overviewTab(name) {
+  const rate = chart("Requests a second", number);
+  const latency = chart("Latency", duration);
+  const failures = chart("Failures a second", number);
+  const queue = chart("Requests that wait", number);
+  const versions = h("div");
+  let span = 600;
+  let newest = null;
+  const spans = h("fieldset", { class: "segments" }, h("legend", {}, "Time shown"), SPANS.map(([label, seconds]) =>
+    h("label", {}, h("input", { type: "radio", name: `span-${name}`, checked: seconds === span, onchange: () => { span = seconds; if (newest) draw(newest); } }), h("span", {}, label))));
+  const draw = (model) => {
+    const lines = (value) => model.versions.map(({ version }, color) => ({ name: version, color, points: pointsOf(model.name, version), value }));
+    const pair = (which) => model.versions.flatMap(({ version }, color) => {
+      const points = pointsOf(model.name, version);
+      const before = model.versions.length > 1 ? `${version} ` : "";
+      return [{ name: `${before}${which}`, color: model.versions.length > 1 ? color : which === "p50" ? 0 : 1, points, value: (point) => point[which] }];
+    });
+    rate.update(lines((point) => point.rate), live.newest, span);
+    latency.update(model.versions.length > 1 ? pair("p99") : [...pair("p50"), ...pair("p99")], live.newest, span);
+    failures.update(lines((point) => point.failures), live.newest, span);
+    queue.update(lines((point) => point.waiting), live.newest, span);
+  };
+  return {
+    node: h("div", {}, spans, h("div", { class: "charts" }, rate.node, latency.node, failures.node, queue.node), h("h2", {}, "Versions"), versions),
+    update(model, server) {
+      newest = model;
+      draw(model);
+      keyed(versions, model.versions, ({ version }) => version, (version) => versionCard(name, version));
+      for (const row of versions.rows.values()) row.refine(model, server);
+    },
+  };
+}
+
+function versionCard(name, { version }) {
+  const state = chip();
+  const isDefault = h("span", { class: "chip off", hidden: true }, "default");
+  const tiles = { workers: tile("Workers"), device: tile("Device"), memory: tile("Memory"), waiting: tile("Waiting"), requests: tile("Requests"), failed: tile("Failed"), restarts: tile("Restarts"), batch: tile("Batch size") };
+  const body = h("tbody");
+  const where = (...more) => path("models", name, version, ...more);
+  const makeDefault = h("button", { onclick: () => act(makeDefault, "PUT", where("set-default")) }, "Make it the default");
+  const remove = h("button", { class: "danger", onclick: async () => {
+    if (await ask(`Unregister version ${version} of ${name}? Requests that it has accepted are answered first; the archive stays where it is.`, "Unregister")) act(remove, "DELETE", where());
+  } }, "Unregister");
+  const workers = h("p", { class: "quiet" }, "No workers: requests are refused until some are added.");
+  const about = h("p", { class: "quiet" });
+  const node = h("section", { class: "card", "aria-label": `Version ${version}` },
+    h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), makeDefault, remove),
+    about,
+    h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)),
+    workers,
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Workers of version ${version}` },
+      h("table", {}, h("thead", {}, h("tr", {}, ["Worker", "State", "Process", "Device", "Memory", "Since", "Restarts"].map((text) => h("th", { scope: "col" }, text)))), body)),
+    h("div", { class: "row top" }, scaleForm(where), limitsForm(where)));
+  return {
+    node,
+    update(now) {
+      state.update(now.state);
+      say(about, [now.url, now.handler && `handler ${now.handler}`].filter(Boolean).join(" · "));
+      const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
+      const failed = Object.entries(now.answers).filter(([status]) => status >= 500).reduce((sum, [, count]) => sum + count, 0)
+        + Object.values(now.refusals).reduce((sum, count) => sum + count, 0);
+      tiles.workers.update(workersText([now]));
+      tiles.device.update(devices.join(", ") || "–");
+      tiles.memory.update(bytes(now.workers.reduce((sum, { memory }) => sum + memory, 0)));
+      tiles.waiting.update(number(now.waiting));
+      tiles.requests.update(number(now.requests));
+      tiles.failed.update(number(failed));
+      tiles.restarts.update(number(now.restarts));
+      tiles.batch.update(number(now.batchSize));
+      show(workers, !now.workers.length);
+      show(body.closest(".scroll"), now.workers.length);
+      keyed(body, now.workers, ({ id }) => id, workerRow);
+    },
+    refine(model, server) {
+      show(isDefault, model.default === version);
+      show(makeDefault, model.default !== version);
+      const only = model.versions.length === 1;
+      show(remove, server.modelApi && !model.workflow && (only || model.default !== version));
+    },
+  };
+}
+
+function workerRow() {
+  const state = chip();
+  const cells = ["id", "pid", "device", "memory", "since", "restarts"].map(() => h("td"));
+  const [id, pid, device, memory, started, restarts] = cells;
+  return {
+    node: h("tr", {}, id, h("td", {}, state.node), pid, device, memory, started, restarts),
+    update(worker) {
+      state.update(worker.state);
+      say(id, worker.id);
+      say(pid, worker.pid ?? "–");
+      say(device, worker.device ?? "–");
+      say(memory, worker.memory ? bytes(worker.memory) : "–");
+      say(started, since(worker.started, live.state.server.now));
+      say(restarts, worker.restarts);
+    },
+  };
+}
+
+function scaleForm(where) {
+  const least = h("input", { type: "number", min: "0", max: "1024", required: true, value: "1" });
+  const submit = h("button", { type: "submit" }, "Scale");
+  const send = (event) => {
+    event.preventDefault();
+    act(submit, "PUT", where(), { min_worker: least.value, max_worker: least.value, synchronous: "true" });
+  };
+  return h("form", { class: "inline", onsubmit: send }, field("Workers", least), submit);
+}
+
+function limitsForm(where) {
+  const which = h("select", {}, Object.entries(LIMITS).map(([value, text]) => h("option", { value }, text)));
+  const value = h("input", { type: "number", min: "0", required: true });
+  const submit = h("button", { type: "submit" }, "Change");
+  const send = (event) => {
+    event.preventDefault();
+    act(submit, "PUT", where(), { [which.value]: value.value });
+  };
+  return h("form", { class: "inline", onsubmit: send }, field("Limit", which), field("New value", value), submit);
+}

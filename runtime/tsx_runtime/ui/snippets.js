@@ -1,0 +1,51 @@
+// The lines that repeat a request outside of this page: for curl, Python and `tsx predict`.
+
+const LONGEST = 2000; // characters of a text that stands in a line
+
+/** What stands for any text in a shell. */
+export function quoted(text) {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+}
+
+/** `request` is `{model, version, type, name, text}`: with `text`, that is what is sent, else the file `name`. */
+export function snippets(request, server, host) {
+  const address = server.inference;
+  const socket = address.startsWith("unix:") ? address.replace(/^unix:(\/\/)?/, "") : null;
+  const url = socket ? "http://localhost" : reachable(address, host);
+  const path = `/predictions/${[request.model, request.version].filter(Boolean).map(encodeURIComponent).join("/")}`;
+  const inline = request.text !== null && request.text.length <= LONGEST;
+  const parts = { ...request, inline, url, path, socket, token: server.inferenceToken, file: request.name || "input.txt" };
+  return [["curl", curl(parts)], ...(socket ? [] : [["Python", python(parts)]]), ["tsx", tsx(parts, address)]];
+}
+
+/** An address that listens everywhere is reached by the name that this page was reached by. */
+function reachable(address, host) {
+  return address.replace(/\/\/(0\.0\.0\.0|\[::\])(?=[:/]|$)/, `//${host}`).replace(/\/$/, "");
+}
+
+function curl({ socket, url, path, type, token, inline, text, file }) {
+  const words = ["curl", ...(socket ? ["--unix-socket", quoted(socket)] : []), quoted(url + path), "-H", quoted(`Content-Type: ${type}`)];
+  if (token) words.push("-H", '"Authorization: Bearer $TSX_INFERENCE_TOKEN"');
+  words.push(...(inline ? ["--data-raw", quoted(text)] : ["--data-binary", quoted(`@${file}`)]));
+  return words.join(" ");
+}
+
+function python({ url, path, type, token, inline, text, file }) {
+  const data = inline ? `${JSON.stringify(text)}.encode()` : `open(${JSON.stringify(file)}, "rb").read()`;
+  const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ['"Authorization": f"Bearer {os.environ[\'TSX_INFERENCE_TOKEN\']}"'] : [])];
+  return [
+    ...(token ? ["import os"] : []),
+    "import urllib.request",
+    "",
+    `data = ${data}`,
+    `request = urllib.request.Request(${JSON.stringify(url + path)}, data, {${headers.join(", ")}})`,
+    "print(urllib.request.urlopen(request).read().decode())",
+  ].join("\n");
+}
+
+function tsx({ model, version, url, type, inline, text, file, socket }, address) {
+  const words = ["tsx", "predict", quoted(model), inline ? "-" : quoted(file)];
+  if (version) words.push("--version", quoted(version));
+  words.push("--content-type", quoted(type), "--url", quoted(socket ? address : url));
+  return inline ? `printf %s ${quoted(text)} | ${words.join(" ")}` : words.join(" ");
+}

@@ -1,0 +1,95 @@
+// What the page says to its user, and asks: notes, questions, the token; and actions that end in one of these.
+
+import { call, Refused, token } from "./api.js";
+import { field, h, newId } from "./dom.js";
+import { refresh } from "./live.js";
+
+const SHORT = 6000; // ms that good news stays
+
+/** A line at the lower edge; an error stays until it is put away. */
+export function note(text, bad = false) {
+  const close = h("button", { class: "plain", "aria-label": "Put this note away", onclick: () => node.remove() }, "×");
+  const node = h("div", { class: bad ? "note bad" : "note" }, h("span", {}, text), close);
+  document.getElementById("notes").append(node);
+  if (!bad) setTimeout(() => node.remove(), SHORT);
+}
+
+/** Do something to the server: its words are shown, `button` rests meanwhile, and what changed is seen at once. Whether it was done. */
+export async function act(button, method, where, query = {}, done = null) {
+  button.disabled = true;
+  button.setAttribute("aria-busy", "true");
+  try {
+    const told = await call(method, where, { query });
+    note(done ?? told?.status ?? "Done.");
+    return true;
+  } catch (error) {
+    note(firstLines(error.message), true);
+    return false;
+  } finally {
+    button.disabled = false;
+    button.removeAttribute("aria-busy");
+    refresh();
+  }
+}
+
+export function firstLines(text, most = 600) {
+  return text.length > most ? `${text.slice(0, most)} …` : text;
+}
+
+/** Whether the user agrees. Escape is a no. */
+export function ask(question, yes) {
+  return new Promise((answer) => {
+    const title = newId();
+    const dialog = h("dialog", { "aria-labelledby": title, onclose: () => (dialog.remove(), answer(dialog.returnValue === "yes")) },
+      h("p", { id: title }, question),
+      h("div", { class: "row end" },
+        h("button", { onclick: () => dialog.close("no") }, "Cancel"),
+        h("button", { class: "danger", onclick: () => dialog.close("yes") }, yes)));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/** Have the user type the management token until the server takes it. */
+export function askToken(why) {
+  if (document.getElementById("login")) return;
+  const input = h("input", { type: "password", autocomplete: "off", required: true, spellcheck: "false" });
+  const problem = h("p", { class: "problem", role: "alert" }, token.get() ? why : "");
+  const title = newId();
+  const enter = async (event) => {
+    event.preventDefault();
+    token.set(input.value.trim());
+    try {
+      await call("GET", "ui/api/store");
+      dialog.close();
+      dialog.remove();
+      refresh();
+    } catch (error) {
+      problem.textContent = error instanceof Refused ? "The server does not take this token." : error.message;
+      input.select();
+    }
+  };
+  const dialog = h("dialog", { id: "login", "aria-labelledby": title, oncancel: (event) => event.preventDefault() },
+    h("form", { onsubmit: enter },
+      h("h2", { id: title }, "This server asks for a token"),
+      h("p", { class: "quiet" }, "It is the management token: of the setting management_token, or “management” in the key file that the server named when it started. It stays in this tab."),
+      field("Management token", input), problem,
+      h("div", { class: "row end" }, h("button", { class: "primary", type: "submit" }, "Open"))));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/** A button that copies what `text()` gives. */
+export function copyButton(text, label) {
+  const button = h("button", { class: "small", "aria-label": `Copy ${label}`, onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(text());
+    } catch {
+      note("The browser does not let this page copy; select the text instead.", true);
+      return;
+    }
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  } }, "Copy");
+  return button;
+}

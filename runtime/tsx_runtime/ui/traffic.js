@@ -1,0 +1,142 @@
+// Which version gets how many requests: weights, stickiness, labels, the way back; and how a rollout and a shadow do.
+
+import { call, path, put, Refused } from "./api.js";
+import { field, h, keyed, say, show } from "./dom.js";
+import { number, percent } from "./format.js";
+import { factsPanel } from "./facts.js";
+import { act, firstLines, note } from "./talk.js";
+import { watched } from "./watched.js";
+
+export function trafficTab(name) {
+  const where = path("models", name, "traffic");
+  let told = null; // the newest answer
+  let edited = false; // there is something in the form that the server does not know
+  const body = h("tbody");
+  const sticky = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "header:X-User", oninput: () => touch() });
+  const apply = h("button", { class: "primary", type: "submit" }, "Apply");
+  const back = h("button", { type: "button", onclick: () => change(back, "POST", path("models", name, "rollback"), "What was before the last change holds again.") }, "Undo the last change");
+  const clear = h("button", { type: "button", onclick: () => change(clear, "DELETE", where, "All requests go to the default version.") }, "All to the default");
+  const rules = h("p", { class: "quiet" });
+  const form = h("form", { onsubmit: (event) => submit(event) },
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Versions and their shares" },
+      h("table", {}, h("thead", {}, h("tr", {}, ["Version", "State", "Labels", "Weight", "Share now", "Requests", "Errors"].map((text) => h("th", { scope: "col" }, text)))), body)),
+    field("Keep a client on one version by", sticky, "header:NAME, cookie:NAME or field:NAME of a JSON body; empty: each request is drawn anew"),
+    rules, h("div", { class: "row" }, apply, back, clear));
+  const labels = labelForm(name, () => poll.now());
+  const none = h("p", { class: "quiet", hidden: true });
+  const rollout = factsPanel("Rollout", path("models", name, "rollout"));
+  const shadow = factsPanel("Shadow", path("models", name, "shadow"));
+  const poll = watched(async () => {
+    await Promise.all([load(), rollout.load(), shadow.load()]);
+  }, 2000);
+
+  function touch() {
+    edited = true;
+    apply.classList.add("wanted");
+  }
+
+  async function load() {
+    try {
+      told = await call("GET", where);
+    } catch (error) {
+      if (error instanceof Refused) {
+        show(form, false);
+        show(labels, false);
+        show(none, true);
+        say(none, error.status === 404 || error.status === 405 ? "This server does not split traffic." : error.message);
+      }
+      return;
+    }
+    draw();
+  }
+
+  function draw() {
+    keyed(body, told.table, ({ version }) => version, (row) => versionRow(row, touch));
+    const { weights = {}, sticky: kept = "", rules: own = [] } = told.traffic;
+    const single = told.table.length < 2;
+    if (!edited) {
+      for (const [version, row] of body.rows) row.weight.value = weights[version] ?? (Object.keys(weights).length ? 0 : version === told.default ? 1 : 0);
+      sticky.value = kept ?? "";
+    }
+    say(rules, own.length ? `Rules, first of all: ${own.map((rule) => `${rule.header} ${rule.equals !== undefined && rule.equals !== null ? `= ${rule.equals}` : `matches ${rule.matches}`} → ${rule.to}`).join("; ")}` : "");
+    show(none, single);
+    say(none, "With a second version registered, requests can be shared out between the two.");
+  }
+
+  async function submit(event) {
+    event.preventDefault();
+    const weights = Object.fromEntries([...body.rows].map(([version, row]) => [version, Number(row.weight.value)]).filter(([, weight]) => weight > 0));
+    const traffic = { ...told.traffic, weights };
+    delete traffic.sticky;
+    if (sticky.value.trim()) traffic.sticky = sticky.value.trim();
+    for (const key of Object.keys(told.traffic.weights ?? {})) if (!body.rows.has(key)) weights[key] = told.traffic.weights[key]; // a label's
+    apply.disabled = true;
+    try {
+      await put("PUT", where, traffic);
+      edited = false;
+      apply.classList.remove("wanted");
+      note("Traffic is shared out as you said.");
+    } catch (error) {
+      note(firstLines(error.message), true);
+    } finally {
+      apply.disabled = false;
+      poll.now();
+    }
+  }
+
+  async function change(button, method, target, done) {
+    edited = !(await act(button, method, target, {}, done)) && edited;
+    poll.now();
+  }
+
+  return {
+    node: h("div", {}, h("section", { class: "card", "aria-label": "Traffic" }, h("h2", {}, "Shares"), none, form), labels, rollout.node, shadow.node),
+    wake: poll.start,
+    rest: poll.stop,
+  };
+}
+
+function versionRow({ version }, touch) {
+  const weight = h("input", { type: "number", min: "0", step: "any", class: "short", "aria-label": `Weight of version ${version}`, oninput: touch });
+  const meter = h("span", { class: "fill" });
+  const share = h("span", { class: "number" });
+  const cells = Object.fromEntries(["state", "labels", "requests", "errors"].map((cell) => [cell, h("td")]));
+  const node = h("tr", {}, h("th", { scope: "row" }, version), cells.state, cells.labels, h("td", {}, weight),
+    h("td", {}, h("span", { class: "meter" }, h("span", { class: "track", "aria-hidden": "true" }, meter), share)), cells.requests, cells.errors);
+  return {
+    node,
+    weight,
+    update(row) {
+      meter.style.width = `${100 * row.share}%`;
+      say(share, percent(row.share));
+      say(cells.state, row.ready ? "ready" : "not ready");
+      say(cells.labels, row.labels?.join(", ") || "–");
+      say(cells.requests, number(row.requests));
+      say(cells.errors, number(row.errors));
+    },
+  };
+}
+
+function labelForm(name, changed) {
+  const label = h("input", { required: true, autocomplete: "off", spellcheck: "false", class: "short" });
+  const version = h("input", { autocomplete: "off", spellcheck: "false", class: "short" });
+  const submit = h("button", { type: "submit" }, "Set");
+  const send = async (event) => {
+    event.preventDefault();
+    const where = path("models", name, "labels", label.value.trim());
+    submit.disabled = true;
+    try {
+      const wanted = version.value.trim();
+      await (wanted ? put("PUT", where, { version: wanted }) : call("DELETE", where));
+      note(wanted ? `${label.value.trim()} means version ${wanted}.` : `The label ${label.value.trim()} is gone.`);
+    } catch (error) {
+      note(firstLines(error.message), true);
+    } finally {
+      submit.disabled = false;
+      changed();
+    }
+  };
+  return h("section", { class: "card", "aria-label": "Labels" }, h("h2", {}, "Labels"),
+    h("p", { class: "quiet" }, `A label is a name for a version that can stand wherever a version can, as in /predictions/${name}/canary.`),
+    h("form", { class: "inline", onsubmit: send }, field("Label", label), field("Version", version, "empty: remove the label"), submit));
+}

@@ -1,0 +1,119 @@
+"""Tells the front end what a handler raised and printed: what is in the log goes over the channel too, where a person may ask for it.
+
+Nobody waits for any of it: a thread sends what was gathered for a moment, as much as is of use to somebody who reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tsx_runtime.output import Lossy
+from tsx_runtime.wire import Kind
+from tsx_runtime.worker.channel import Channel
+
+EVERY = 0.5  # seconds for which reports are gathered
+MOST = 200  # lines of one report; of more the newest
+LONGEST = 4096  # characters of a line
+MOST_ERRORS = 20  # different ones of one report
+
+_LOGGER = "tsx.worker"
+
+
+class Gathered:
+    """What is to be told next. Any thread may add; adding waits for nothing."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[float, str, str]] = deque(maxlen=MOST)
+        self._lost = 0
+        self._errors: dict[str, dict[str, Any]] = {}
+        self._begun = {"stdout": "", "stderr": ""}  # of a line whose end is not there yet
+        self._lock = threading.Lock()
+        self.due = threading.Event()
+
+    def add_output(self, stream: str, text: str) -> None:
+        now = time.time()
+        with self._lock:
+            *lines, begun = (self._begun[stream] + text).split("\n")
+            self._begun[stream] = begun[:LONGEST]
+            self._lost += max(0, len(lines) + len(self._lines) - MOST)
+            self._lines.extend((now, stream, line[:LONGEST].rstrip("\r")) for line in lines[-MOST:])
+        if lines:
+            self.due.set()
+
+    def add_error(self, message: str, trace: str) -> None:
+        """The same one again is counted: a handler that always fails must not pay for each time."""
+        with self._lock:
+            known = self._errors.get(trace or message)
+            if known is not None:
+                known["count"] += 1
+                known["message"] = message
+            elif len(self._errors) < MOST_ERRORS:
+                self._errors[trace or message] = {"message": message, "traceback": trace, "count": 1}
+        self.due.set()
+
+    def take(self) -> dict[str, Any] | None:
+        with self._lock:
+            self.due.clear()
+            report = {"lines": list(self._lines), "lost": self._lost, "errors": list(self._errors.values())}
+            self._lines.clear()
+            self._errors.clear()
+            self._lost = 0
+        return report if report["lines"] or report["errors"] else None
+
+
+class _Errors(logging.Handler):
+    """A log handler: of a batch that failed, the log has one error."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        super().__init__(logging.ERROR)
+        self._gathered = gathered
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info and record.exc_info[0] else ""
+        self._gathered.add_error(record.getMessage(), trace)
+
+
+@contextmanager
+def reporting(channel: Channel) -> Iterator[None]:
+    """While this is open, the errors that the worker logs, and what is printed in this process, are told to the front end."""
+    gathered, over = Gathered(), threading.Event()
+    logger, errors = logging.getLogger(_LOGGER), _Errors(gathered)
+    streams = [(getattr(getattr(sys, name), "buffer", None), name) for name in ("stdout", "stderr")]
+    copied = [(raw, name) for raw, name in streams if isinstance(raw, Lossy)]
+    logger.addHandler(errors)
+    for raw, name in copied:
+        raw.copy = lambda data, name=name: gathered.add_output(name, str(data, "utf-8", "replace"))
+    threading.Thread(target=_send, args=(channel, gathered, over), name="tsx-reports", daemon=True).start()
+    try:
+        yield
+    finally:
+        logger.removeHandler(errors)
+        for raw, _ in copied:
+            raw.copy = None
+        over.set()
+        gathered.due.set()
+        with suppress(OSError):
+            _tell(channel, gathered)
+
+
+def _send(channel: Channel, gathered: Gathered, over: threading.Event) -> None:
+    with suppress(OSError):  # the front end is gone, which its reader finds out
+        while not over.is_set():
+            gathered.due.wait()
+            if not over.wait(EVERY):
+                _tell(channel, gathered)
+
+
+def _tell(channel: Channel, gathered: Gathered) -> None:
+    report = gathered.take()
+    if report is not None:
+        channel.send(Kind.REPORT, 0, extra=json.dumps(report).encode())

@@ -1,0 +1,79 @@
+"""Points of charts: rates from counters, a bounded ring, a version that was replaced begins anew."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tsx_runtime.core.series import KEPT, Series, between, read
+from tsx_runtime.core.stats import Stats
+
+
+class Server:
+    """One model with one version, whose clock goes by seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.model = SimpleNamespace(versions={})
+        self.renew()
+        self.series = Series(lambda: [self.model], lambda: self.now)  # type: ignore[list-item]  # of a model, all that it needs
+
+    def renew(self) -> None:
+        self.version: Any = SimpleNamespace(name="m", version="1.0", stats=Stats(), pending=0)
+        self.model.versions["1.0"] = self.version
+
+    def second(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.series.sample()
+
+    def points(self, since: int = 0) -> list[Any]:
+        return self.series.since(since)[("m", "1.0")]
+
+
+def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
+    server = Server()
+    server.second()
+    server.version.stats.answers.update({200: 30, 503: 6})
+    server.version.stats.refusals.update({"QueueFull": 3, "ClientLeft": 100})
+    server.version.pending = 7
+    server.second(1.5)
+    (point,) = server.points()
+    assert (point.number, point.rate, point.failures, point.waiting) == (2, 24.0, 6.0, 7)
+
+
+def test_a_second_without_answers_has_no_latency() -> None:
+    stats = Stats()
+    reading = read(stats, 1.0)
+    point = between(reading, read(stats, 2.0), 1, 0)
+    assert (point.rate, point.p50, point.p99) == (0.0, None, None)
+
+
+def test_only_what_is_newer_is_told_and_ten_minutes_are_kept() -> None:
+    server = Server()
+    for _ in range(KEPT + 50):
+        server.second()
+    assert len(server.points()) == KEPT
+    assert [point.number for point in server.points(KEPT + 47)] == [KEPT + 48, KEPT + 49, KEPT + 50]
+    assert server.points(server.series.number) == []
+
+
+def test_a_version_that_was_replaced_begins_anew() -> None:
+    server = Server()
+    server.second()
+    server.version.stats.answers[200] = 1000
+    server.second()
+    server.renew()
+    server.second()
+    assert server.points() == []
+    server.version.stats.answers[200] = 5
+    server.second()
+    assert [point.rate for point in server.points()] == [5.0]
+
+
+def test_of_a_version_that_is_gone_nothing_is_kept() -> None:
+    server = Server()
+    server.second()
+    server.second()
+    server.model.versions.clear()
+    server.second()
+    assert server.series.since(0) == {}

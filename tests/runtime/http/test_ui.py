@@ -1,0 +1,241 @@
+"""The web page as HTTP: files that hold no secret, calls that ask for the token, predictions by way of the management address."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import pytest
+
+from tests.support.models import make_model
+from tsx_runtime.http.uifiles import FOLDER, files
+
+SECRET = "management-secret"
+BEARER = {"authorization": f"Bearer {SECRET}"}
+CALLS = ["state", "store", "errors/talker", "log/talker", "metrics/talker", "samples/talker/1.0", "samples/talker/1.0/a.png"]
+SEEING = """
+class Seeing:
+    input_kind = "image"
+
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        return ["seen"] * len(data)
+"""
+
+
+@pytest.fixture(scope="module")
+def locked(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with start_server(management_token=SECRET, inference_token="other") as server:
+        server.register("talker.mar", initial_workers=1)
+        yield server
+
+
+def test_the_page_is_open_and_everything_that_tells_something_is_not(locked: Any) -> None:
+    assert locked.management.get("/ui/").status_code == 200
+    for name in files():
+        assert locked.management.get(f"/ui/{name}").status_code == 200
+    for call in CALLS:
+        answer = locked.management.get(f"/ui/api/{call}")
+        assert (answer.status_code, answer.json()["type"]) == (400, "InvalidKeyException"), call
+    assert locked.management.post("/ui/api/predict/talker", content=b"x").json()["type"] == "InvalidKeyException"
+    assert locked.management.get("/ui/api/state", headers=BEARER).status_code == 200
+
+
+def test_every_call_of_the_page_is_behind_the_guard(locked: Any) -> None:
+    """Also one that is added later: whatever is below /ui/api says nothing without a token."""
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        assert locked.management.request(method, "/ui/api/state").status_code in (400, 405)
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+def test_no_page_of_another_site_gets_anything(server: Any, header: str) -> None:
+    foreign = {header: "evil.example" if header == "host" else "http://evil.example"}
+    for path in ("/ui/", "/ui/app.js", "/ui/api/state"):
+        assert server.management.get(path, headers=foreign).status_code == 403
+    assert server.management.post("/ui/api/predict/talker", content=b"x", headers=foreign).status_code == 403
+
+
+def test_the_page_is_at_one_address_from_which_its_parts_are_found(server: Any) -> None:
+    moved = server.management.get("/ui")
+    assert (moved.status_code, moved.headers["location"]) == (308, "ui/")
+    assert urljoin("http://proxy/prefix/ui", moved.headers["location"]) == "http://proxy/prefix/ui/"
+    assert server.management.get("/ui/").headers["content-type"] == "text/html; charset=utf-8"
+    assert server.management.head("/ui/").status_code == 200
+    assert server.inference.get("/ui/").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fwire.py", "%2e%2e/wire.py", "..%5cwire.py", "app.js%00", "__pycache__", "http"])
+def test_nothing_but_its_files_is_served(server: Any, name: str) -> None:
+    assert server.management.get(f"/ui/{name}").status_code == 404
+
+
+def test_the_policy_allows_this_server_and_nothing_else(server: Any) -> None:
+    headers = server.management.get("/ui/").headers
+    policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert server.management.get("/ui/app.js").headers["content-security-policy"] == headers["content-security-policy"]
+
+
+class _Inline(HTMLParser):
+    found: list[str]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        if tag == "style" or (tag == "script" and "src" not in names) or "style" in names or any(name.startswith("on") for name in names):
+            self.found.append(tag)
+
+
+def test_no_file_needs_what_the_policy_forbids_nor_another_host() -> None:
+    reader = _Inline()
+    reader.found = []
+    reader.feed((FOLDER / "index.html").read_text())
+    assert reader.found == []
+    for path in FOLDER.iterdir():
+        text = path.read_text().replace("http://www.w3.org/", "")  # names of SVG, which nobody fetches
+        assert re.findall(r"https?://(?!localhost\b)[^\s\"'`$]*", text) == [], path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), path.name
+
+
+def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
+    told = server.management.get("/ui/api/state").json()
+    assert {"start", "version", "now", "modelApi", "inference"} <= set(told["server"])
+    (model,) = [model for model in told["models"] if model["name"] == "talker"]
+    assert model["default"] == "1.0"
+    first, second = model["versions"]
+    assert (first["version"], first["state"], second["version"], second["state"]) == ("1.0", "ready", "2.0", "idle")
+    (worker,) = first["workers"]
+    assert worker["state"] == "READY"
+    assert worker["device"] == "cpu"
+    assert worker["memory"] > 1_000_000
+
+
+def test_points_are_told_once(own_server: Any, empty: Any) -> None:
+    empty.register("talker.mar", initial_workers=1)
+    for _ in range(2):
+        empty.call(empty.series.sample)
+    assert empty.inference.post("/predictions/talker").status_code == 200
+    empty.call(empty.series.sample)
+    told = empty.management.get("/ui/api/state").json()
+    points = told["models"][0]["versions"][0]["points"]
+    assert points[-1][0] == told["newest"]
+    assert points[-1][1] > 0
+    assert empty.management.get("/ui/api/state", params={"since": told["newest"]}).json()["models"][0]["versions"][0]["points"] == []
+
+
+def test_the_handler_says_what_it_takes(empty: Any) -> None:
+    empty.write_mar("seeing.mar", handler=SEEING)
+    empty.register("seeing.mar", initial_workers=1)
+    empty.register("talker.mar", initial_workers=1)
+    told = {model["name"]: model["versions"][0]["input"] for model in empty.management.get("/ui/api/state").json()["models"]}
+    assert told == {"seeing": "image", "talker": None}
+
+
+def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_address(server: Any) -> None:
+    body, headers = b'{"a": 1}', {"content-type": "application/json", "X-Mine": "yes"}
+    for suffix in ("", "/1.0"):
+        here, there = (
+            client.post(f"{prefix}/talker{suffix}", content=body, headers=headers)
+            for client, prefix in ((server.management, "/ui/api/predict"), (server.inference, "/predictions"))
+        )
+        assert here.status_code == there.status_code == 200
+        mine, theirs = here.json(), there.json()
+        assert mine["row"] == theirs["row"]
+        assert mine["headers"]["X-Mine"] == "yes"
+        assert mine["headers"].keys() == theirs["headers"].keys()
+    assert server.management.post("/ui/api/predict/nothing").status_code == 404
+    assert server.management.post("/ui/api/predict/talker", headers={"x-do": "raise"}).status_code == 503
+    assert server.management.post("/ui/api/predict/talker", headers={"x-do": "stream"}).text == "abc"
+
+
+def test_no_handler_sees_the_management_token(locked: Any) -> None:
+    answer = locked.management.post("/ui/api/predict/talker", content=b"x", headers={**BEARER, "Cookie": "a=b", "X-Mine": "yes"})
+    assert answer.status_code == 200
+    assert SECRET not in answer.text
+    names = {name.lower() for name in answer.json()["headers"]}
+    assert not names & {"authorization", "cookie"}
+    assert "X-Mine" in answer.json()["headers"]
+
+
+def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
+    assert server.management.post("/ui/api/predict/talker", content=b"x" * 200_000).status_code == 413
+
+
+def test_errors_of_handlers_are_told_with_their_traceback(empty: Any, until: Any) -> None:
+    empty.register("talker.mar", initial_workers=1)
+    assert empty.management.get("/ui/api/errors/talker").json() == []
+    for _ in range(3):
+        assert empty.inference.post("/predictions/talker", headers={"x-do": "raise"}).status_code == 503
+    until(lambda: sum(error["count"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
+    (error,) = empty.management.get("/ui/api/errors/talker").json()
+    assert error["version"] == "1.0"
+    assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
+    assert empty.inference.post("/predictions/talker", headers={"x-do": "exit"}).status_code == 500
+    until(lambda: len(empty.management.get("/ui/api/errors/talker").json()) == 2)
+    newest = empty.management.get("/ui/api/errors/talker").json()[0]
+    assert "ended: exit code 7" in newest["message"]
+
+
+def test_what_handlers_print_is_told_with_the_worker_that_did(empty: Any, until: Any) -> None:
+    empty.write_mar("printing.mar", handler="def handle(data, context):\n    print('got', data)\n    return data and ['x'] * len(data)\n")
+    empty.register("printing.mar", initial_workers=1)
+    assert empty.inference.post("/predictions/printing", content=b"abc").status_code == 200
+    until(lambda: "abc" in empty.management.get("/ui/api/log/printing").text)
+    told = empty.management.get("/ui/api/log/printing").json()
+    (worker,) = empty.management.get("/models/printing").json()[0]["workers"]
+    assert {(line["worker"], line["stream"], line["version"]) for line in told} == {(worker["id"], "stdout", "1.0")}
+
+
+def test_a_model_that_does_not_load_says_why(empty: Any, until: Any) -> None:
+    empty.management.post("/models", params={"url": "broken.mar", "initial_workers": 1, "synchronous": "false"})
+    until(lambda: empty.management.get("/ui/api/errors/broken").json())
+    error = empty.management.get("/ui/api/errors/broken").json()[0]
+    assert "no_such_module_anywhere" in error["message"] + error["traceback"]
+    until(lambda: empty.management.get("/ui/api/state").json()["models"][0]["versions"][0]["state"] == "failed")
+
+
+def test_metrics_of_one_model_are_values_with_labels(server: Any) -> None:
+    server.inference.post("/predictions/talker")
+    told = server.management.get("/ui/api/metrics/talker").json()
+    (requests,) = [each for each in told if each["name"] == "ts_inference_requests_total" and each["labels"] == {"model_version": "1.0"}]
+    assert requests["value"] >= 1
+    assert not [each for each in told if each["name"].endswith("_bucket")]
+    assert server.management.get("/ui/api/metrics/nothing").status_code == 404
+
+
+def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path) -> None:
+    place = make_model(store / "sampled", "def handle(data, context):\n    return data and ['x'] * len(data)\n")
+    (place / "samples").mkdir(exist_ok=True)
+    (place / "samples" / "a.png").write_bytes(b"picture")
+    (place / "samples" / "page.html").write_text("<script>alert(1)</script>")
+    if not (place / "samples" / "out.txt").is_symlink():
+        (place / "samples" / "out.txt").symlink_to("/etc/hostname")
+    empty.register("sampled", initial_workers=0)
+    told = empty.management.get("/ui/api/samples/sampled/1.0").json()
+    assert [(each["name"], each["type"]) for each in told] == [("a.png", "image/png"), ("page.html", "text/html")]
+    assert empty.management.get("/ui/api/samples/sampled/1.0/a.png").content == b"picture"
+    page = empty.management.get("/ui/api/samples/sampled/1.0/page.html")
+    assert page.headers["content-type"] == "application/octet-stream"
+    for name in ("out.txt", "..%2fhandler.py", "nothing"):
+        assert empty.management.get(f"/ui/api/samples/sampled/1.0/{name}").status_code == 404
+
+
+def test_the_store_tells_what_could_be_registered(server: Any, store: Path) -> None:
+    told = server.management.get("/ui/api/store").json()
+    assert {"talker.mar", "other.mar", "broken.mar"} <= set(told)
+    assert not [name for name in told if "/" in name]
+
+
+def test_the_page_is_no_part_of_the_documented_interface(server: Any) -> None:
+    document = json.loads(server.management.get("/openapi.json").content)
+    assert not [path for path in document["paths"] if path.startswith("/ui")]

@@ -1,0 +1,301 @@
+"""The web page in a real browser, from end to end: what a person does with it, and what they then see."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.support.servers import FREE_PORTS, Running
+
+expect: Any = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs").expect
+expect.set_options(timeout=30_000)
+
+
+def png(light: int, size: tuple[int, int] = (64, 48)) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", size, light).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def server(browser: Any, start: Callable[..., Running]) -> Running:
+    return start([*FREE_PORTS])
+
+
+@pytest.fixture
+def management(server: Running) -> Iterator[httpx.Client]:
+    """A server without models before and after."""
+    with httpx.Client(base_url=server.address("models"), timeout=60) as client:
+        yield client
+        for model in client.get("/models").json()["models"]:
+            for version in reversed(client.get(f"/models/{model['modelName']}/all").json()):
+                client.delete(f"/models/{model['modelName']}/{version['modelVersion']}")
+            client.delete(f"/models/{model['modelName']}")
+
+
+def register(client: httpx.Client, *archives: str) -> None:
+    for archive in archives:
+        assert client.post("/models", params={"url": archive, "initial_workers": 1}).status_code == 200
+
+
+def look(page: Any, server: Running, where: str = "") -> None:
+    page.goto(f"{server.address('management')}/ui/#/{where}")
+
+
+def send_json(page: Any, value: object) -> None:
+    page.get_by_label("JSON", exact=True).last.fill(json.dumps(value))
+    page.get_by_role("button", name="Send").click()
+
+
+def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, server: Running, management: httpx.Client) -> None:
+    look(page, server)
+    expect(page.get_by_text("No model is registered")).to_be_visible()
+    page.get_by_role("button", name="Register a model").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Archive")).to_be_focused()
+    page.keyboard.type("looks.mar")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").get_by_text("registered with 1 initial workers")).to_be_visible()
+    row = page.get_by_role("row", name=re.compile("looks"))
+    expect(row.get_by_text("ready", exact=True)).to_be_visible()
+    row.get_by_role("link").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="looks")).to_be_visible()
+    page.get_by_role("button", name="Unregister").focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    assert management.get("/models/looks").status_code == 200
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Unregister").press("Enter")
+    expect(page.get_by_text("This model is not registered any more")).to_be_visible()
+    assert management.get("/models/looks").status_code == 404
+
+
+def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, server: Running, management: httpx.Client, tmp_path: Path) -> None:
+    register(management, "looks.mar")
+    (tmp_path / "light.png").write_bytes(png(204))
+    look(page, server, "model/looks/try")
+    expect(page.get_by_role("radio", name="Image")).to_be_checked()
+    page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "light.png")
+    expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
+    page.get_by_role("button", name="Send").click()
+    bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
+    expect(bars).to_have_count(2)
+    expect(bars.first).to_contain_text("light")
+    expect(bars.first).to_contain_text("80.0 %")
+    expect(page.get_by_text(re.compile(r"200 OK · .*s · request"))).to_be_visible()
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for tool in ("curl", "Python", "tsx"):
+        line = page.locator(f"pre[data-for={tool}]").inner_text()
+        command = [sys.executable, "-c", line] if tool == "Python" else ["bash", "-c", line]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["light"] == pytest.approx(0.8), tool
+    page.get_by_role("button", name="Copy the line for curl").click()
+    expect(page.get_by_role("button", name="Copy the line for curl")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre[data-for=curl]").inner_text()
+
+
+def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar")
+    look(page, server, "model/looks/try")
+    page.get_by_role("button", name="Use the camera").click()
+    page.get_by_role("button", name="Take the picture").click()
+    expect(page.get_by_text("picture.jpg")).to_be_visible()
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("list", name="Labels")).to_be_visible()
+    transfer = page.evaluate_handle(
+        """(bytes) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], 'dropped.png', { type: 'image/png' }));
+            return transfer;
+        }""",
+        list(png(0)),
+    )
+    page.locator(".drop:visible").dispatch_event("drop", {"dataTransfer": transfer})
+    expect(page.get_by_text("dropped.png")).to_be_visible()
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text("dark")
+
+
+def test_answers_are_shown_as_people_look_at_them(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "echo.mar")
+    look(page, server, "model/echo/try")
+    expect(page.get_by_role("radio", name="JSON")).to_be_checked()
+    send_json(page, {"cat": 0.75, "dog": 0.25})
+    expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text("75.0 %")
+    send_json(page, [{"cat": [1, 2, 30, 40], "score": 0.9}])
+    expect(page.get_by_role("region", name="What was found")).to_contain_text("1, 2, 30, 40")
+    send_json(page, [[[row % 2, 0.5] for _ in range(16)] for row in range(16)])
+    expect(page.get_by_role("img", name="The class of each pixel")).to_be_visible()
+    send_json(page, [{"name": "a", "size": 1}, {"name": "b", "tags": ["x"]}])
+    expect(page.get_by_role("region", name="The answer as a table").get_by_role("row")).to_have_count(3)
+    send_json(page, {"deep": {"er": [1, "<img src=x onerror=alert(1)>"]}})
+    expect(page.locator("details.raw pre")).to_contain_text("<img src=x onerror=alert(1)>")
+    page.get_by_label("JSON", exact=True).last.fill('{"a": ')
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert").get_by_text("Not JSON yet")).to_be_visible()
+
+
+def test_boxes_lie_over_the_image_that_was_sent(page: Any, server: Running, management: httpx.Client) -> None:
+    """The shape alone decides: a page is given an answer as a detector gives it, with the image of the request."""
+    look(page, server)
+    count = page.evaluate(
+        """async () => {
+            const { answerView } = await import('./answerview.js');
+            const image = { url: 'icon.svg', width: 32, height: 32 };
+            const value = [{ cat: [2, 3, 20, 30], score: 0.9 }];
+            const body = new Blob([JSON.stringify(value)]);
+            const view = answerView({ body, type: 'application/json', value, text: '' }, image);
+            const rect = view.querySelector('svg rect');
+            return ['x', 'y', 'width', 'height'].map((name) => Number(rect.getAttribute(name)));
+        }"""
+    )
+    assert count == [2, 3, 18, 27]
+
+
+def test_a_failure_is_told_in_the_playground_and_kept_with_its_traceback(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "echo.mar")
+    look(page, server, "model/echo/try")
+    send_json(page, "fail")
+    expect(page.get_by_text("the echo is broken")).to_be_visible()
+    page.get_by_role("link", name="Errors").click()
+    summary = page.locator(".errors summary")
+    expect(summary).to_contain_text("RuntimeError: the echo is broken")
+    summary.click()
+    expect(page.locator(".errors pre")).to_contain_text("handler.py")
+
+
+def test_charts_move_when_requests_come(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "echo.mar")
+    look(page, server, "model/echo")
+    chart = page.get_by_role("img", name=re.compile("^Requests a second"))
+    expect(chart).to_have_attribute("aria-label", re.compile("now: 1.0 0$"))
+    with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
+        for _ in range(40):
+            client.post("/predictions/echo", content=b"[1]")
+    expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 [1-9]"))
+    expect(chart.locator("path.line")).to_have_attribute("d", re.compile(r"L.*L"))
+    expect(page.get_by_role("img", name=re.compile("^Latency, now: p50 .* (ms|µs|s), p99"))).to_be_visible()
+
+
+def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar", "looks2.mar")
+    look(page, server, "model/looks")
+    second = page.get_by_role("region", name="Version 2.0", exact=True)
+    second.get_by_label("Workers", exact=True).fill("2")
+    second.get_by_role("button", name="Scale").click()
+    expect(second.locator("tbody tr")).to_have_count(2)
+    second.get_by_role("button", name="Make it the default").click()
+    expect(second.get_by_text("default", exact=True)).to_be_visible()
+    second.get_by_label("New value").fill("4")
+    second.get_by_role("button", name="Change").click()
+    expect(second.locator(".tile", has_text="Batch size")).to_contain_text("4")
+    assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
+
+
+def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "echo.mar")
+    look(page, server, "model/echo/metrics")
+    table = page.get_by_role("region", name="Metrics of this model")
+    expect(table).to_contain_text("ts_inference_requests_total")
+    page.get_by_label("Filter").fill("queue_depth")
+    expect(table).not_to_contain_text("ts_inference_requests_total")
+    expect(table).to_contain_text("tsx_queue_depth")
+
+
+def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
+    page: Any, browser: Any, start: Callable[..., Running], free_ports: Callable[[int], list[int]]
+) -> None:
+    ports = dict(zip(("inference_address", "management_address", "metrics_address"), free_ports(3), strict=True))
+    settings = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    first = start(["echo.mar"], **settings)
+    page.goto(f"http://127.0.0.1:{ports['management_address']}/ui/")
+    row = page.get_by_role("row", name=re.compile("echo"))
+    expect(row.get_by_text("ready", exact=True)).to_be_visible()
+    first.process.kill()
+    first.process.wait()
+    expect(page.get_by_role("alert").get_by_text("The server does not answer")).to_be_visible()
+    start(["echo.mar"], **settings)
+    expect(page.get_by_role("alert").get_by_text("The server does not answer")).to_be_hidden()
+    expect(row.get_by_text("ready", exact=True)).to_be_visible()
+    row.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="echo")).to_be_visible()
+
+
+def test_a_token_is_asked_for_and_kept_in_this_tab_alone(page: Any, browser: Any, start: Callable[..., Running]) -> None:
+    server = start(["echo.mar", *FREE_PORTS], management_token="right", inference_token="other")
+    look(page, server)
+    dialog = page.get_by_role("dialog", name="This server asks for a token")
+    dialog.get_by_label("Management token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_text("does not take this token")).to_be_visible()
+    dialog.get_by_label("Management token").fill("right")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    look(page, server, "model/echo/try")
+    send_json(page, {"a": 1})
+    expect(page.get_by_text("200 OK")).to_be_visible()
+    assert "$TSX_INFERENCE_TOKEN" in page.locator("pre[data-for=curl]").inner_text()
+    page.reload()
+    expect(page.get_by_role("heading", name="echo")).to_be_visible()
+    page.get_by_role("button", name="Forget token").click()
+    expect(dialog).to_be_visible()
+
+
+def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, server: Running) -> None:
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    look(page, server)
+    seen = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        seen.append(page.evaluate(background))
+    assert seen[0] != seen[1]
+    page.get_by_label("Theme").select_option("light")
+    assert page.evaluate(background) == seen[0]
+    page.reload()
+    assert page.evaluate(background) == seen[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_view_has_a_serious_finding_of_axe(page: Any, server: Running, management: httpx.Client, scheme: str) -> None:
+    """As it comes, after an answer, and in a narrow window."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, which the extra `dev` installs").Axe()
+    register(management, "echo.mar", "looks.mar", "looks2.mar")
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    look(page, server)
+    expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()
+    page.get_by_role("button", name="Register a model").click()
+    _check(axe, page, "models")
+    for tab in ("overview", "try", "traffic", "errors", "metrics"):
+        look(page, server, f"model/looks/{tab}")
+        expect(page.locator(".tabs [aria-current=page]")).to_be_visible()
+        _check(axe, page, tab)
+    look(page, server, "model/echo/try")
+    send_json(page, {"cat": 0.75, "dog": 0.25})
+    expect(page.get_by_role("list", name="Labels")).to_be_visible()
+    _check(axe, page, "an answer")
+    page.set_viewport_size({"width": 360, "height": 740})
+    _check(axe, page, "narrow")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than a phone"
+
+
+def _check(axe: Any, page: Any, view: str) -> None:
+    found = axe.run(page).response["violations"]
+    serious = [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found if each["impact"] in ("serious", "critical")]
+    assert serious == [], view
