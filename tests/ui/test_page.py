@@ -50,7 +50,7 @@ def register(client: httpx.Client, *archives: str) -> None:
 
 
 def look(page: Any, server: Running, where: str = "") -> None:
-    page.goto(f"{server.address('management')}/ui/#/{where}")
+    page.goto(f"{server.address('models')}/ui/#/{where}")
 
 
 def send_json(page: Any, value: object) -> None:
@@ -97,7 +97,7 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, server: Runn
     expect(bars).to_have_count(2)
     expect(bars.first).to_contain_text("light")
     expect(bars.first).to_contain_text("80.0 %")
-    expect(page.get_by_text(re.compile(r"200 OK · .*s · request"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B · request"))).to_be_visible()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for tool in ("curl", "Python", "tsx"):
         line = page.locator(f"pre[data-for={tool}]").inner_text()
@@ -184,7 +184,7 @@ def test_charts_move_when_requests_come(page: Any, server: Running, management: 
     register(management, "echo.mar")
     look(page, server, "model/echo")
     chart = page.get_by_role("img", name=re.compile("^Requests a second"))
-    expect(chart).to_have_attribute("aria-label", re.compile("now: 1.0 0$"))
+    expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 0$"))
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         for _ in range(40):
             client.post("/predictions/echo", content=b"[1]")

@@ -106,13 +106,14 @@ async def sampling(series: Series) -> AsyncIterator[None]:
     """While this is open, a point is made each second; after a second that the loop had no time for, the next one is later."""
     loop = asyncio.get_running_loop()
 
-    def tick() -> None:
-        nonlocal timer
-        series.sample()
-        timer = loop.call_later(EVERY, tick)
+    timers: list[asyncio.TimerHandle] = []
 
-    timer = loop.call_later(EVERY, tick)
+    def tick() -> None:
+        series.sample()
+        timers[:] = [loop.call_later(EVERY, tick)]
+
+    timers.append(loop.call_later(EVERY, tick))
     try:
         yield
     finally:
-        timer.cancel()
+        timers[0].cancel()

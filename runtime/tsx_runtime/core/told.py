@@ -14,7 +14,7 @@ LONGEST = 16 << 10  # characters of a traceback; of a longer one the middle is l
 
 class Error(NamedTuple):
     at: float  # time.time() of the newest
-    count: int  # how often in a row
+    times: int  # how often in a row
     message: str
     traceback: str
 
@@ -52,7 +52,7 @@ class Told:
         self.total += count
         cut = shortened(traceback)
         if self.errors and self.errors[0].traceback == cut and (cut or self.errors[0].message == message):
-            count += self.errors.popleft().count
+            count += self.errors.popleft().times
         self.errors.appendleft(Error(self._clock(), count, shortened(message), cut))
 
     def add_line(self, at: float, worker: str, stream: str, text: str) -> None:

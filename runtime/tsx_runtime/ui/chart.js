@@ -74,7 +74,7 @@ function paint(plot, shown, format) {
     parts.push(s("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
     parts.push(s("text", { class: "axis", x: LEFT - 6, y: at + 4, "text-anchor": "end" }, format(share * top)));
   }
-  for (const [number, text, anchor] of [[from, `${Math.round(shown.span / 60)} min ago`, "start"], [shown.newest, "now", "end"]]) {
+  for (const [number, text, anchor] of [[from, shown.span === 60 ? "1 minute ago" : `${shown.span / 60} minutes ago`, "start"], [shown.newest, "now", "end"]]) {
     parts.push(s("text", { class: "axis", x: x(number), y: HEIGHT - 4, "text-anchor": anchor }, text));
   }
   for (const { color, points, value } of shown.lines) {

@@ -33,7 +33,7 @@ export function show(node, shown) {
 
 /** One child for each item, kept for as long as its key is there. `make(item)` gives an object with `node` and, if need be, `update(item)`. */
 export function keyed(parent, items, key, make) {
-  const rows = (parent.rows ??= new Map());
+  const rows = (parent.kept ??= new Map());
   const wanted = new Set(items.map(key));
   for (const [name, row] of rows) {
     if (!wanted.has(name)) {

@@ -61,8 +61,8 @@ function errorRow(error) {
     update(now) {
       say(at, clock(now.at));
       at.dateTime = new Date(1000 * now.at).toISOString();
-      show(times, now.count > 1);
-      say(times, `${now.count} times`);
+      show(times, now.times > 1);
+      say(times, `${now.times} times`);
     },
   };
 }

@@ -45,6 +45,14 @@ export function pointsOfModel(model) {
   return together(model.versions.map(({ version }) => pointsOf(model.name, version)));
 }
 
+const SPANS = [60, 120, 300, 600];
+
+/** Seconds that a chart shows: as many as there is anything to see of, from a minute to all that is kept. */
+export function spanOf(lists) {
+  const oldest = Math.min(...lists.map((points) => points[0]?.number ?? Infinity));
+  return SPANS.find((span) => oldest > live.newest - span) ?? 600;
+}
+
 /** The mean of the last seconds. */
 export function recent(points, name, seconds = 5) {
   const values = points.filter((point) => point.number > live.newest - seconds).map((point) => point[name]).filter((value) => value !== null);

@@ -48,7 +48,7 @@ function fileInput(kind, changed) {
   const isImage = kind === "image";
   let held = null; // {body, type, name, image}
   const picker = h("input", { type: "file", accept: isImage && "image/*", onchange: () => picker.files[0] && put(picker.files[0]) });
-  const preview = h("img", { class: "picture preview", alt: "The image to be sent", hidden: true });
+  const preview = h("img", { class: "picture preview", alt: isImage ? "The image to be sent" : "The file to be sent", hidden: true });
   const told = h("p", { class: "quiet", "aria-live": "polite" }, isImage ? "Drop an image here, paste one, or choose a file." : "Drop a file here, or choose one.");
   const zone = h("div", { class: "drop" },
     field(isImage ? "Image" : "File", picker), isImage && cameraButton((file) => put(file)), told, preview);

@@ -1,14 +1,12 @@
 // The list of the models, and the way to a new one.
 
-import { get, path } from "./api.js";
+import { get } from "./api.js";
 import { chart, spark } from "./chart.js";
 import { field, h, keyed, say, show } from "./dom.js";
-import { chip, memoryText, pointsOfModel, recent, stateOf, tile, together, workersOf, workersText } from "./figures.js";
+import { chip, memoryText, pointsOfModel, recent, spanOf, stateOf, tile, together, workersOf, workersText } from "./figures.js";
 import { duration, number } from "./format.js";
 import { live } from "./live.js";
 import { act } from "./talk.js";
-
-const SPAN = 600;
 
 export function modelsView() {
   const tiles = { rate: tile("Requests a second"), failures: tile("Failures a second"), p99: tile("Slowest p99"), waiting: tile("Waiting"), workers: tile("Workers ready") };
@@ -43,6 +41,7 @@ function update(tiles, rate, latency, body, empty, list, add) {
   const versions = models.flatMap((model) => model.versions);
   const all = together(models.map(pointsOfModel));
   const { workers, ready } = workersOf(versions);
+  const span = spanOf([all]);
   tiles.rate.update(number(recent(all, "rate") ?? 0));
   tiles.failures.update(number(recent(all, "failures") ?? 0));
   tiles.p99.update(duration(recent(all, "p99")));
@@ -51,11 +50,11 @@ function update(tiles, rate, latency, body, empty, list, add) {
   rate.update([
     { name: "answers", color: 0, points: all, value: (point) => point.rate },
     { name: "failures", color: 3, points: all, value: (point) => point.failures },
-  ], live.newest, SPAN);
+  ], live.newest, span);
   latency.update([
     { name: "p50", color: 0, points: all, value: (point) => point.p50 },
     { name: "p99", color: 1, points: all, value: (point) => point.p99 },
-  ], live.newest, SPAN);
+  ], live.newest, span);
   keyed(body, models, (model) => model.name, row);
   show(list, models.length);
   show(empty, !models.length);
@@ -122,5 +121,3 @@ function registerForm(close) {
     },
   };
 }
-
-export const modelPath = (name, ...more) => path("models", name, ...more);

@@ -3,12 +3,12 @@
 import { path } from "./api.js";
 import { chart } from "./chart.js";
 import { field, h, keyed, say, show } from "./dom.js";
-import { chip, pointsOf, tile, workersText } from "./figures.js";
+import { chip, pointsOf, spanOf, tile, workersText } from "./figures.js";
 import { bytes, duration, number, since } from "./format.js";
 import { live } from "./live.js";
 import { act, ask } from "./talk.js";
 
-const SPANS = [["1 minute", 60], ["10 minutes", 600]];
+const SPANS = [["1 minute", 60], ["10 minutes", 600], ["All there is", null]];
 const LIMITS = {
   batch_size: "Batch size", max_batch_delay: "Longest wait for company, ms", job_queue_size: "Requests that may wait",
   response_timeout: "Seconds for an answer", client_timeout: "Milliseconds until a request is given up (0: never)",
@@ -20,11 +20,12 @@ export function overviewTab(name) {
   const failures = chart("Failures a second", number);
   const queue = chart("Requests that wait", number);
   const versions = h("div");
-  let span = 600;
+  let wanted = null;
   let newest = null;
   const spans = h("fieldset", { class: "segments" }, h("legend", {}, "Time shown"), SPANS.map(([label, seconds]) =>
-    h("label", {}, h("input", { type: "radio", name: `span-${name}`, checked: seconds === span, onchange: () => { span = seconds; if (newest) draw(newest); } }), h("span", {}, label))));
+    h("label", {}, h("input", { type: "radio", name: `span-${name}`, checked: seconds === wanted, onchange: () => { wanted = seconds; if (newest) draw(newest); } }), h("span", {}, label))));
   const draw = (model) => {
+    const span = wanted ?? spanOf(model.versions.map(({ version }) => pointsOf(model.name, version)));
     const lines = (value) => model.versions.map(({ version }, color) => ({ name: version, color, points: pointsOf(model.name, version), value }));
     const pair = (which) => model.versions.flatMap(({ version }, color) => {
       const points = pointsOf(model.name, version);
@@ -42,7 +43,7 @@ export function overviewTab(name) {
       newest = model;
       draw(model);
       keyed(versions, model.versions, ({ version }) => version, (version) => versionCard(name, version));
-      for (const row of versions.rows.values()) row.refine(model, server);
+      for (const row of versions.kept.values()) row.refine(model, server);
     },
   };
 }

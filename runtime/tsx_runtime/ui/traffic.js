@@ -55,7 +55,7 @@ export function trafficTab(name) {
     const { weights = {}, sticky: kept = "", rules: own = [] } = told.traffic;
     const single = told.table.length < 2;
     if (!edited) {
-      for (const [version, row] of body.rows) row.weight.value = weights[version] ?? (Object.keys(weights).length ? 0 : version === told.default ? 1 : 0);
+      for (const [version, row] of body.kept) row.weight.value = weights[version] ?? (Object.keys(weights).length ? 0 : version === told.default ? 1 : 0);
       sticky.value = kept ?? "";
     }
     say(rules, own.length ? `Rules, first of all: ${own.map((rule) => `${rule.header} ${rule.equals !== undefined && rule.equals !== null ? `= ${rule.equals}` : `matches ${rule.matches}`} → ${rule.to}`).join("; ")}` : "");
@@ -65,11 +65,11 @@ export function trafficTab(name) {
 
   async function submit(event) {
     event.preventDefault();
-    const weights = Object.fromEntries([...body.rows].map(([version, row]) => [version, Number(row.weight.value)]).filter(([, weight]) => weight > 0));
+    const weights = Object.fromEntries([...body.kept].map(([version, row]) => [version, Number(row.weight.value)]).filter(([, weight]) => weight > 0));
     const traffic = { ...told.traffic, weights };
     delete traffic.sticky;
     if (sticky.value.trim()) traffic.sticky = sticky.value.trim();
-    for (const key of Object.keys(told.traffic.weights ?? {})) if (!body.rows.has(key)) weights[key] = told.traffic.weights[key]; // a label's
+    for (const key of Object.keys(told.traffic.weights ?? {})) if (!body.kept.has(key)) weights[key] = told.traffic.weights[key]; // a label's
     apply.disabled = true;
     try {
       await put("PUT", where, traffic);

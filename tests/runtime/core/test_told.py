@@ -21,7 +21,7 @@ def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
     kept.add_error("request 1 failed", "Traceback\nValueError: a")
     kept.add_error("request 2 failed", "Traceback\nValueError: a", count=3)
     kept.add_error("worker 9000 ended")
-    assert [(error.at, error.count, error.message) for error in kept.errors] == [
+    assert [(error.at, error.times, error.message) for error in kept.errors] == [
         (3.0, 1, "worker 9000 ended"),
         (2.0, 4, "request 2 failed"),
     ]
@@ -33,7 +33,7 @@ def test_messages_without_a_traceback_are_keptapart() -> None:
     kept.add_error("worker 9000 ended")
     kept.add_error("worker 9001 ended")
     kept.add_error("worker 9001 ended")
-    assert [(error.message, error.count) for error in kept.errors] == [("worker 9001 ended", 2), ("worker 9000 ended", 1)]
+    assert [(error.message, error.times) for error in kept.errors] == [("worker 9001 ended", 2), ("worker 9000 ended", 1)]
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
@@ -43,7 +43,7 @@ def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(told: list[tup
         kept.add_error(message, trace)
     assert len(kept.errors) <= KEPT_ERRORS
     assert kept.total == len(told)
-    assert sum(error.count for error in kept.errors) <= len(told)
+    assert sum(error.times for error in kept.errors) <= len(told)
 
 
 def test_of_a_long_traceback_both_ends_stay() -> None:
@@ -69,4 +69,4 @@ def test_a_report_says_what_it_left_out() -> None:
     error = {"message": "failed", "traceback": "Traceback", "count": 2}
     kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last"]]})
     assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines are left out here]"), ("9000", "last")]
-    assert (kept.total, kept.errors[0].count) == (2, 2)
+    assert (kept.total, kept.errors[0].times) == (2, 2)

@@ -176,7 +176,7 @@ def test_errors_of_handlers_are_told_with_their_traceback(empty: Any, until: Any
     assert empty.management.get("/ui/api/errors/talker").json() == []
     for _ in range(3):
         assert empty.inference.post("/predictions/talker", headers={"x-do": "raise"}).status_code == 503
-    until(lambda: sum(error["count"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
+    until(lambda: sum(error["times"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
     (error,) = empty.management.get("/ui/api/errors/talker").json()
     assert error["version"] == "1.0"
     assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
