@@ -14,11 +14,10 @@ from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.joining import JoiningDispatcher
 from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.sequences import Mark, Refusal, Sequences, Terms
+from tsx_runtime.core.sequences import LONGEST_REMEMBERED, Mark, Refusal, Sequences, Terms
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
 NOT_BEGUN = "Its sequence was never begun: the client of its first request left, or had no more time. Start it anew."
-MOST_ID = 1000  # characters of a sequence's id: it is remembered beyond the sequence
 
 
 class HeaderNames(NamedTuple):
@@ -52,8 +51,8 @@ class SequenceDispatcher(Dispatcher):
         mark = read_mark(job.meta, self._names)
         if not self.accepting:
             self._turn_away(job, self._no_worker())
-        elif len(mark.id) > MOST_ID:
-            self._turn_away(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {MOST_ID}."))
+        elif len(mark.id) > LONGEST_REMEMBERED:
+            self._turn_away(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {LONGEST_REMEMBERED}."))
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
             self._turn_away(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
         else:
