@@ -76,7 +76,7 @@ def make_table(model: str, traffic: Traffic, registered: Collection[str], ready:
         if number in ready and weight > 0:
             weights[number] = weights.get(number, 0.0) + weight
     fits = [_fit(rule, number) for rule in traffic.rules if (number := meant(rule.to, registered, traffic.labels)) in ready]
-    by, _, key = (traffic.sticky or "").partition(":")
+    by, _, key = (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")  # else there is nothing to choose
     bounds = tuple(accumulate(weights.values()))
     return Table(model, default, tuple(weights), tuple(weights.values()), bounds, tuple(fits), by, key if by == "field" else _name(by, key))
 
@@ -107,7 +107,7 @@ def key_in_head(table: Table, headers: Headers) -> bytes | None:
 
 def key_in_body(table: Table, body: Body) -> bytes | None:
     """The same, of a field of a JSON body. A large one is not looked into: that would hold up everybody."""
-    if isinstance(body, Parts) or len(body) > COPIED or bytes(body[:16]).lstrip()[:1] not in (b"{", b"["):
+    if table.by != "field" or isinstance(body, Parts) or len(body) > COPIED or bytes(body[:16]).lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         value = json.loads(bytes(body))

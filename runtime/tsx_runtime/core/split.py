@@ -86,7 +86,7 @@ class Split:
 
     def submit(self, job: ClientJob) -> None:
         table = self.table
-        key = key_in_body(table, job.body) if table.by == "field" else None
+        key = key_in_body(table, job.body) if table.by else None
         number = draw(table, self._draw()) if key is None else stick(table, key)
         self.send(job, self.versions[number])
 

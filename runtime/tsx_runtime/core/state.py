@@ -54,8 +54,9 @@ class State:
 
     def close(self) -> None:
         """Returns when everything is written."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
 
     def _write_soon(self, name: str, text: str | None) -> None:
         if self.directory is None:

@@ -25,6 +25,10 @@ def table(traffic: Traffic, *, registered: tuple[str, ...] = NUMBERS, ready: tup
     return make_table("digits", traffic, registered, ready, default)
 
 
+def sticking(by: str) -> Table:
+    return table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky=by))
+
+
 def hundredths(of: Table) -> list[str]:
     return [draw(of, point / 100) for point in range(100)]
 
@@ -136,7 +140,7 @@ def test_a_pattern_is_not_tried_on_a_value_without_bound() -> None:
 
 
 def test_a_key_comes_from_a_header() -> None:
-    made = table(Traffic(sticky="header:X-User"))
+    made = sticking("header:X-User")
     assert key_in_head(made, [(b"accept", b"*/*"), (b"x-user", b" ann ")]) == b"ann"
     assert key_in_head(made, [(b"x-user", b"")]) is None
     assert key_in_head(made, []) is None
@@ -161,7 +165,7 @@ def test_a_key_comes_from_a_header() -> None:
     ],
 )
 def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> None:
-    made = table(Traffic(sticky="cookie:user"))
+    made = sticking("cookie:user")
     assert key_in_head(made, [(b"cookie", value) for value in cookies]) == key
 
 
@@ -183,15 +187,20 @@ def test_a_key_comes_from_a_cookie(cookies: list[bytes], key: bytes | None) -> N
     ],
 )
 def test_a_key_comes_from_a_field_of_a_json_body(body: bytes, key: bytes | None) -> None:
-    assert key_in_body(table(Traffic(sticky="field:user.id")), body) == key
+    assert key_in_body(sticking("field:user.id"), body) == key
 
 
 def test_a_key_comes_from_a_field_inside_of_a_list() -> None:
-    assert key_in_body(table(Traffic(sticky="field:instances.0.user")), memoryview(b'{"instances": [{"user": "ann"}]}')) == b"ann"
+    assert key_in_body(sticking("field:instances.0.user"), memoryview(b'{"instances": [{"user": "ann"}]}')) == b"ann"
+
+
+def test_where_there_is_nothing_to_choose_nobody_looks_for_a_key() -> None:
+    one = table(Traffic(weights={"1.0": 1, "2.0": 1}, sticky="field:user"), ready=("1.0",))
+    assert key_in_body(one, b'{"user": "ann"}') is None
 
 
 def test_a_large_body_is_not_looked_into() -> None:
-    made = table(Traffic(sticky="field:user"))
+    made = sticking("field:user")
     body = json.dumps({"user": "ann", "rest": "x" * COPIED}).encode()
     assert key_in_body(made, body) is None
     assert key_in_body(made, memoryview(body)) is None
