@@ -26,7 +26,7 @@ ELSEWHERE = {
     "packages/tsx-serve-torchserve-shims": "The names that TorchServe's users import, a distribution of its own: the extra `torchserve`",
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
     "examples/plugins": "One plugin of each kind, as a package of its own",
-    "scripts": "What people and CI call: demo, test, fuzz-api",
+    "scripts": "What people and CI call: demo, test, install-browser, fuzz-api",
     "tests": "Mirrors the rooms; support/ has what several of them need",
     "benchmarks": "Speed and size, side by side in one run; faults under load (chaos/)",
     "docs": "Guides and reference; architecture.md is where to begin",

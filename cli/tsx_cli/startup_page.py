@@ -40,6 +40,8 @@ def show(started: Started, settings: Settings, console: Console) -> None:
             print(f"serving workflow {workflow.name}: {', '.join(workflow.nodes)}")
         for role, address in started.addresses.items():
             print(f"{WHAT[role]} at {address}")
+        if page := web_page(started):
+            print(f"page at {page}")
         print("\n".join(f"try: {line}" for line in examples(started, settings)), flush=True)
         return
     served = [_count(len(versions), "model"), *([_count(len(started.workflows), "workflow")] if started.workflows else [])]
@@ -51,10 +53,18 @@ def show(started: Started, settings: Settings, console: Console) -> None:
         print_table(["workflow", "nodes"], [(each.name, ", ".join(each.nodes)) for each in started.workflows])
     for role, address in started.addresses.items():
         console.print(Text(f"  {WHAT[role]:<16} {address}"))
+    if page := web_page(started):
+        console.print(Text(f"  {'page':<16} {page}"))
     console.print()
     for line in examples(started, settings):
         console.print(Text.assemble("  ", ("try", "bold"), f"   {line}"), soft_wrap=True)
     console.print(Text.assemble("  ", ("stop", "bold"), "  Ctrl-C\n"))
+
+
+def web_page(started: Started) -> str | None:
+    """Where a browser finds it; none opens a unix socket."""
+    address = started.addresses["management"]
+    return None if parse_address(address).scheme == "unix" else f"{address}/ui/"
 
 
 def examples(started: Started, settings: Settings) -> list[str]:

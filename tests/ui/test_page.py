@@ -97,7 +97,7 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, server: Runn
     expect(bars).to_have_count(2)
     expect(bars.first).to_contain_text("light")
     expect(bars.first).to_contain_text("80.0 %")
-    expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B · request"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B$"))).to_be_visible()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for tool in ("curl", "Python", "tsx"):
         line = page.locator(f"pre[data-for={tool}]").inner_text()
@@ -206,6 +206,36 @@ def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Runni
     second.get_by_role("button", name="Change").click()
     expect(second.locator(".tile", has_text="Batch size")).to_contain_text("4")
     assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
+
+
+def test_traffic_is_shifted_and_the_change_undone(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar", "looks2.mar")
+    look(page, server, "model/looks/traffic")
+    shares = page.get_by_role("region", name="Versions and their shares")
+    first, second = (shares.get_by_role("row", name=re.compile(rf"^{version}")) for version in ("1.0", "2.0"))
+    expect(first).to_contain_text("100.0 %")
+    page.get_by_label("Weight of version 2.0").fill("3")
+    page.get_by_role("button", name="Apply").click()
+    expect(first).to_contain_text("25.0 %")
+    expect(second).to_contain_text("75.0 %")
+    page.get_by_label("Weight of version 1.0").fill("0")
+    page.get_by_label("Keep a client on one version by").fill("header:X-User")
+    page.get_by_role("button", name="Apply").click()
+    expect(second).to_contain_text("100.0 %")
+    answer = httpx.post(f"{server.address('predictions')}/predictions/looks", content=png(10), headers={"content-type": "image/png"})
+    assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
+    assert management.get("/models/looks/traffic").json()["traffic"]["sticky"] == "header:X-User"
+    page.get_by_role("button", name="Undo the last change").click()
+    expect(second).to_contain_text("75.0 %")
+    expect(page.get_by_label("Weight of version 1.0")).to_have_value("1")
+    labels = page.get_by_role("region", name="Labels")
+    labels.get_by_label("Label", exact=True).fill("canary")
+    labels.get_by_label("Version", exact=True).fill("2.0")
+    labels.get_by_role("button", name="Set").click()
+    expect(second).to_contain_text("canary")
+    page.get_by_label("Weight of version 2.0").fill("-1")
+    page.get_by_role("button", name="Apply").click()
+    expect(second).to_contain_text("75.0 %")  # the browser itself says that this is no weight
 
 
 def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, server: Running, management: httpx.Client) -> None:

@@ -41,7 +41,7 @@ function overlay(image, marks) {
 }
 
 function boxMarks(found, image) {
-  const size = Math.max(image.width, image.height) / 40;
+  const size = Math.max(image.width, image.height) / 26;
   return found.flatMap(({ box: [x1, y1, x2, y2], label, score }, place) => {
     const color = `c${place % COLORS}`;
     const text = score === null ? label : `${label} ${percent(score, 0)}`;

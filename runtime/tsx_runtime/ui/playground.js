@@ -82,18 +82,20 @@ export function playgroundTab(name) {
 
 function resultView() {
   const status = h("p", { class: "status" });
+  const id = h("p", { class: "quiet small" });
   const problem = h("pre", { class: "problem", hidden: true });
   const times = h("ul", { class: "stages", "aria-label": "Where the time went", hidden: true });
   const view = h("div");
   const lines = h("div", { class: "lines" });
   const empty = h("p", { class: "quiet" }, "The answer will be here.");
-  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, status, problem), times, view, lines);
+  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, status, id, problem), times, view, lines);
   return {
     node,
     async run(request, signal) {
       show(empty, false);
       show(problem, false);
       say(status, "Waiting for the answer …");
+      say(id, "");
       view.replaceChildren();
       times.hidden = true;
       lines.replaceChildren(...repeat(request));
@@ -103,7 +105,8 @@ function resultView() {
         const answer = await read(response, (text) => view.replaceChildren(h("pre", { class: "text" }, text)));
         const took = (performance.now() - began) / 1000;
         const version = response.headers.get("x-tsx-model-version");
-        say(status, [`${response.status} ${response.statusText}`.trim(), duration(took), bytes(answer.body.size), version && `version ${version}`, `request ${response.headers.get("x-request-id")}`].filter(Boolean).join(" · "));
+        say(status, [`${response.status} ${response.statusText}`.trim(), duration(took), bytes(answer.body.size), version && `version ${version}`].filter(Boolean).join(" · "));
+        say(id, `request ${response.headers.get("x-request-id")}`);
         drawStages(times, stages(response.headers.get("server-timing")));
         if (response.ok) view.replaceChildren(answerView(answer, request.image ?? null));
         else fail(answer.value?.message ?? answer.value?.error ?? answer.text ?? `HTTP ${response.status}`);

@@ -109,7 +109,7 @@ function versionRow({ version }, touch) {
     update(row) {
       meter.style.width = `${100 * row.share}%`;
       say(share, percent(row.share));
-      say(cells.state, row.ready ? "ready" : "not ready");
+      say(cells.state, row.registered === false ? "not registered" : row.ready ? "ready" : "not ready");
       say(cells.labels, row.labels?.join(", ") || "–");
       say(cells.requests, number(row.requests));
       say(cells.errors, number(row.errors));
@@ -137,6 +137,6 @@ function labelForm(name, changed) {
     }
   };
   return h("section", { class: "card", "aria-label": "Labels" }, h("h2", {}, "Labels"),
-    h("p", { class: "quiet" }, `A label is a name for a version that can stand wherever a version can, as in /predictions/${name}/canary.`),
-    h("form", { class: "inline", onsubmit: send }, field("Label", label), field("Version", version, "empty: remove the label"), submit));
+    h("p", { class: "quiet" }, `A label is a name for a version that can stand wherever a version can, as in /predictions/${name}/canary. Without a version the label is removed.`),
+    h("form", { class: "inline", onsubmit: send }, field("Label", label), field("Version", version), submit));
 }
