@@ -30,6 +30,7 @@ from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
 from tsx_runtime.traffic import Traffic
+from tsx_runtime.worker import stages
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.loader import Coroutines, Entry
@@ -111,8 +112,9 @@ class Layers:
         self.channel_wire.written.clear()
         start = time.thread_time()
         decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
+        began, laps = time.monotonic(), stages.begin()
         outcome = answer_batch(self.model, decoded.items, lambda *_: None)
-        reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers))
+        reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers, stages.times(began, laps)))
         marks.append(marks[-1] + time.thread_time() - start)
         start = time.thread_time()
         for at in range(0, len(reply), 65536):

@@ -20,6 +20,8 @@ class Commands(LazyGroup):
         "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
         "predict": ("tsx_cli.predict", "Send a file to a model of a running server and print the answer."),
         "models": ("tsx_cli.models", "List, describe, register, scale and remove the models of a running server."),
+        "explain": ("tsx_cli.explain", "Show where the time of one request went."),
+        "slowest": ("tsx_cli.slowest", "Show the slowest requests of a running server, and where their time went."),
         "config": ("tsx_cli.config", "Show every setting and where its value came from."),
         "init": ("tsx_cli.init", "Make the files of a new model: a handler, its configuration, a README."),
     }

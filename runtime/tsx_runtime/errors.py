@@ -12,6 +12,7 @@
     ├── ModelNotFound            404  ModelNotFoundException
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
     ├── WorkflowNotFound         404  WorkflowNotFoundException
+    ├── RequestNotFound          404  RequestNotFoundException
     ├── MethodNotAllowed         405  MethodNotAllowedException
     ├── CleanupTimeout           408  RequestTimeoutException
     ├── SlowRequest              408  RequestTimeoutException
@@ -111,6 +112,13 @@ class ModelVersionNotFound(TsxError):
 class WorkflowNotFound(TsxError):
     status = 404
     type = "WorkflowNotFoundException"
+
+
+class RequestNotFound(TsxError):
+    """Of a request that was answered, its times are asked for, and nobody knows them any more."""
+
+    status = 404
+    type = "RequestNotFoundException"
 
 
 class InvalidDag(TsxError):

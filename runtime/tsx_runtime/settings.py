@@ -203,6 +203,7 @@ class Settings(BaseModel):
     disable_system_metrics: bool = Field(False, description="leave the machine's own numbers out of the metrics")
     system_metrics_cmd: str | None = Field(None, min_length=1, description="program that prints the machine's numbers, in place of tsx")
     metric_time_interval: int = Field(60, ge=1, description="seconds between two runs of it, and between the machine's lines in the log")
+    server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers that say where their time went (Server-Timing)")
     access_log: bool = Field(False, description="write a line for each answer")
     log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
     metrics_location: Path | None = Field(None, description="directory for ts_metrics.log and model_metrics.log; log_location if not set")

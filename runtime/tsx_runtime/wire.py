@@ -21,8 +21,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     BATCH     front     a row a request: code 0, meta and body as it came       empty
     PIECE     worker    one: code = position in the batch, body = the piece,    empty
                         meta = header block (first piece of a request only)
-    REPLY     worker    a row a request, in the batch's order: code = HTTP      `MetricDelta`s, JSON, or empty
-                        status, meta = header block, body = the answer
+    REPLY     worker    a row a request, in the batch's order: code = HTTP      `TIMES`, then `MetricDelta`s, JSON,
+                        status, meta = header block, body = the answer          or nothing; or empty
     PING      front     none                                                    empty
     PONG      worker    none; answers a PING, between batches                   empty
     CANCEL    front     none: nobody waits for this batch any more. A worker    empty
@@ -31,6 +31,10 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
                         the last one                                            "count"}], "lines": [[time, stream, text]],
                                                                             "lost": lines left out}, JSON
+
+`TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of a machine share), the
+seconds until it was done, and those of them that the handler spent in preprocess, inference and postprocess (NaN for a
+step that it does not have; a handler without steps has spent all of them in inference).
 
 A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
 off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.
@@ -45,8 +49,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<BBHIIQ")
+TIMES = struct.Struct("<5d")
 ROW = 12  # bytes of the table for one item
 MAX_ITEMS = 1 << 16
 MAX_SIZE = 1 << 36

@@ -14,7 +14,7 @@ from tsx_runtime.core.batching import assign
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
-from tsx_runtime.http.metrics import Families
+from tsx_runtime.http.families import Families
 from tsx_runtime.http.plugged import _response, check_paths
 from tsx_runtime.http.sinks import feed_once
 from tsx_runtime.plugins import Endpoint, EndpointResponse, Plugins, Sample, Waiting, load_plugins

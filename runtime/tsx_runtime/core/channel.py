@@ -25,6 +25,7 @@ class Sent(NamedTuple):
     jobs: list[Job]
     at: float
     deaths: int  # workers that died with all of these jobs before
+    free: float  # since when there was room for it
 
 
 class Owner(Protocol):
@@ -64,7 +65,7 @@ class Channel(asyncio.BufferedProtocol):
         self.pings = 0  # that the worker has not answered
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
-        self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it
+        self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it; of an idle one, since when
         self._called_off = False  # whether the worker was told that nobody waits for the first batch
         self._held: set[Job] = set()  # whose clients are slower than the worker
         self._drained: asyncio.Future[None] | None = None
@@ -93,14 +94,15 @@ class Channel(asyncio.BufferedProtocol):
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
         assert self._transport is not None
+        free = now
         if not self.sent:
-            self.began = now
+            free, self.began = self.began, now
         batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
         fields: list[wire.Body] = []
         for job in jobs:
             fields += (job.meta, job.body)
         buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
-        self.sent.append(Sent(batch, jobs, now, deaths))
+        self.sent.append(Sent(batch, jobs, now, deaths, free))
         if sum([*map(len, buffers)]) <= JOINED:
             self._transport.write(b"".join(buffers))
         else:
@@ -204,6 +206,7 @@ class Channel(asyncio.BufferedProtocol):
             sent = self._expect(frame)
             if len(frame.items) != len(sent.jobs):
                 raise wire.FrameError(f"{len(frame.items)} answers for {len(sent.jobs)} requests")
+            check_extra(frame)
             self.sent.popleft()
             self.answered += len(sent.jobs)
             self.streaming.clear()
@@ -263,6 +266,12 @@ def _facts(frame: wire.Frame) -> dict[str, Any]:
     except ValueError as error:
         raise wire.FrameError(f"the worker's report is not JSON: {error}") from error
     return facts
+
+
+def check_extra(frame: wire.Frame) -> None:
+    """Of a reply, before anything is done with it. Raises FrameError."""
+    if 0 < len(frame.extra) < wire.TIMES.size:
+        raise wire.FrameError(f"the extra of a reply has {len(frame.extra)} bytes, fewer than its times")
 
 
 class LoadError(Exception):

@@ -15,6 +15,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.pace import Pace, latest_start, retry_after
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects
 from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.times import NOTHING, batch_times
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
 
 # TorchServe's words, which its clients look for, also where the queue is full
@@ -90,6 +91,10 @@ class Dispatcher:
         """Requests that wait for a worker."""
         return len(self.queue)
 
+    @property
+    def in_flight(self) -> int:
+        return self._open
+
     def room(self) -> int:
         """How many more requests could leave for a worker now."""
         return self.limits.max_items * sum(channel.batches == 0 for channel in self.channels) - self.pending
@@ -119,6 +124,7 @@ class Dispatcher:
     def add(self, channel: Channel) -> None:
         if channel.closed.done():  # its worker has died since it was ready
             return
+        channel.began = time.monotonic()  # from now on it is free for a batch
         self.channels.append(channel)
         self._full = None
         self._flush()
@@ -187,15 +193,17 @@ class Dispatcher:
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
-        self._count(sent, frame, now)
+        extra = frame.extra
+        told = wire.TIMES.unpack_from(extra) if extra else NOTHING
+        self.stats.add_batch(sent.jobs, frame.items, batch_times(sent.free, sent.at, now, len(sent.jobs), told))
         self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
         channel.replied = now
         self._full = None
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
         self._close(len(sent.jobs))
-        if frame.extra:
-            values = json.loads(bytes(frame.extra))
+        if len(extra) > wire.TIMES.size:
+            values = json.loads(bytes(extra[wire.TIMES.size :]))
             self.stats.add_handler_metrics(values)
             if self.stats.journal is not None:
                 self.stats.journal.add_values(values, sent.jobs)
@@ -252,28 +260,9 @@ class Dispatcher:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
         self._flush(at)  # loops round to milliseconds, and one that is early would have to be set again
 
-    def _count(self, sent: Sent, frame: wire.Frame, now: float) -> None:
-        stats, jobs = self.stats, sent.jobs
-        count = len(jobs)
-        arrived = sum([job.arrived for job in jobs])
-        stats.batches += 1
-        stats.batch_sizes[count] += 1
-        stats.queue_seconds += count * sent.at - arrived
-        stats.latency_seconds += count * now - arrived
-        stats.inference_seconds += now - sent.at
-        stats.last_queue_seconds = sent.at - jobs[0].arrived
-        stats.last_worker_seconds = now - sent.at
-        if stats.journal is not None:
-            stats.journal.add_batch(stats.last_queue_seconds, stats.last_worker_seconds)
-        statuses = [item[0] for item in frame.items]
-        if statuses.count(200) == count:
-            stats.answers[200] += count
-        else:
-            stats.answers.update(statuses)
-
     def _turn_away(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
-        self.stats.refusals[type(error).__name__] += 1
+        self.stats.add_refusal(job, error, time.monotonic())
         job.refuse(error)
 
     def _no_worker(self) -> NoWorker:

@@ -31,6 +31,10 @@ class Job(Protocol):
     priority: int  # greater goes first; 0 where the request names none
     gone: bool  # set by `Dispatcher.leave` once the client has left
 
+    @property
+    def request_id(self) -> bytes:
+        """The first line of `meta`."""
+
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         """The handler's answer: an HTTP status, a header block (see `wire`), the body. The buffers are valid during the call."""
 
@@ -148,6 +152,10 @@ class WaitingJob:
 
     def route(self, version: Any, told: bytes) -> None:
         self.routed, self._told = version, told
+
+    @property
+    def request_id(self) -> bytes:
+        return self.meta.partition(b"\r")[0]
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer

@@ -22,7 +22,7 @@ class MetricsConfig(NamedTuple):
 
     def shows(self, name: str) -> bool:
         """Whether a metric of the server's own is to be seen; those that only tsx has always are."""
-        return self.server is None or name in self.server or name.startswith("tsx_")
+        return self.server is None or name in self.server or name.startswith(("tsx_", "process_"))
 
     def declares(self, name: str, kind: str) -> bool:
         return any(one["name"] == name and one["type"] == kind for one in self.model or ())

@@ -296,6 +296,16 @@ class ModelVersion:
         return any(worker.state is WorkerState.READY for worker in self.workers)
 
     @property
+    def in_flight(self) -> int:
+        """Requests that were accepted and are not answered yet, whether they wait or a worker has them."""
+        return self._dispatcher.in_flight
+
+    @property
+    def queue_capacity(self) -> int:
+        """Requests that may wait."""
+        return self.plan.job_queue_size
+
+    @property
     def stats(self) -> Stats:
         return self._dispatcher.stats
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, Owner, Sent
+from tsx_runtime.core.channel import Channel, Owner, Sent, check_extra
 from tsx_runtime.core.jobs import Job
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
@@ -68,7 +68,7 @@ class OpenChannel(Channel):
         assert self._transport is not None
         if not self.sent:
             self.began = now
-            self.sent.append(Sent(0, [], now, 0))
+            self.sent.append(Sent(0, [], now, 0, now))
         buffers: list[wire.Buffer] = []
         for job in jobs:
             batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
@@ -143,9 +143,10 @@ class OpenChannel(Channel):
             return
         if len(frame.items) != 1:
             raise wire.FrameError(f"{len(frame.items)} answers for a request")
+        check_extra(frame)
         self._land(flight)
         self.answered += 1
-        self.owner.on_reply(self, Sent(flight.batch, [flight.job], flight.at, flight.deaths), frame)
+        self.owner.on_reply(self, Sent(flight.batch, [flight.job], flight.at, flight.deaths, flight.at), frame)
 
     def _on_piece(self, frame: wire.Frame) -> None:
         self.began = now = time.monotonic()

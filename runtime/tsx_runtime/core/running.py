@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import time
+from typing import NamedTuple
 
 import psutil
 
@@ -18,6 +19,15 @@ from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
 EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
 UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its answer
+
+
+class Usage(NamedTuple):
+    """What a worker takes of the machine; of several processes, the sum."""
+
+    pids: tuple[int, ...]
+    memory: int  # resident bytes
+    cpu_seconds: float
+    descriptors: int
 
 
 class Running:
@@ -93,6 +103,20 @@ class Running:
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return 0
 
+    def usage(self) -> Usage | None:
+        """None where there is no process. To be called from any thread."""
+        try:
+            each = [(member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member)) for member in self._members()]
+        except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
+            return None
+        if not each:
+            return None
+        pids, memory, times, descriptors = zip(*each, strict=True)
+        return Usage(pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors))
+
+    def _members(self) -> list[psutil.Process]:
+        return list(self.process.members()) if self.process.alive else []
+
     def is_stopped(self) -> bool:
         """Whether a SIGSTOP holds the process. A debugger that does is somebody's purpose."""
         try:
@@ -106,6 +130,10 @@ class Running:
         await asyncio.wait([self.channel.closed], timeout=1.0)
         self.channel.abort()
         return code
+
+
+def _descriptors(process: psutil.Process) -> int:
+    return process.num_fds() if hasattr(process, "num_fds") else 0  # Windows has handles
 
 
 def describe_exit(code: int | None) -> str:

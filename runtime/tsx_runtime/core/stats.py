@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from tsx_runtime.core.durations import FINE, Durations, Exemplar
+from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
+from tsx_runtime.core.recent import Recent, Seen
+from tsx_runtime.core.times import BatchTimes
 from tsx_runtime.core.told import Told
-from tsx_runtime.wire import MetricDelta
+from tsx_runtime.errors import ClientLeft, TsxError
+from tsx_runtime.wire import Item, MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
 MOST_METRICS = 1000  # that the handler of one version reports
@@ -49,17 +55,25 @@ class Stats:
     __slots__ = (
         "_label_sets",
         "answers",
+        "batch",
         "batch_sizes",
+        "batch_wait",
         "batches",
+        "busy_seconds",
         "dropped_metrics",
+        "failures",
         "handler_metrics",
-        "inference_seconds",
+        "inference",
         "journal",
         "label",
         "last_queue_seconds",
         "last_worker_seconds",
-        "latency_seconds",
+        "latency",
+        "postprocess",
+        "preprocess",
+        "queue",
         "queue_seconds",
+        "recent",
         "recycled",
         "refusals",
         "requests",
@@ -75,9 +89,17 @@ class Stats:
         self.answers: Counter[int] = Counter()  # by HTTP status
         self.refusals: Counter[str] = Counter()  # by the name of the error class
         self.batch_sizes: Counter[int] = Counter()  # batches by the number of their items
-        self.queue_seconds = 0.0  # sum over requests: arrival to the frame's leaving
-        self.inference_seconds = 0.0  # sum over batches: the frame's leaving to its reply
-        self.latency_seconds = 0.0  # sum over requests: arrival to reply
+        self.failures = 0  # refusals that are not the client's fault
+        self.latency = Durations(FINE)  # of requests: arrival to reply
+        self.queue = Durations()  # of requests: see times.py
+        self.batch_wait = Durations()  # of requests, too
+        self.preprocess = Durations()  # of batches, as are those that follow: in the worker
+        self.inference = Durations()
+        self.postprocess = Durations()
+        self.queue_seconds = 0.0  # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
+        self.busy_seconds = 0.0  # sum over batches: the frame's leaving to its reply
+        self.batch: BatchTimes | None = None  # the newest, there before its requests are answered
+        self.recent = Recent()
         self.last_queue_seconds = 0.0  # of the newest batch: its oldest request's wait
         self.last_worker_seconds = 0.0  # of the newest batch
         self.restarts = 0
@@ -88,6 +110,76 @@ class Stats:
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
         self.journal: Journal | None = None  # where a metric log is written
         self.told = Told()  # what handlers raised and printed, and how workers ended
+
+    @property
+    def errors(self) -> int:
+        """Requests that failed through no fault of their client's: answers of 500 and above, and refusals."""
+        return self.failures + sum(count for status, count in self.answers.items() if status >= 500)
+
+    def add_batch(self, jobs: Sequence[Job], items: Sequence[Item], times: BatchTimes) -> None:
+        """Once a batch, on the hot path: before its answers are written."""
+        size, sent, answered = times.size, times.sent, times.answered
+        arrived, ids, statuses = [job.arrived for job in jobs], [job.request_id for job in jobs], [item[0] for item in items]
+        self.batch = times
+        self.batches += 1
+        self.batch_sizes[size] += 1
+        self.queue_seconds += size * sent - sum(arrived)
+        self.last_queue_seconds = sent - arrived[0]
+        self.last_worker_seconds = worker_seconds = answered - sent
+        self.busy_seconds += worker_seconds
+        ordered = arrived if size == 1 else sorted(arrived)  # they nearly always are
+        if statuses.count(200) == size:
+            self.answers[200] += size
+            self.recent.add(times, ids, arrived, None, ordered[0])
+        else:
+            self.answers.update(statuses)
+            self.recent.add(times, ids, arrived, statuses, ordered[0])
+        self._add_times(ordered, times)
+        if self.journal is not None:
+            self.journal.add_batch(self.last_queue_seconds, worker_seconds)
+
+    def _add_times(self, arrived: list[float], times: BatchTimes) -> None:
+        free, _, began, _, answered, size, preprocess, inference, postprocess = times
+        self.latency.add_since(arrived, answered)
+        if arrived[0] > free:  # a worker was there for all
+            self.queue.add_none(size)
+            self.batch_wait.add_since(arrived, began)
+        else:
+            waited = size if arrived[-1] <= free else bisect_right(arrived, free)
+            self.queue.add_since(arrived[:waited], free)
+            self.batch_wait.add(began - free, waited)
+            if waited < size:
+                self.queue.add_none(size - waited)
+                self.batch_wait.add_since(arrived[waited:], began)
+        if preprocess >= 0.0:  # NaN is not
+            self.preprocess.add(preprocess)
+        if inference >= 0.0:
+            self.inference.add(inference)
+        if postprocess >= 0.0:
+            self.postprocess.add(postprocess)
+
+    def point_out(self, trace_id: str, arrived: float) -> None:
+        """A request of the newest batch belongs to a trace that somebody keeps."""
+        times, now = self.batch, time.time()
+        if times is None:
+            return
+        for durations, seconds in (
+            (self.latency, times.total(arrived)),
+            (self.queue, times.queue(arrived)),
+            (self.batch_wait, times.wait(arrived)),
+            (self.preprocess, times.preprocess),
+            (self.inference, times.inference),
+            (self.postprocess, times.postprocess),
+        ):
+            if seconds >= 0.0:  # NaN is not
+                durations.point_out(Exemplar(trace_id, seconds, now))
+
+    def add_refusal(self, job: Job, error: TsxError, now: float) -> None:
+        name = type(error).__name__
+        self.refusals[name] += 1
+        if type(error).status >= 500 and not isinstance(error, ClientLeft):  # of the class: a full queue may be answered with 429
+            self.failures += 1
+        self.recent.refused(Seen(job.request_id, job.arrived, error.status, now - job.arrived, None, name))
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
         for delta in deltas:

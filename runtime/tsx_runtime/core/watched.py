@@ -28,6 +28,10 @@ class Watched:
         """There is no answer, and why."""
 
     @property
+    def request_id(self) -> bytes:
+        return self.job.request_id
+
+    @property
     def gone(self) -> bool:
         return self.job.gone
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults, health, kserve, management, metrics, openapi, plugged, traffic, ui
+from tsx_runtime.http import debug, faults, health, kserve, management, metrics, openapi, plugged, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
@@ -45,6 +45,7 @@ class ServerApp(FastAPI):
         self.max_header_size = settings.max_header_size
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
+        self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)
         self.access_log = AccessLog() if settings.access_log else None
         self.system = system or System(settings)
@@ -183,11 +184,14 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
+        app.predictions.timing_share = settings.server_timing_share
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
     if "management" in roles:
         app.include_router(traffic.build_router(registry, limit))  # before those that take any word for a version
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management
+        app.include_router(debug.build_router(registry))
+        app.guards["debug"] = guards.management
         if keys.api is not None:
             app.include_router(management.build_token_router(keys))
             app.guards["token"] = guards.token

@@ -10,6 +10,7 @@ from tsx_runtime.core.jobs import Flow, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id
+from tsx_runtime.http.asks import Asks, reply
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lines import CLOSE
 from tsx_runtime.http.routes import speaks_v2
@@ -32,6 +33,7 @@ class Exchange:
     routed: Any = None
     watched: Job | None = None
     _added = b""  # header lines of the server's own
+    _asks: Asks | None = None
     _flow: Flow | None = None  # once the answer streams
     _held = False
 
@@ -58,6 +60,10 @@ class Exchange:
     def route(self, version: Any, told: bytes) -> None:
         self.routed, self._added, self.plain = version, told, False
 
+    def ask(self, asks: Asks) -> None:
+        self._asks = asks
+        self.plain = False
+
     def close_after(self) -> None:
         """This is the last answer of its connection."""
         self.keep_alive = self.plain = False
@@ -69,6 +75,7 @@ class Exchange:
         self.go_on()
 
     def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer) -> None:
+        timing = b"" if self._asks is None else reply(self._asks, self.connection.served_by(self).stats, self.arrived)
         if self._flow is not None:
             self._end_stream(status, body)
             return
@@ -85,6 +92,8 @@ class Exchange:
             body = b""  # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
         lane.counts.classes[status // 100] += 1
         close = b"" if self.keep_alive else CLOSE
+        if timing:
+            close = b"server-timing: %b\r\n%b" % (timing, close)
         if status in (204, 304):
             connection.finish(b"%b%b%b%b\r\n" % (before, self.request_id, behind, close), self.keep_alive)
         elif len(body) <= LARGE:

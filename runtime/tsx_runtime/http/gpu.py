@@ -1,10 +1,13 @@
-"""What the GPUs are doing, asked of `nvidia-smi` when somebody wants to know."""
+"""What the GPUs are doing, asked of NVML (the extra `gpu`), or else of `nvidia-smi`, when somebody wants to know."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from tsx_runtime.http import nvml
+from tsx_runtime.http.nvml import MEBI
 from tsx_runtime.http.programs import output_of
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
@@ -18,6 +21,7 @@ class Gpu(NamedTuple):
     memory_utilization: float | None  # percent of the time that memory was read or written
     memory_used: float | None  # MiB
     memory_total: float | None  # MiB
+    processes: Mapping[int, int] = {}  # bytes that each process holds, by its pid; only NVML tells
 
     def usage(self, gpu_id: int) -> str:
         """In the words of TorchServe's description of a worker."""
@@ -28,13 +32,19 @@ class Gpu(NamedTuple):
 
 
 async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
-    """The visible GPUs by the number that a worker knows them under; empty where there is no `nvidia-smi`."""
+    """The visible GPUs by the number that a worker knows them under; empty where neither NVML nor `nvidia-smi` is there."""
+    rows = await nvml.read(timeout)
+    found = await _ask_tool(timeout) if rows is None else [Gpu(*row) for row in rows]
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+async def _ask_tool(timeout: float) -> list[Gpu]:
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
         _, output = await output_of(command, timeout, quiet=True)
     except OSError:  # TimeoutError is one of them
-        return {}
-    return visible(parse(output.decode(errors="replace")), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return []
+    return parse(output.decode(errors="replace"))
 
 
 def parse(output: str) -> list[Gpu]:
@@ -42,7 +52,8 @@ def parse(output: str) -> list[Gpu]:
     for line in output.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 6:
-            gpus.append(Gpu(fields[0], fields[1], *(_number(field) for field in fields[2:])))
+            use, memory_use, used, total = map(_number, fields[2:])
+            gpus.append(Gpu(fields[0], fields[1], use, memory_use, used, total))
     return gpus
 
 
@@ -79,3 +90,14 @@ def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
         ("GPUMemoryUtilization", "Percent", share),
     )
     return [(name, unit, value) for name, unit, value in named if value is not None]
+
+
+def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
+    """The same in the units that Prometheus is used to: name, text, value."""
+    named = (
+        ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, whoever uses it", gpu.memory_used, MEBI),
+        ("tsx_gpu_memory_total_bytes", "memory of a GPU", gpu.memory_total, MEBI),
+        ("tsx_gpu_utilization_ratio", "share of the time in which a GPU was at work", gpu.utilization, 0.01),
+        ("tsx_gpu_memory_utilization_ratio", "share of the time in which a GPU read or wrote its memory", gpu.memory_utilization, 0.01),
+    )
+    return [(name, text, value * unit) for name, text, value, unit in named if value is not None]

@@ -19,6 +19,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
+from tsx_runtime.http.asks import Asks, asks_of
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.limits import priority_and_timeout
 from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
@@ -44,6 +45,7 @@ class Head(NamedTuple):
     waits_for_go: bool  # whether it sends the body once it is told to
     line: str  # its first, for the access log
     headers: list[Pair]  # names in lower case, for those who share requests out by them
+    asks: Asks | None  # beside its answer
 
 
 class _Url(NamedTuple):
@@ -101,7 +103,8 @@ class Heads:
         block = wire.header_block(with_headers(found.as_sent, url.target))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = str(raw[: raw.find(b"\r\n")], "latin-1")
-        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers)
+        asks = asks_of(found.headers)
+        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, asks)
         return head, url.route.by_head(found.headers)
 
     def _url(self, text: bytes) -> _Url | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ from tsx_runtime.http.asgi import (
     read_body,
     send_whole,
 )
+from tsx_runtime.http.asks import TIMED, AskingJob, asks_of
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.limits import deadline, priority_and_timeout
@@ -53,6 +55,7 @@ class Predictions:
         self.guard = guard
         self.counts = counts
         self.describe = describe  # the OpenAPI document of one model
+        self.timing_share = 0.0  # of the answers that tell where their time went although nobody has asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
@@ -79,6 +82,8 @@ class Predictions:
                 self.counts.add(answer.status)
                 await self._stream(scope, receive, send, route, job, answer, [(b"x-request-id", request_id), *headers])
             else:
+                if isinstance(job, AskingJob) and job.timing:
+                    headers = (*headers, (b"server-timing", job.timing))
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[Route, WaitingJob]:
@@ -96,7 +101,13 @@ class Predictions:
         route = resolve(self.registry, target, headers)  # not before: it may be unregistered while the body comes
         now = time.monotonic()
         meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", with_headers(as_sent(scope), target))
-        return route, WaitingJob(meta, body, now, deadline(now, route.client_timeout, timeout_ms), priority)
+        due = deadline(now, route.client_timeout, timeout_ms)
+        asks = asks_of(headers)
+        if asks is None and self.timing_share and random.random() < self.timing_share:
+            asks = TIMED
+        if asks is not None:
+            return route, AskingJob(asks, route, meta, body, now, due, priority)
+        return route, WaitingJob(meta, body, now, due, priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])

@@ -88,7 +88,7 @@ class MetricLog:
 
     def _tell_sums(self, version: ModelVersion, now: float) -> None:
         stats, labels = version.stats, f"model_name:{version.name},model_version:{version.version}"
-        sums = (float(stats.requests), MICRO * stats.latency_seconds, MICRO * stats.queue_seconds)
+        sums = (float(stats.requests), MICRO * stats.latency.sum, MICRO * stats.queue_seconds)
         before = self._sums.get(version, (0.0, 0.0, 0.0))
         self._sums[version] = sums
         for (name, unit), total, told in zip(SUMS, sums, before, strict=True):

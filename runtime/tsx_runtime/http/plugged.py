@@ -21,7 +21,7 @@ from tsx_runtime.settings import SECRETS, Settings
 
 # First segments of the server's own paths.
 TAKEN = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token"}
-TAKEN |= {"ui", "livez", "readyz", "api-description", "openapi.json"}
+TAKEN |= {"debug", "ui", "livez", "readyz", "api-description", "openapi.json"}
 
 MOST_CALLS = 64  # of one endpoint at a time, where they run in threads
 

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
 from tsx_runtime.http.access import LoggedExchange
 from tsx_runtime.http.asgi import new_request_id
+from tsx_runtime.http.asks import sometimes_timed
 from tsx_runtime.http.cased import CasedProtocol
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+    from tsx_runtime.core.model import ModelVersion
     from tsx_runtime.core.split import Route
     from tsx_runtime.http.app import ServerApp
 
@@ -69,7 +72,9 @@ class Lane:
         self.counts = app.counts
         self.lines = Lines(app.cors)
         self.log = app.access_log
-        self.exchange = Exchange if app.access_log is None else LoggedExchange
+        self.exchange: Callable[..., Exchange] = Exchange if app.access_log is None else LoggedExchange
+        if app.server_timing_share > 0:
+            self.exchange = sometimes_timed(self.exchange, app.server_timing_share)
         self.timeouts = app.timeouts
         self.max_head = app.max_header_size
         self.clock = Clock(connections)
@@ -219,6 +224,8 @@ class FastLane(CasedProtocol):
             exchange.deadline = deadline(exchange.arrived, route.client_timeout, head.timeout_ms)
         if head.priority:
             exchange.priority = head.priority
+        if head.asks is not None:
+            exchange.ask(head.asks)
         if self._closing:
             exchange.close_after()
         self._route = route
@@ -226,6 +233,10 @@ class FastLane(CasedProtocol):
         route.submit(exchange)
 
     # Answering
+
+    def served_by(self, exchange: Exchange) -> ModelVersion:
+        """Who answers it: whom a split has picked, or the version that it went to straight."""
+        return cast("ModelVersion", exchange.routed or self._route)
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
         """Write the last bytes of an answer, and turn to the next request."""

@@ -30,6 +30,7 @@ from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.requests import read_row
+from tsx_runtime.worker.stages import Laps
 
 WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
 
@@ -80,6 +81,7 @@ class Ahead(NamedTuple):
     refused: dict[int, Answer]
     state: BatchState
     finish: Callable[[], Any]  # the other steps; raises what the first ones raised
+    laps: Laps  # of the first
 
 
 class _Failure(NamedTuple):

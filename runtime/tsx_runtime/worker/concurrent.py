@@ -11,17 +11,20 @@ import copy
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
+from tsx_runtime.worker import stages
 from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.batch import Model, Pieces, read_requests
 from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.continuous import with_metrics
 from tsx_runtime.worker.overlap import keep
+from tsx_runtime.worker.stages import Laps
 
 logger = logging.getLogger("tsx.worker")
 
@@ -61,8 +64,9 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
+                began, laps = time.monotonic(), stages.begin()  # the task takes them over with its context
                 task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
-                task.add_done_callback(partial(self._reply, frame.batch))
+                task.add_done_callback(partial(self._reply, frame.batch, began, laps))
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was on its way already
                     self._tasks[frame.batch].cancel()
@@ -91,12 +95,12 @@ class ConcurrentRequests:
                 self._end(None)
             return failure(error)
 
-    def _reply(self, batch: int, task: asyncio.Task[Answer]) -> None:
+    def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
         """Also for a task that was cancelled before it had begun, of which `_answer` saw nothing."""
         del self._tasks[batch]
         answer = GONE if task.cancelled() else task.result()
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
-            self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], b"")]))
+            self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], stages.times(began, laps))]))
 
     async def _answer_of(self, batch: int, items: list[Item]) -> Answer:
         model = self._model

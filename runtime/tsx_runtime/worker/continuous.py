@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
+from tsx_runtime.worker import stages
 from tsx_runtime.worker.answers import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
 from tsx_runtime.worker.batch import Model, check_piece, read_requests
 from tsx_runtime.worker.channel import Channel, OutFrame
 from tsx_runtime.worker.context import Context, SendPiece
 from tsx_runtime.worker.membership import Membership
+from tsx_runtime.worker.stages import Spent
 
 MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
 
@@ -36,6 +39,8 @@ class Member:
     meta: str
     row: dict[str, Any]  # for its first call; what follows has no inputs
     parts: dict[str, dict[str, str]] | None
+    came: float  # time.monotonic()
+    before: list[float]  # seconds that the steps had taken until then
     begun: bool = False  # whether a piece of its answer was sent
     called: bool = False  # whether a call with it has succeeded
 
@@ -61,6 +66,7 @@ class ContinuousBatch:
         self._send = send
         self._members: Membership[Member] = Membership(model.retry)
         self._by_batch: dict[int, Member] = {}
+        self._spent = Spent()
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -69,9 +75,10 @@ class ContinuousBatch:
         refused: dict[int, Answer] = {}
         requests = read_requests(items, range(len(items)), self._model, refused)
         if refused:
-            self._send([_reply(batch, refused[0])])
+            self._send([(Kind.REPLY, batch, [refused[0]], b"")])
             return
-        member = Member(batch, requests.metas[0], requests.rows[0], requests.parts.get(0))
+        before = list(self._spent.seconds)
+        member = Member(batch, requests.metas[0], requests.rows[0], requests.parts.get(0), time.monotonic(), before)
         self._by_batch[batch] = member
         self._members.join(member)
 
@@ -79,7 +86,7 @@ class ContinuousBatch:
         member = self._by_batch.pop(batch, None)
         if member is not None:  # else its last part was on its way already
             self._members.leave(member)
-            self._send([_reply(batch, GONE)])
+            self._send([self._reply(member, GONE)])
 
     def step(self) -> None:
         """Call the handler once."""
@@ -90,15 +97,18 @@ class ContinuousBatch:
         parts = {idx: member.parts for idx, member in enumerate(members) if member.parts}
         context.begin([member.meta for member in members], parts, self._sender(members))
         context.stopping_criteria = None
+        start, laps = time.monotonic(), stages.begin()
         try:
             results = model.coroutines.finish(model.entry.call([dict(member.row) for member in members], context))
             if problem := mismatch(results, len(members), model.entry.name):
                 raise problem
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
             context.end()
+            self._spent.add(time.monotonic() - start, laps)
             self._on_failure(members, error)
         else:
             context.end()
+            self._spent.add(time.monotonic() - start, laps)
             self._on_success(members, results)
 
     def _on_success(self, members: list[Member], results: list[Any]) -> None:
@@ -114,7 +124,7 @@ class ContinuousBatch:
                 frames.append((Kind.PIECE, member.batch, [(0, member.headers(answer[1]), answer[2])], b""))
             else:
                 over.append(member)
-                frames.append(_reply(member.batch, answer))
+                frames.append(self._reply(member, answer))
                 del self._by_batch[member.batch]
         self._members.called(over)
         self._send(frames)
@@ -142,7 +152,10 @@ class ContinuousBatch:
         else:
             ids = ", ".join(member.meta.partition("\r\n")[0] for member in failed)
             logger.error("the handler failed for the requests %s", ids, exc_info=error)
-        self._send([_reply(member.batch, failure(error)) for member in failed])
+        self._send([self._reply(member, failure(error)) for member in failed])
+
+    def _reply(self, member: Member, answer: Answer) -> OutFrame:
+        return (Kind.REPLY, member.batch, [answer], self._spent.since(member.came, member.before))
 
     def _sender(self, members: list[Member]) -> SendPiece:
         """For parts that the handler sends on its own within a call; they go out before what it returns."""
@@ -177,15 +190,11 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
 def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:
     """What handlers report goes with the next reply."""
     told = list(frames)
-    for idx, (kind, batch, items, _) in enumerate(told):
-        if kind is Kind.REPLY and model.metrics.pending:
-            told[idx] = (kind, batch, items, json.dumps(model.metrics.pending.take()).encode())
+    for idx, (kind, batch, items, times) in enumerate(told):
+        if kind is Kind.REPLY and times and model.metrics.pending:
+            told[idx] = (kind, batch, items, bytes(times) + json.dumps(model.metrics.pending.take()).encode())
             break
     return told
-
-
-def _reply(batch: int, answer: Answer) -> OutFrame:
-    return (Kind.REPLY, batch, [answer], b"")
 
 
 def _is_last(context: Context, idx: int, value: Any) -> bool:

@@ -24,7 +24,7 @@ import yaml
 
 from tsx_runtime.output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import concurrent, continuous, loader, profiling, shim
+from tsx_runtime.worker import concurrent, continuous, loader, profiling, shim, stages
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
@@ -151,7 +151,7 @@ def _serve(channel: Channel, model: Model) -> None:
     if overlaps(model):
         for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
             idle.asked = 0
-            if not _reply(channel, model, waiting.batch, waiting.items, waiting.ahead):
+            if not _reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
                 return
             del waiting  # an idle worker holds on to no body
         return
@@ -171,16 +171,21 @@ def _serve(channel: Channel, model: Model) -> None:
             profile.write()
 
 
-def _reply(channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None) -> bool:
-    """Answer one batch. Whether this process can answer another."""
+def _reply(
+    channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None, began: float | None = None
+) -> bool:
+    """Answer one batch, which was begun at `began` (time.monotonic()) if not now. Whether this process can answer another."""
     channel.begin(batch)
-    began = time.perf_counter()
+    start = time.perf_counter()
+    if began is None:
+        began = time.monotonic()
+    laps = stages.begin(None if ahead is None else ahead.laps)
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead)
     if model.prediction_time is not None:
-        model.prediction_time.report(began)
+        model.prediction_time.report(start)
     pending = model.metrics.pending
     extra = json.dumps(pending.take()).encode() if pending else b""
-    channel.reply(batch, outcome.answers, extra)
+    channel.reply(batch, outcome.answers, stages.times(began, laps) + extra)
     if outcome.device_lost:
         logger.error("the device does not answer this process any more, so the worker ends")
     return not outcome.device_lost
@@ -226,6 +231,7 @@ def load_model(order: LoadOrder) -> Model:
     coroutines = loader.Coroutines()
     adapt = partial(with_micro_batches, context=context)
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
+    stages.watch(entry.instance)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
     model = Model(

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
-from tsx_runtime.worker import profiling
+from tsx_runtime.worker import profiling, stages
 from tsx_runtime.worker.answers import Answer
 from tsx_runtime.worker.batch import Ahead, Model, may_wish, read_requests
 from tsx_runtime.worker.channel import Channel
@@ -42,6 +42,7 @@ class Waiting(NamedTuple):
     batch: int
     items: list[Item]
     ahead: Ahead | None
+    began: float | None  # time.monotonic() when it was prepared
 
 
 def overlaps(model: Model) -> bool:
@@ -85,9 +86,11 @@ def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _
                     on_other(channel, frame)
                     continue
                 items = keep(frame.items)
-                batch = frame.batch
+                batch, began = frame.batch, time.monotonic()
                 del frame
-                waiting = Waiting(batch, items, prepare(model, items, side))
+                ahead = prepare(model, items, side)
+                waiting = Waiting(batch, items, ahead, began if ahead else None)
+                del ahead
                 del items
                 ready.put(waiting)
                 del waiting
@@ -116,12 +119,12 @@ def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
     for idx in range(len(requests.rows)):  # an explanation or a description is made in its turn, and alone
         if may_wish(requests.metas[idx]) and any(model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")):
             return None
-    steps = _Steps(handler, side)
+    steps, laps = _Steps(handler, side), stages.begin()
     try:
         steps.prepare(list(requests.rows))
     except NotItsTurn:
         return None
-    return Ahead(requests, refused, state, steps.finish)
+    return Ahead(requests, refused, state, steps.finish, laps)
 
 
 class _Steps:

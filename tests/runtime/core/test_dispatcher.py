@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import time
 
@@ -14,6 +15,7 @@ from tsx_runtime.core.channel import Channel, LoadError
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 10.0
@@ -344,7 +346,7 @@ def test_metric_deltas_are_added_up():
         delta = {"name": "Tokens", "type": "counter", "unit": "count", "value": 2.0, "dimensions": {"ModelName": "m"}}
         for _ in range(2):
             [each] = submit(dispatcher, b"x")
-            await peer.reply(await peer.read(), json.dumps([delta]).encode())
+            await peer.reply(await peer.read(), wire.TIMES.pack(*NOTHING) + json.dumps([delta]).encode())
             await answer(each)
         [(key, metric)] = dispatcher.stats.handler_metrics.items()
         assert key == ("Tokens", "counter", "count", (("ModelName", "m"),))
@@ -359,6 +361,7 @@ def test_metric_deltas_are_added_up():
         b"\xff" * 64,
         b"".join(map(bytes, wire.encode(wire.Kind.REPLY, 77, [(200, b"", b"")]))),
         b"".join(map(bytes, wire.encode(wire.Kind.REPLY, 1, [(200, b"", b""), (200, b"", b"")]))),
+        b"".join(map(bytes, wire.encode(wire.Kind.REPLY, 1, [(200, b"", b"")], b"[]"))),
         b"".join(map(bytes, wire.encode(wire.Kind.PIECE, 1, [(9, b"", b"")]))),
         b"".join(map(bytes, wire.encode(wire.Kind.BATCH, 1, []))),
         b"".join(map(bytes, wire.encode(wire.Kind.LOADED, 0, extra=b"not json"))),
@@ -698,5 +701,76 @@ def test_an_aborted_channel_gets_nothing_more():
         dispatcher.add(other)
         await second.reply(await second.read())
         assert await answer(waiting) == b"1"
+
+    asyncio.run(main())
+
+
+def test_a_batchs_times_are_there_when_its_requests_are_answered():
+    """The queue ends where a worker is free, and what the worker says of its steps is taken over."""
+
+    class Curious(WaitingJob):
+        __slots__ = ("seen",)
+
+        def answer(self, status, headers, body):
+            self.seen = dispatcher.stats.batch
+            super().answer(status, headers, body)
+
+    async def main():
+        nonlocal dispatcher
+        dispatcher, _, peer = await started(Limits(2))
+        first = Curious(wire.request_meta("first", b"", []), b"", time.monotonic())
+        dispatcher.submit(first)
+        frame = await peer.read()
+        behind = [Curious(wire.request_meta("behind", b"", []), b"", time.monotonic()) for _ in range(2)]
+        for each in behind:
+            dispatcher.submit(each)
+        early = await peer.read()  # the only worker may hold one more full batch
+        began = time.monotonic()
+        await peer.reply(frame, wire.TIMES.pack(began, 0.0, math.nan, 0.0, math.nan))
+        await answer(first)
+        await peer.reply(early, wire.TIMES.pack(time.monotonic(), 1e9, 2.0, -1.0, math.nan))
+        await answer(behind[1])
+        alone, pair = first.seen, behind[0].seen
+        assert pair is behind[1].seen
+        assert (alone.size, pair.size) == (1, 2)
+        assert alone.free <= first.arrived <= alone.sent <= alone.began == began <= alone.answered
+        assert alone.queue(first.arrived) == 0.0
+        assert alone.wait(first.arrived) == began - first.arrived
+        assert pair.free == pair.sent  # nobody else could have had it sooner
+        assert pair.began == pair.sent  # it cannot have been at it for longer
+        assert pair.preprocess == pair.answered - pair.sent
+        assert math.isnan(pair.inference)
+        parts = pair.seconds(behind[0].arrived)
+        assert [*parts] == ["queue", "batch", "preprocess", "other", "total"]
+        assert sum(parts.values()) == pytest.approx(2 * parts["total"])
+        stats = dispatcher.stats
+        assert [each.count for each in (stats.latency, stats.queue, stats.batch_wait)] == [3, 3, 3]
+        assert [each.count for each in (stats.preprocess, stats.inference, stats.postprocess)] == [1, 1, 0]
+        assert stats.recent.find(b"behind").times is pair
+        assert stats.recent.find(b"nobody") is None
+
+    dispatcher = None
+    asyncio.run(main())
+
+
+def test_what_is_refused_is_an_error_unless_its_client_left():
+    async def main():
+        dispatcher, _, peer = await started(Limits(1), bounds=Bounds(1))
+        [failed] = submit(dispatcher, b"1")
+        frame = await peer.read()
+        submit(dispatcher, b"2")
+        await peer.read()
+        [waits] = submit(dispatcher, b"3")
+        [refused] = submit(dispatcher, b"4")
+        with pytest.raises(QueueFull):
+            await answer(refused)
+        assert dispatcher.stats.errors == 1
+        dispatcher.leave(waits)
+        with pytest.raises(ClientLeft):
+            await answer(waits)
+        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(500, b"", b"")]))
+        await answer(failed)
+        assert dispatcher.stats.errors == 2
+        assert [seen.error or seen.status for seen in dispatcher.stats.recent.newest()] == [500, "ClientLeft", "QueueFull"]
 
     asyncio.run(main())

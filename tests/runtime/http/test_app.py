@@ -30,7 +30,8 @@ def test_each_listener_describes_its_own_routes(server):
     models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
     kserve = {"/v1/models", "/v1/models/{model}"}
     workflows = {"/workflows", "/workflows/{workflow}"}
-    assert set(management["paths"]) == models | workflows | health | kserve
+    debug = {"/debug/requests/{request_id}", "/debug/slowest"}
+    assert set(management["paths"]) == models | workflows | health | kserve | debug
     assert set(metrics["paths"]) == {"/metrics"} | health
     assert health <= set(inference["paths"])
 

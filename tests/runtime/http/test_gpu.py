@@ -1,12 +1,17 @@
-"""What nvidia-smi prints, read."""
+"""What NVML tells and what nvidia-smi prints, read."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from types import SimpleNamespace
 
 import psutil
+import pytest
 
-from tsx_runtime.http.gpu import parse, read_gpus, visible
+from tsx_runtime.http import nvml
+from tsx_runtime.http.gpu import Gpu, parse, read_gpus, visible
+from tsx_runtime.http.nvml import Nvml
 
 OUTPUT = """\
 0, GPU-5d0bf3f5-7b2b-4c6e-8a5a-0b8f5d9f0001, 37, 12, 678, 81559
@@ -62,3 +67,75 @@ def test_a_tool_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert asyncio.run(read_gpus(timeout=1.0)) == {}
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+class FakeLibrary:
+    """NVML's functions as they answer on a machine with two GPUs, one of which tells little."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, init=lambda: None):
+        self.nvmlInit = init
+
+    def nvmlDeviceGetCount(self):  # noqa: N802  # the library's names
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number):  # noqa: N802
+        return number
+
+    def nvmlDeviceGetUUID(self, device):  # noqa: N802
+        return [b"GPU-1", "GPU-2"][device]  # older versions answer with bytes
+
+    def nvmlDeviceGetUtilizationRates(self, device):  # noqa: N802
+        if device:
+            raise self.NVMLError
+        return SimpleNamespace(gpu=37, memory=12)
+
+    def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
+        return SimpleNamespace(used=678 << 20, total=81559 << 20)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device):  # noqa: N802
+        return [SimpleNamespace(pid=11, usedGpuMemory=5), SimpleNamespace(pid=12, usedGpuMemory=None)]
+
+
+def test_the_library_is_asked_where_it_is_there(monkeypatch):
+    monkeypatch.setattr(nvml, "_find", lambda: Nvml(FakeLibrary()))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    gpus = asyncio.run(read_gpus())
+    assert gpus[1] == Gpu("0", "GPU-1", 37, 12, 678, 81559, {11: 5})
+    assert (gpus[0].uuid, gpus[0].utilization, gpus[0].memory_total) == ("GPU-2", None, 81559)
+
+
+def test_without_a_driver_the_tool_is_asked(tmp_path, monkeypatch):
+    library = FakeLibrary(init=lambda: (_ for _ in ()).throw(FakeLibrary.NVMLError()))
+    monkeypatch.setattr(nvml, "_find", lambda: Nvml(library))
+    write_tool(tmp_path, f"cat <<'END'\n{OUTPUT}END")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert asyncio.run(read_gpus()) == dict(enumerate(parse(OUTPUT)))
+
+
+def test_a_driver_that_hangs_is_not_waited_for_and_not_asked_twice():
+    goes_on, begun = threading.Event(), []
+
+    def hang():
+        begun.append(1)
+        goes_on.wait(30)
+
+    async def main():
+        asked = Nvml(FakeLibrary(init=hang))
+        assert [await asked.read(0.01), await asked.read(0.01)] == [[], []]
+        assert len(begun) == 1
+        goes_on.set()
+        rows = await asked.read(30)
+        assert len(rows) == 2
+
+    asyncio.run(main())
+
+
+def test_the_installed_library_has_the_functions_that_are_called():
+    library = pytest.importorskip("pynvml")
+    for name in vars(FakeLibrary):
+        if name.startswith(("nvml", "NVML")):
+            assert callable(getattr(library, name)), name
+    assert callable(library.nvmlInit)

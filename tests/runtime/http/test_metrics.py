@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import MOST_LABEL_SETS, MOST_METRICS, Stats
+from tsx_runtime.core.times import NAN, batch_times
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families
@@ -42,7 +47,9 @@ def scraped(start_server):
         answer = server.metrics.get("/metrics")
         filtered = server.metrics.get("/metrics", params={"name[]": ["Requests2XX", "tsx_batch_size_bucket"]})
         again = server.metrics.get("/metrics")
-    return SimpleNamespace(answer=answer, samples=samples_of(answer.text), filtered=filtered, again=samples_of(again.text))
+        asks = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+        opened = server.metrics.get("/metrics", headers=asks)
+    return SimpleNamespace(answer=answer, samples=samples_of(answer.text), filtered=filtered, again=samples_of(again.text), open=opened)
 
 
 def one(scraped, name, **labels):
@@ -106,6 +113,45 @@ def test_batches_are_a_histogram_of_their_sizes(scraped):
     assert one(scraped, "tsx_batch_size_sum", model_version="1.0") == 6
 
 
+@pytest.mark.parametrize("name", ["request", "queue", "batch_wait", "inference"])
+def test_times_are_histograms_by_version(scraped, name):
+    assert one(scraped, f"tsx_{name}_seconds_count", model_version="1.0") == 6
+    buckets = [
+        (float(labels["le"]), value) for labels, value in scraped.samples[f"tsx_{name}_seconds_bucket"] if labels["model_version"] == "1.0"
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == (math.inf, 6)
+    assert one(scraped, f"tsx_{name}_seconds_count", model_version="2.0") == 0
+
+
+def test_the_parts_of_a_request_are_no_more_than_the_whole(scraped):
+    whole = one(scraped, "tsx_request_seconds_sum", model_version="1.0")
+    parts = [one(scraped, f"tsx_{name}_seconds_sum", model_version="1.0") for name in ("queue", "batch_wait", "inference")]
+    assert 0 < sum(parts) <= whole  # the batches were of one request each
+    assert whole == pytest.approx(one(scraped, "ts_inference_latency_microseconds", model_version="1.0") / 1e6)
+    assert one(scraped, "tsx_preprocess_seconds_count", model_version="1.0") == 0  # the handler is a function
+
+
+def test_what_is_under_way_is_told(scraped):
+    assert one(scraped, "tsx_requests_in_flight", model_version="1.0") == 0
+    assert one(scraped, "tsx_queue_capacity", model_version="1.0") == 100
+    assert one(scraped, "tsx_errors_total", model_version="1.0") == 1
+    assert one(scraped, "tsx_errors_total", model_version="2.0") == 1
+
+
+def test_the_shares_of_versions_are_told(scraped):
+    assert one(scraped, "tsx_traffic_share", model_version="1.0") == 1
+    assert one(scraped, "tsx_traffic_share", model_version="2.0") == 0
+
+
+def test_processes_are_measured(scraped):
+    assert one(scraped, "process_resident_memory_bytes") > 1 << 20
+    assert one(scraped, "process_open_fds") > 3
+    assert one(scraped, "process_cpu_seconds_total") > 0
+    assert one(scraped, "tsx_worker_open_fds", worker="9000") > 3
+    assert one(scraped, "tsx_worker_cpu_seconds_total", worker="9000") > 0
+
+
 def test_handlers_metrics_are_there_under_their_names(scraped):
     assert one(scraped, "Seen", ModelName="talker", Level="Model", ModelVersion="1.0") == 4
     assert one(scraped, "Took", ModelName="talker") == 3.5
@@ -134,13 +180,66 @@ def test_gpus_are_measured_where_they_tell():
     assert samples["GPUUtilization"] == [(labels, 37)]
     assert samples["GPUMemoryUsed"] == [(labels, 500)]
     assert samples["GPUMemoryUtilization"] == [(labels, 25)]
+    labels = {"hostname": "host", "gpu": "0", "uuid": "GPU-1"}
+    assert samples["tsx_gpu_memory_used_bytes"] == [(labels, 500 << 20)]
+    assert samples["tsx_gpu_memory_total_bytes"] == [(labels, 2000 << 20)]
+    assert samples["tsx_gpu_utilization_ratio"] == [(labels, 0.37)]
+
+
+def test_memory_of_a_gpu_is_told_by_worker():
+    gpus = {0: Gpu("0", "GPU-1", 37, 12, 500, 2000, {11: 5, 12: 7, 99: 1}), 1: Gpu("1", "GPU-2", 0, 0, 1, 2000)}
+    version = version_with(Stats())
+    version.workers = [SimpleNamespace(id="9000", state=None, load_seconds=None)]
+    usage = {"9000": Usage((11, 12), 1000, 2.5, 30)}
+    reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], gpus, usage=usage)
+    samples = samples_of(build_families(reading).render().decode())
+    [(labels, held)] = samples["tsx_worker_gpu_memory_bytes"]
+    assert (labels["worker"], labels["gpu"], held) == ("9000", "0", 12)
+    assert [value for _, value in samples["tsx_worker_memory_bytes"]] == [1000]
+
+
+def test_openmetrics_has_the_same_samples_and_points_to_traces():
+    stats = Stats()
+    times = batch_times(10.0, 10.0, 12.0, 1, (10.0, 2.0, NAN, 2.0, NAN))
+    stats.add_batch([SimpleNamespace(arrived=9.98, request_id=b"id")], [(200, b"", b"")], times)
+    stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
+    stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
+    families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {}))
+    told = list(text_fd_to_metric_families(StringIO(families.render_openmetrics().decode())))
+    exemplars = {sample.name: sample for family in told for sample in family.samples if sample.exemplar}
+    assert set(exemplars) == {
+        "tsx_request_seconds_bucket",
+        "tsx_queue_seconds_bucket",
+        "tsx_batch_wait_seconds_bucket",
+        "tsx_inference_seconds_bucket",
+    }
+    pointer = exemplars["tsx_request_seconds_bucket"]
+    assert pointer.labels["le"] == "2.5"
+    assert pointer.exemplar.labels == {"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}
+    assert pointer.exemplar.value == pytest.approx(2.02)
+    text = families.render().decode()
+    assert "4bf92f" not in text
+    plain = {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    open_ = {
+        line.partition(" # ")[0].rpartition(" ")[0]
+        for line in families.render_openmetrics().decode().splitlines()
+        if not line.startswith("#")
+    }
+    assert plain == open_
+
+
+def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
+    assert scraped.open.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    told = {family.name: family for family in text_fd_to_metric_families(StringIO(scraped.open.text))}
+    assert told["ts_inference_requests"].type == "counter"
+    assert told["Requests2XX"].type == "unknown"  # a counter's name ends with _total there, and this one is TorchServe's
 
 
 def test_batches_beyond_the_last_bound_are_counted():
     stats = Stats()
     stats.batches = 2
     stats.batch_sizes.update([3, 1000])
-    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0)
+    version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
     buckets = {labels["le"]: value for labels, value in samples_of(build_families(reading).render().decode())["tsx_batch_size_bucket"]}
     assert (buckets["2.0"], buckets["4.0"], buckets["512.0"], buckets["+Inf"]) == (0, 1, 1, 2)
@@ -150,7 +249,7 @@ def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
     stats = Stats()
     name = b"caf\xe9.jpg".decode("utf-8", "surrogateescape")
     stats.add_handler_metrics([{"name": "Read", "type": "counter", "unit": name, "value": 1.0, "dimensions": {"File": name}}])
-    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0)
+    version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
     samples = samples_of(build_families(reading).render().decode())
     assert samples["Read"] == [({"File": "caf?.jpg", "Hostname": "host", "ModelVersion": "1"}, 1)]
@@ -182,7 +281,7 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
         stats.add_handler_metrics([delta("Seen", request=str(number)), delta("Seen", request="0"), delta("Other")])
     for number in range(MOST_METRICS):
         stats.add_handler_metrics([delta(f"of_{number}")])
-    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0)
+    version = version_with(stats)
     samples = samples_of(build_families(Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})).render().decode())
     assert len(samples["Seen"]) == MOST_LABEL_SETS
     assert samples["Other"][0][1] == MOST_LABEL_SETS + 5
@@ -191,6 +290,10 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     labels, names = (record.getMessage() for record in caplog.records)
     assert labels.startswith('Model "m" [Version 1]: its handler reports the metric Seen with more than 1000 sets of labels')
     assert "more than 1000 metrics" in names
+
+
+def version_with(stats):
+    return SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0, queue_capacity=100, in_flight=0)
 
 
 def delta(name, **labels):

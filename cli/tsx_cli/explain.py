@@ -1,0 +1,49 @@
+"""`tsx explain`: where the time of one request went."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.client import path
+from tsx_cli.options import AsJson, Config, Url, management
+from tsx_cli.output import print_json
+from tsx_cli.stages import PARTS, bar, milliseconds
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer.")],
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Show where the time of one request went, from its arrival to its answer.
+
+    A server remembers the newest 2000 requests of each version of a model, and the slowest hundred of the last half hour.
+    """
+    told = management(url, config).call("GET", path("debug", "requests", request_id)).json()
+    if as_json:
+        print_json(told)
+    else:
+        print("\n".join(lines(told)))
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    spent = told["milliseconds"]
+    what = f"was refused ({told['error']})" if told.get("error") else "was answered"
+    company = {None: "", 1: ", alone in its batch"}.get(told.get("batchSize"), f", in a batch of {told.get('batchSize')}")
+    shown = [
+        f"{told['requestId']} {what} with {told['status']} after {milliseconds(spent['total'])}",
+        f"{told['modelName']} {told['modelVersion']}{company}; it arrived at {told['arrived']}",
+    ]
+    known = [part for part in PARTS if part in spent]
+    if known:
+        shown.append("")
+        shown += [
+            f"  {part:11} {milliseconds(spent[part]):>12}  {bar(spent[part], spent['total']):30} {PARTS[part]}".rstrip() for part in known
+        ]
+    return shown

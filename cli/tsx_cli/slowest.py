@@ -1,0 +1,48 @@
+"""`tsx slowest`: the slowest requests, and where their time went."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tsx_cli.client import path
+from tsx_cli.options import AsJson, Config, Url, management
+from tsx_cli.output import print_json, print_table
+from tsx_cli.stages import legend, milliseconds, strip
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def slowest(
+    model: Annotated[str | None, typer.Argument(help="Only those of this model.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many.")] = 20,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Show the slowest requests of the last half hour to hour, and where their time went."""
+    server = management(url, config)
+    told = server.call("GET", path("debug", "slowest", model=model, count=count)).json()
+    if as_json:
+        print_json(told)
+        return
+    if not told["requests"]:
+        print(f"no request was answered yet at {server.url}")
+        return
+    rows = [
+        [
+            milliseconds(each["milliseconds"]["total"]),
+            strip(each["milliseconds"]),
+            each.get("error") or each["status"],
+            each["modelName"],
+            each["modelVersion"],
+            each.get("batchSize"),
+            each["arrived"],
+            each["requestId"],
+        ]
+        for each in told["requests"]
+    ]
+    print_table(["took", "where", "answer", "model", "version", "batch", "arrived", "request"], rows)
+    print(legend())

@@ -1,0 +1,49 @@
+"""The parts of a request's time, as they look on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+WIDTH = 30
+PARTS = {
+    "queue": "no worker was free",
+    "batch": "waited for its batch to begin",
+    "preprocess": "the handler's preprocess",
+    "inference": "the model, or a handler without steps",
+    "postprocess": "the handler's postprocess",
+    "other": "reading and writing bodies, the way there and back",
+}
+LETTERS = {"queue": "q", "batch": "b", "preprocess": "p", "inference": "I", "postprocess": "a", "other": "."}
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:,.3f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def bar(part: float, whole: float) -> str:
+    """As long as the part is of the whole; what is there at all has one sign."""
+    length = round(WIDTH * part / whole) if whole > 0 else 0
+    return ("\u2588" if _draws() else "#") * max(length, int(part > 0))
+
+
+def strip(spent: Mapping[str, float], width: int = WIDTH) -> str:
+    """All parts in one line, a letter each, in proportion."""
+    whole = sum(spent.get(part, 0.0) for part in PARTS)
+    drawn, reached = "", 0.0
+    for part, letter in LETTERS.items():
+        reached += spent.get(part, 0.0)
+        drawn += letter * (round(width * reached / whole) - len(drawn) if whole > 0 else 0)
+    return drawn
+
+
+def legend() -> str:
+    return "  ".join(f"{letter} {part}" for part, letter in LETTERS.items())
+
+
+def _draws() -> bool:
+    try:
+        "\u2588".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""How long things took, as counts in buckets: fine ones, which tell a p99 from one a fifth longer, or those that Prometheus gets."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+_STEPS = (1, 1.1, 1.2, 1.35, 1.5, 1.65, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.3, 3.6, 4, 4.5, 5, 5.5, 6, 6.6, 7.3, 8, 9)  # of each decade
+FINE = (*(float(f"{step}e{decade}") for decade in range(-5, 3) for step in _STEPS), 1000.0)  # seconds; what took longer has one bucket
+SHOWN = (*(float(f"{step}e{decade}") for decade in range(-4, 2) for step in (1, 2.5, 5)), 100.0)  # each is one of FINE
+
+
+class Exemplar(NamedTuple):
+    """A request that fell into a bucket, and whose trace somebody keeps."""
+
+    trace_id: str
+    seconds: float
+    at: float  # time.time()
+
+
+class Durations:
+    """A histogram. What a batch adds costs the same for one request and for many, as long as they fall into few buckets."""
+
+    __slots__ = ("_bounds", "_counts", "exemplars", "sum")
+
+    def __init__(self, bounds: tuple[float, ...] = SHOWN) -> None:
+        """`bounds`: FINE where quantiles are asked for, else SHOWN, which costs less."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)  # each for itself, the last beyond all bounds
+        self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}  # the newest, by the position in SHOWN; beyond them all: its length
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += times
+        self.sum += seconds * times
+
+    def add_none(self, times: int) -> None:
+        """They took no time at all."""
+        self._counts[0] += times
+
+    def add_since(self, starts: Sequence[float], end: float) -> None:
+        """What began at each of `starts`, which ascend, took until `end`."""
+        counts, bounds, until = self._counts, self._bounds, len(starts)
+        self.sum += until * end - sum(starts)
+        place, last = bisect_left(bounds, end - starts[-1]), bisect_left(bounds, end - starts[0])
+        while place < last and until:  # from the shortest on
+            start = bisect_left(starts, end - bounds[place], 0, until)
+            counts[place] += until - start
+            until = start
+            place += 1
+        counts[last] += until
+
+    def point_out(self, exemplar: Exemplar) -> None:
+        self.exemplars[bisect_left(SHOWN, exemplar.seconds)] = exemplar
+
+    def counts(self) -> tuple[int, ...]:
+        """As they are now, to be compared with later ones: the difference says what happened between the two."""
+        return tuple(self._counts)
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def quantile(self, q: float) -> float | None:
+        """Since the start; seconds."""
+        return quantile(self._counts, q, self._bounds)
+
+    def shown(self) -> Iterator[int]:
+        """For each of SHOWN, how many were not longer."""
+        below = dict(zip(self._bounds, accumulate(self._counts), strict=False))  # the last bucket is beyond all bounds
+        return (below[bound] for bound in SHOWN)
+
+
+def quantile(counts: Sequence[int], q: float, bounds: Sequence[float] = FINE) -> float | None:
+    """Of what `counts` hold (`Durations.counts`), or the difference of two of them. Exact to a bucket: the fine ones are a tenth wide."""
+    total = sum(counts)
+    if not total:
+        return None
+    rank, below = q * total, 0
+    for place, count in enumerate(counts):
+        if count and below + count >= rank:
+            low = bounds[place - 1] if place else 0.0
+            high = bounds[place] if place < len(bounds) else bounds[-1]
+            return low + (high - low) * max(0.0, rank - below) / count
+        below += count
+    return bounds[-1]

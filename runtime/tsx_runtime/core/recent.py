@@ -1,0 +1,113 @@
+"""What became of the newest requests of a version, and of the slowest: for `tsx explain`, `tsx slowest` and /debug."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from tsx_runtime.core.times import BatchTimes
+
+NEWEST = 2000  # requests
+SLOWEST = 100
+PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
+
+
+class Seen(NamedTuple):
+    """One request that was answered, by a worker or by a refusal."""
+
+    request_id: bytes
+    arrived: float  # time.monotonic()
+    status: int
+    took: float  # seconds
+    times: BatchTimes | None  # of the batch that it was in; None where no worker answered it
+    error: str = ""  # the class of the refusal
+
+
+Batch: TypeAlias = tuple[BatchTimes, list[bytes], list[float], list[int] | None]  # times, ids, arrivals, statuses (None: all 200)
+
+
+def _of_batch(batch: Batch, position: int) -> Seen:
+    times, ids, arrived, statuses = batch
+    status = 200 if statuses is None else statuses[position]
+    return Seen(ids[position], arrived[position], status, times.answered - arrived[position], times)
+
+
+class Recent:
+    """A batch costs one entry however many requests it has; the slowest are looked for only among those that might be."""
+
+    __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "threshold")
+
+    def __init__(self) -> None:
+        self._newest: deque[Batch | Seen] = deque()
+        self._kept = 0  # requests in it
+        self._number = itertools.count()  # tells those apart that took as long
+        self._slowest: list[tuple[float, int, Seen]] = []  # a heap
+        self._before: list[tuple[float, int, Seen]] = []  # that of the period before
+        self._turn = 0.0  # time.monotonic() when the period ends
+        self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
+
+    def add(self, times: BatchTimes, ids: list[bytes], arrived: list[float], statuses: list[int] | None, first: float) -> None:
+        """`first`: the earliest arrival. The lists are kept as they are."""
+        batch = (times, ids, arrived, statuses)
+        self._newest.append(batch)
+        self._kept += len(ids)
+        if self._kept > NEWEST:
+            self._forget()
+        answered = times.answered
+        if answered - first > self.threshold or answered >= self._turn:
+            self._rank(answered, (_of_batch(batch, position) for position in range(len(ids))))
+
+    def refused(self, seen: Seen) -> None:
+        self._newest.append(seen)
+        self._kept += 1
+        if self._kept > NEWEST:
+            self._forget()
+        if seen.took > self.threshold:
+            self._rank(seen.arrived + seen.took, (seen,))
+
+    def find(self, request_id: bytes) -> Seen | None:
+        for entry in reversed(self._newest):
+            if isinstance(entry, Seen):
+                if entry.request_id == request_id:
+                    return entry
+            elif request_id in entry[1]:
+                return _of_batch(entry, entry[1].index(request_id))
+        return next((seen for _, _, seen in itertools.chain(self._slowest, self._before) if seen.request_id == request_id), None)
+
+    def newest(self) -> Iterator[Seen]:
+        """The newest first."""
+        for entry in reversed(self._newest):
+            if isinstance(entry, Seen):
+                yield entry
+            else:
+                yield from (_of_batch(entry, position) for position in range(len(entry[1])))
+
+    def slowest(self) -> list[Seen]:
+        """The slowest first."""
+        return slowest_of([seen for _, _, seen in itertools.chain(self._slowest, self._before)])
+
+    def _rank(self, now: float, batch: Iterable[Seen]) -> None:
+        if now >= self._turn:
+            self._before, self._slowest = self._slowest, []
+            self._turn, self.threshold = now + PERIOD, -1.0
+        heap = self._slowest
+        for seen in batch:
+            if seen.took > self.threshold:
+                heapq.heappush(heap, (seen.took, next(self._number), seen))
+                if len(heap) > SLOWEST:
+                    heapq.heappop(heap)
+                    self.threshold = heap[0][0]
+
+    def _forget(self) -> None:
+        """The newest batch stays, however large it is."""
+        newest = self._newest
+        while self._kept > NEWEST and len(newest) > 1:
+            entry = newest.popleft()
+            self._kept -= 1 if isinstance(entry, Seen) else len(entry[1])
+
+
+def slowest_of(seen: Sequence[Seen]) -> list[Seen]:
+    return heapq.nlargest(SLOWEST, seen, key=lambda each: each.took)

@@ -1,0 +1,70 @@
+"""When a batch was where: made once a batch when its answers are there, and looked up for a single request only where somebody asks.
+
+    arrived ... free ... sent ... began ... done ... answered
+       |  queue  |    batch wait    |  worker  |
+
+`queue`: no worker was free for the request. `batch wait`: one was, but the request waited for its batch: for company, where the model
+asks for that, or behind the batch before it where its own was sent early. Within the worker's time are the handler's steps.
+All points are time.monotonic(), which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeAlias
+
+NAN = math.nan
+Told: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
+NOTHING: Told = (NAN, NAN, NAN, NAN, NAN)
+
+
+class BatchTimes(NamedTuple):
+    free: float  # when a worker had room for the batch: it had nothing to do since, or took it ahead of time
+    sent: float
+    began: float  # the worker, with this batch
+    done: float  # the worker was
+    answered: float  # the reply was here
+    size: int  # requests
+    preprocess: float  # seconds; NaN where the handler has no such step
+    inference: float  # of a handler without steps: all of the worker's time
+    postprocess: float
+
+    def queue(self, arrived: float) -> float:
+        return self.free - arrived if self.free > arrived else 0.0
+
+    def wait(self, arrived: float) -> float:
+        return self.began - (self.free if self.free > arrived else arrived)
+
+    def total(self, arrived: float) -> float:
+        return self.answered - arrived
+
+    def seconds(self, arrived: float) -> dict[str, float]:
+        """Of one request, part by part in their order; `other` is what is left: reading and writing bodies, the way there and back."""
+        steps = {"preprocess": self.preprocess, "inference": self.inference, "postprocess": self.postprocess}
+        parts = {"queue": self.queue(arrived), "batch": self.wait(arrived), **{name: took for name, took in steps.items() if took >= 0.0}}
+        total = self.total(arrived)
+        return {**parts, "other": max(0.0, total - sum(parts.values())), "total": total}
+
+
+def batch_times(free: float, sent: float, answered: float, size: int, told: Told) -> BatchTimes:
+    """`told` comes from a process that runs somebody's code: whatever it says, the points are in order and the steps within them."""
+    began, seconds, preprocess, inference, postprocess = told
+    most = answered - sent
+    if not 0.0 <= seconds <= most:
+        seconds = most
+    if not sent <= began <= answered - seconds:
+        began = answered - seconds
+    if not 0.0 <= preprocess <= seconds:
+        preprocess = _within(preprocess, seconds)
+    if not 0.0 <= inference <= seconds:
+        inference = _within(inference, seconds)
+    if not 0.0 <= postprocess <= seconds:
+        postprocess = _within(postprocess, seconds)
+    free = min(free, sent)
+    parts = (free, sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
+    return tuple.__new__(BatchTimes, parts)  # half of what a named tuple's own way takes
+
+
+def _within(step: float, most: float) -> float:
+    """Steps that ran side by side, as with micro-batches, add up to more than the time in which they ran."""
+    return most if step > most else NAN

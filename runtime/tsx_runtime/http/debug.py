@@ -1,0 +1,109 @@
+"""Where the time of a request went, at the management address: one by its id, or the slowest hundred."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import ConfigDict, Field
+
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.recent import NEWEST, SLOWEST, Seen
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import ModelNotFound, RequestNotFound
+from tsx_runtime.http import openapi
+from tsx_runtime.http.replies import json_answer
+from tsx_runtime.http.schemas import Camel
+
+_EXAMPLE: dict[str, Any] = {
+    "requestId": "f7e9c1d2-3b4a-4c5d-8e6f-00000000002a",
+    "modelName": "digits",
+    "modelVersion": "1.0",
+    "status": 200,
+    "arrived": "2026-05-30T21:46:03.626Z",
+    "batchSize": 4,
+    "milliseconds": {"queue": 0.0, "batch": 0.21, "preprocess": 3.1, "inference": 5.6, "postprocess": 0.2, "other": 0.4, "total": 9.51},
+}
+
+
+class RequestTimes(Camel):
+    """One request that was answered. The parts of `milliseconds` follow each other, and `total` is their sum."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    request_id: str = Field(description="the answer's x-request-id")
+    model_name: str
+    model_version: str
+    status: int
+    error: str | None = Field(None, description="why no worker answered it")
+    arrived: str
+    batch_size: int | None = Field(None, description="requests that the handler got together with it, and itself")
+    milliseconds: dict[str, float] = Field(description="queue, batch, preprocess, inference, postprocess (as far as known), other, total")
+
+
+class SlowRequests(Camel):
+    requests: list[RequestTimes] = Field(description="the slowest first")
+
+
+def build_router(registry: Registry) -> APIRouter:
+    router = APIRouter(tags=["debug"], prefix="/debug")
+
+    @router.get(
+        "/requests/{request_id}", summary="Where the time of one request went", response_model=RequestTimes, responses=openapi.failures(404)
+    )
+    async def request(request_id: Annotated[str, Path(description="the answer's x-request-id")]) -> Response:
+        wanted = request_id.encode("utf-8", "replace")
+        for version in _versions(registry):
+            seen = version.stats.recent.find(wanted)
+            if seen is not None:
+                return json_answer(_times(version, seen))
+        raise RequestNotFound(
+            f"Request {request_id} is not known: its answer is not out yet, or it is neither among the newest {NEWEST} of its model "
+            f"nor among the slowest {SLOWEST}. The id is in the answer's header x-request-id."
+        )
+
+    @router.get(
+        "/slowest",
+        summary="The slowest requests of the last half hour to hour",
+        response_model=SlowRequests,
+        responses=openapi.failures(400, 404),
+    )
+    async def slowest(
+        model: Annotated[str | None, Query(description="of this model only")] = None,
+        count: Annotated[int, Query(ge=1, le=SLOWEST, description="how many at the most")] = SLOWEST,
+    ) -> Response:
+        if model is not None and model not in registry.models:
+            raise ModelNotFound(f"Model not found: {model}")
+        found = [
+            (seen.took, version, seen)
+            for version in _versions(registry)
+            if model in (None, version.name)
+            for seen in version.stats.recent.slowest()
+        ]
+        found.sort(key=lambda each: -each[0])
+        return json_answer(SlowRequests(requests=[_times(version, seen) for _, version, seen in found[:count]]))
+
+    return router
+
+
+def _versions(registry: Registry) -> Iterator[ModelVersion]:
+    for model in registry.models.values():
+        yield from model.versions.values()
+
+
+def _times(version: ModelVersion, seen: Seen) -> RequestTimes:
+    arrived = datetime.fromtimestamp(time.time() - (time.monotonic() - seen.arrived), timezone.utc)
+    seconds = {"total": seen.took} if seen.times is None else seen.times.seconds(seen.arrived)
+    return RequestTimes(
+        request_id=seen.request_id.decode("utf-8", "replace"),
+        model_name=version.name,
+        model_version=version.version,
+        status=seen.status,
+        error=seen.error or None,
+        arrived=arrived.strftime("%Y-%m-%dT%H:%M:%S.") + f"{arrived.microsecond // 1000:03d}Z",
+        batch_size=None if seen.times is None else seen.times.size,
+        milliseconds={name: round(1000 * value, 3) for name, value in seconds.items()},
+    )

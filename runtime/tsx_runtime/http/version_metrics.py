@@ -1,0 +1,150 @@
+"""What `/metrics` tells of each version: its requests and their times, its workers, its batches, and what its handler reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from itertools import accumulate
+
+from tsx_runtime.core.metricsconfig import MetricsConfig
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.running import Usage
+from tsx_runtime.core.stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.http.families import Families, Labels
+from tsx_runtime.http.gpu import Gpu
+
+MICRO, MILLI = 1e6, 1e3
+RECYCLED = ("requests", "memory", "age", "cores")
+STUCK = ("stopped", "silent")
+
+
+def add_version(families: Families, version: ModelVersion, host: str, usage: Mapping[str, Usage], gpus: Mapping[int, Gpu]) -> None:
+    labels = {"model_name": version.name, "model_version": version.version, "hostname": host}
+    _add_requests(families, version, labels)
+    _add_times(families, version, labels, host)
+    _add_batch_sizes(families, version, labels)
+    _add_workers(families, version, labels)
+    for worker in version.workers:
+        if worker.id in usage:
+            _add_usage(families, labels | {"worker": worker.id}, usage[worker.id], gpus)
+        if worker.load_seconds is not None:
+            own = {"WorkerName": f"W-{worker.id}-{version.name}_{version.version}", "Level": "Host", "Hostname": host}
+            families.add("WorkerLoadTime", "gauge", "of a worker's last start, in Milliseconds", [(own, worker.load_seconds * MILLI)])
+
+
+def _add_requests(families: Families, version: ModelVersion, model: Labels) -> None:
+    stats = version.stats
+    families.add("ts_inference_requests_total", "counter", "requests accepted", [(model, stats.requests)])
+    text = "from arrival to answer, summed over requests"
+    families.add("ts_inference_latency_microseconds", "counter", text, [(model, stats.latency.sum * MICRO)])
+    text = "from arrival to a worker, summed over requests"
+    families.add("ts_queue_latency_microseconds", "counter", text, [(model, stats.queue_seconds * MICRO)])
+    answers = [(model | {"status": str(status)}, count) for status, count in sorted(stats.answers.items())]
+    families.add("tsx_answers_total", "counter", "answers of workers by HTTP status", answers)
+    refusals = [(model | {"reason": reason}, count) for reason, count in sorted(stats.refusals.items())]
+    families.add("tsx_refusals_total", "counter", "requests that no worker answered, by the kind of error", refusals)
+    finished = sum(stats.answers.values()) + sum(stats.refusals.values())
+    families.add("tsx_requests_total", "counter", "requests that were answered or refused", [(model, finished)])
+    text = "answers of 500 and above, and refusals, but for those whose client left"
+    families.add("tsx_errors_total", "counter", text, [(model, stats.errors)])
+    dropped = [(model | {"metric": plain_text(name)}, count) for name, count in sorted(stats.dropped_metrics.items())]
+    text = "values that a handler reported beyond the bounds, by the name of the metric"
+    families.add("tsx_handler_metric_drops_total", "counter", text, dropped)
+    families.add("tsx_queue_depth", "gauge", "requests that wait for a worker", [(model, version.pending)])
+    families.add("tsx_queue_capacity", "gauge", "requests that may wait (jobQueueSize)", [(model, version.queue_capacity)])
+    families.add("tsx_requests_in_flight", "gauge", "requests accepted and not answered yet", [(model, version.in_flight)])
+
+
+def _add_times(families: Families, version: ModelVersion, model: Labels, host: str) -> None:
+    stats = version.stats
+    for name, text, durations in (
+        ("request", "of a request, from its arrival to its answer", stats.latency),
+        ("queue", "in which no worker was free for a request", stats.queue),
+        ("batch_wait", "in which a request waited for its batch to begin although a worker was there for it", stats.batch_wait),
+        ("preprocess", "of a batch in the handler's preprocess", stats.preprocess),
+        ("inference", "of a batch in the handler's inference; of a handler without steps, all of its time", stats.inference),
+        ("postprocess", "of a batch in the handler's postprocess", stats.postprocess),
+    ):
+        families.add_durations(f"tsx_{name}_seconds", f"seconds {text}", model, durations)
+    if stats.batches:
+        newest = {"Level": "Host", "Hostname": host, "ModelName": version.name, "ModelVersion": version.version}
+        text = "of the newest batch, in Milliseconds"
+        families.add("QueueTime", "gauge", text, [(newest, stats.last_queue_seconds * MILLI)])
+        families.add("WorkerThreadTime", "gauge", text, [(newest, stats.last_worker_seconds * MILLI)])
+
+
+def _add_batch_sizes(families: Families, version: ModelVersion, model: Labels) -> None:
+    stats = version.stats
+    metric = families.metric("tsx_batch_size", "histogram", "requests of a batch")
+    for bound in BATCH_SIZE_BOUNDS:
+        below = sum(count for size, count in stats.batch_sizes.items() if size <= bound)
+        metric.add_sample("tsx_batch_size_bucket", model | {"le": str(float(bound))}, below)
+    metric.add_sample("tsx_batch_size_bucket", model | {"le": "+Inf"}, stats.batches)
+    metric.add_sample("tsx_batch_size_count", model, stats.batches)
+    metric.add_sample("tsx_batch_size_sum", model, sum(size * count for size, count in stats.batch_sizes.items()))
+
+
+def _add_workers(families: Families, version: ModelVersion, model: Labels) -> None:
+    stats = version.stats
+    states = [worker.state for worker in version.workers]
+    samples = [(model | {"state": state.value}, states.count(state)) for state in WorkerState]
+    families.add("tsx_workers", "gauge", "workers by state", samples)
+    families.add("tsx_worker_restarts_total", "counter", "workers started again", [(model, stats.restarts)])
+    recycled = [(model | {"reason": reason}, stats.recycled[reason]) for reason in RECYCLED]
+    families.add("tsx_worker_recycles_total", "counter", "workers replaced for what they had served, held or lived", recycled)
+    stuck = [(model | {"reason": reason}, stats.stuck[reason]) for reason in STUCK]
+    families.add("tsx_worker_stuck_total", "counter", "workers killed because they did not go on", stuck)
+    text = "time in which workers held a batch"
+    families.add("tsx_worker_busy_seconds_total", "counter", text, [(model, stats.busy_seconds)])
+
+
+def _add_usage(families: Families, worker: Labels, usage: Usage, gpus: Mapping[int, Gpu]) -> None:
+    families.add("tsx_worker_memory_bytes", "gauge", "resident memory of a worker", [(worker, usage.memory)])
+    families.add("tsx_worker_cpu_seconds_total", "counter", "processor time of a worker's process", [(worker, usage.cpu_seconds)])
+    families.add("tsx_worker_open_fds", "gauge", "files and connections that a worker has open", [(worker, usage.descriptors)])
+    for number, gpu in gpus.items():
+        held = [gpu.processes[pid] for pid in usage.pids if pid in gpu.processes]
+        if held:
+            text = "memory of a GPU that a worker holds"
+            families.add("tsx_worker_gpu_memory_bytes", "gauge", text, [(worker | {"gpu": str(number)}, sum(held))])
+
+
+def add_handler_metrics(
+    families: Families, own_names: Collection[str], version: ModelVersion, host: str, config: MetricsConfig | None
+) -> None:
+    """What handlers reported, under their own names; a name of the server's own gets `model_` before it.
+
+    `config`: only what it declares.
+    """
+    further = {"Hostname": host, "ModelVersion": version.version}
+    for key, metric in version.stats.handler_metrics.items():
+        if config is None or config.declares(key[0], key[1]):
+            name = _word(key[0])
+            _add_handler_metric(families, f"model_{name}" if name in own_names else name, further, key, metric)
+
+
+def _add_handler_metric(families: Families, name: str, further: Labels, key: MetricKey, metric: HandlerMetric) -> None:
+    _, kind, unit, dimensions = key
+    labels = {_word(dimension): plain_text(value) for dimension, value in dimensions} | further
+    text = f"reported by a handler, in {plain_text(unit)}"
+    if kind != "histogram":
+        families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
+        return
+    family = families.metric(name, "histogram", text)
+    for bound, below in zip(VALUE_BOUNDS, accumulate(metric.buckets), strict=False):  # the last bucket is beyond all bounds
+        family.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, below)
+    family.add_sample(f"{name}_bucket", labels | {"le": "+Inf"}, metric.count)
+    family.add_sample(f"{name}_count", labels, metric.count)
+    family.add_sample(f"{name}_sum", labels, metric.sum)
+
+
+def _word(name: str) -> str:
+    """A name that Prometheus takes."""
+    word = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return f"_{word}" if word[:1].isdigit() or not word else word
+
+
+def plain_text(value: str) -> str:
+    """Half a surrogate pair, as in the name of a file that is not UTF-8, would fail the whole answer."""
+    return value.encode("utf-8", "replace").decode()

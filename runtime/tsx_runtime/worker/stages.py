@@ -1,0 +1,144 @@
+"""How long the steps of a handler take: `preprocess`, `inference` and `postprocess` tell it, whoever calls them.
+
+Each step of a handler's object is put behind a `Step`, so that a `handle` of a user's own which calls `self.preprocess` is seen as well
+as that of `BaseHandler`. What a step spends in another one counts for the other. The laps go to the list that was begun last in this
+thread, or this task: one for each batch.
+
+On a GPU a step ends when it returns; work that it has only begun counts where its result is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from tsx_runtime.wire import TIMES
+
+STAGES = ("preprocess", "inference", "postprocess")
+NAN = float("nan")
+
+Laps: TypeAlias = list[tuple[int, float]]  # position in STAGES, seconds; threads may add to it side by side
+
+_laps: ContextVar[Laps | None] = ContextVar("tsx_laps", default=None)
+
+
+def begin(laps: Laps | None = None) -> Laps:
+    """From now on, in this thread or task, steps belong to a new batch, or go on with that of `laps`."""
+    if laps is None:
+        laps = []
+    _laps.set(laps)
+    return laps
+
+
+def current() -> Laps | None:
+    return _laps.get()
+
+
+def times(began: float, laps: Laps) -> bytes:
+    """`wire.TIMES` of a batch that began at `began` (time.monotonic()) and is done now."""
+    return TIMES.pack(began, *totals(time.monotonic() - began, laps))
+
+
+def totals(seconds: float, laps: Laps) -> tuple[float, float, float, float]:
+    """The seconds in all, and in each step."""
+    if not laps:  # a handler without steps
+        return seconds, NAN, seconds, NAN
+    spent: list[float | None] = [None, None, None]
+    for stage, lap in laps:
+        spent[stage] = lap + (spent[stage] or 0.0)
+    preprocess, inference, postprocess = (NAN if lap is None else lap for lap in spent)
+    return seconds, preprocess, inference, postprocess
+
+
+class Spent:
+    """The seconds of all calls so far, where a request takes part in many: its own are the difference since it came."""
+
+    def __init__(self) -> None:
+        self.seconds = [0.0, 0.0, 0.0]
+        self._known = [False, False, False]
+
+    def add(self, seconds: float, laps: Laps) -> None:
+        """Of one call."""
+        for stage, took in enumerate(totals(seconds, laps)[1:]):
+            if took >= 0.0:  # NaN is not
+                self.seconds[stage] += took
+                self._known[stage] = True
+
+    def since(self, began: float, before: Sequence[float]) -> bytes:
+        """`wire.TIMES` of a request that came at `began`, when `seconds` were as they are in `before`."""
+        spent = [now - then if known else NAN for now, then, known in zip(self.seconds, before, self._known, strict=True)]
+        return TIMES.pack(began, time.monotonic() - began, *spent)
+
+
+class _Here(threading.local):
+    inner = 0.0  # seconds that the steps which were called by the running one have taken
+
+
+_here = _Here()
+
+
+class Step:
+    """A handler's method that tells how long it takes. An object, not a function, so that a handler can still be pickled."""
+
+    def __init__(self, method: Callable[..., Any], stage: int) -> None:
+        self._tsx_method = method
+        self._tsx_stage = stage
+        functools.update_wrapper(self, method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        laps = _laps.get()
+        if laps is None:  # a thread of the handler's own, or no batch
+            return self._tsx_method(*args, **kwargs)
+        outer, _here.inner = _here.inner, 0.0
+        start = time.perf_counter()
+        try:
+            return self._tsx_method(*args, **kwargs)
+        finally:
+            took = time.perf_counter() - start
+            laps.append((self._tsx_stage, took - _here.inner))
+            _here.inner = outer + took
+
+    def __getattr__(self, name: str) -> Any:
+        """As the method: `__self__`, `__func__`."""
+        return getattr(self._tsx_method, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the handler has the method itself."""
+        return _as_it_was, (self._tsx_method,)
+
+
+def _as_it_was(method: Callable[..., Any]) -> Callable[..., Any]:
+    return method
+
+
+def watch(handler: Any) -> None:
+    """Have the steps of this object tell how long they take, as far as they can be told apart; what they do stays the same."""
+    own = getattr(handler, "__dict__", None)
+    if own is None:
+        return
+    for stage, name in enumerate(STAGES):
+        method = getattr(handler, name, None)
+        if not callable(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            continue
+        own[name] = _awaited(method, stage) if inspect.iscoroutinefunction(method) else Step(method, stage)
+
+
+def _awaited(method: Callable[..., Any], stage: int) -> Callable[..., Any]:
+    """Other requests may run while it waits, so what it awaits counts for it."""
+
+    @functools.wraps(method)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            laps = _laps.get()
+            if laps is not None:
+                laps.append((stage, time.perf_counter() - start))
+
+    return run

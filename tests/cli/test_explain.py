@@ -1,0 +1,41 @@
+"""How `tsx explain` and `tsx slowest` lay out what a server tells (that they ask a real one is in test_serve.py)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_cli.explain import lines
+from tsx_cli.stages import LETTERS, PARTS, WIDTH, bar, strip
+
+TOLD = {
+    "requestId": "id-1",
+    "modelName": "digits",
+    "modelVersion": "1.0",
+    "status": 200,
+    "arrived": "2026-05-30T21:46:03.626Z",
+    "batchSize": 4,
+    "milliseconds": {"queue": 0.0, "batch": 1.0, "preprocess": 3.0, "inference": 6.0, "other": 0.0, "total": 10.0},
+}
+
+
+def test_each_part_has_its_line_and_a_bar() -> None:
+    shown = lines(TOLD)
+    assert shown[0] == "id-1 was answered with 200 after 10.000 ms"
+    assert shown[1] == "digits 1.0, in a batch of 4; it arrived at 2026-05-30T21:46:03.626Z"
+    parts = {line.split()[0]: line for line in shown[3:]}
+    assert [*parts] == ["queue", "batch", "preprocess", "inference", "other"]
+    assert bar(6.0, 10.0) in parts["inference"]
+    assert "6.000 ms" in parts["inference"]
+
+
+def test_a_refusal_has_no_parts() -> None:
+    shown = lines({**TOLD, "status": 503, "error": "QueueFull", "batchSize": None, "milliseconds": {"total": 120.0}})
+    assert shown == ["id-1 was refused (QueueFull) with 503 after 120 ms", "digits 1.0; it arrived at 2026-05-30T21:46:03.626Z"]
+
+
+@given(st.dictionaries(st.sampled_from([*PARTS]), st.floats(0, 1e6), max_size=6))
+def test_a_strip_is_as_wide_as_all_and_in_order(spent: dict[str, float]) -> None:
+    drawn = strip(spent)
+    assert len(drawn) == (WIDTH if sum(spent.values()) > 0 else 0)
+    assert list(drawn) == sorted(drawn, key=list(LETTERS.values()).index)

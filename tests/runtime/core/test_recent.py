@@ -1,0 +1,63 @@
+"""The newest requests and the slowest: bounded, and each found under its id."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
+from tsx_runtime.core.times import NOTHING, batch_times
+
+
+def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
+    arrived = [now - each for each in took]
+    ids = [b"%d-%d" % (number, position) for position in range(len(took))]
+    recent.add(batch_times(now, now, now, len(took), NOTHING), ids, arrived, statuses, min(arrived))
+
+
+@given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
+def test_the_slowest_are_the_slowest(batches: list[list[int]]) -> None:
+    recent = Recent()
+    for number, took in enumerate(batches):
+        add(recent, number, [float(each) for each in took], 2.0**21)
+    longest = sorted((each for took in batches for each in took), reverse=True)[:SLOWEST]
+    assert [round(seen.took) for seen in recent.slowest()] == longest
+
+
+def test_the_newest_are_kept_and_found_with_their_own_status() -> None:
+    recent = Recent()
+    for number in range(NEWEST):
+        add(recent, number, [0.001, 0.002], 1000.0 + number, [200, 400 + number % 3])
+    newest = list(recent.newest())
+    assert len(newest) == NEWEST
+    found = recent.find(b"%d-1" % (NEWEST - 1))
+    assert found is not None
+    assert (found.status, round(found.took, 6)) == (400 + (NEWEST - 1) % 3, 0.002)
+    assert recent.find(b"0-0") is None
+
+
+def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
+    recent = Recent()
+    add(recent, 1, [0.1] * (NEWEST + 10), 10.0)
+    assert recent.find(b"1-2005") is not None
+    add(recent, 2, [0.1], 10.0)
+    assert [seen.request_id for seen in recent.newest()] == [b"2-0"]
+
+
+def test_a_slow_start_is_forgotten_after_two_periods() -> None:
+    recent = Recent()
+    add(recent, 0, [60.0] * SLOWEST, 1000.0)
+    add(recent, 1, [1.0], 1000.0 + PERIOD)
+    assert recent.slowest()[0].took == 60.0
+    add(recent, 2, [2.0], 1000.0 + 2 * PERIOD)
+    assert [seen.took for seen in recent.slowest()] == [2.0, 1.0]
+    assert recent.find(b"1-0") is not None
+
+
+def test_a_refusal_is_seen_too() -> None:
+    recent = Recent()
+    recent.refused(Seen(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
+    found = recent.find(b"late")
+    assert found is not None
+    assert found.error == "DeadlinePassed"
+    assert recent.slowest() == [found]

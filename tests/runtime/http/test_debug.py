@@ -1,0 +1,113 @@
+"""Where a request's time went: told by its answer, by /debug, and from the metrics by a trace."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+PATH = "/predictions/talker"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARTS = ["queue", "batch", "inference", "total"]  # the handler is a function
+
+both_lanes = pytest.mark.parametrize("content", [b"x", [b"x"]], ids=["fast lane", "other lane"])  # of chunks, its length is not told before
+
+
+def post(server, content=b"x", **headers):
+    body = iter(content) if isinstance(content, list) else content
+    return server.inference.post(PATH, content=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def durations(answer):
+    entries = [re.fullmatch(r"([a-z]+);dur=(\d+\.\d{3})", entry) for entry in answer.headers["server-timing"].split(", ")]
+    return {entry[1]: float(entry[2]) for entry in entries}
+
+
+@both_lanes
+def test_an_answer_says_where_its_time_went_when_it_is_asked(server, content):
+    answer = post(server, content, x_tsx_timing="1", x_do="headers")
+    told = durations(answer)
+    assert [*told] == PARTS
+    assert 0 < told["queue"] + told["batch"] + told["inference"] <= told["total"] + 0.01
+    assert (answer.text, answer.headers["x-own"]) == ("a,b", "1")
+
+
+@both_lanes
+def test_an_answer_that_was_not_asked_says_nothing(server, content):
+    assert "server-timing" not in post(server, content).headers
+
+
+@both_lanes
+def test_an_error_of_the_handlers_says_where_its_time_went_too(server, content):
+    answer = post(server, content, x_tsx_timing="1", x_do="raise")
+    assert answer.status_code == 503
+    assert [*durations(answer)] == PARTS
+
+
+@both_lanes
+def test_a_stream_has_gone_before_its_time_is_known(server, content):
+    answer = post(server, content, x_tsx_timing="1", x_do="stream")
+    assert answer.text == "abc"
+    assert "server-timing" not in answer.headers
+
+
+def test_a_share_of_the_answers_says_it_unasked(start_server):
+    with start_server(server_timing_share=1.0) as server:
+        server.register("talker.mar", initial_workers=1)
+        assert [*durations(post(server))] == [*durations(post(server, [b"x"]))] == PARTS
+        assert server.inference.get("/ping").status_code == 200
+
+
+@both_lanes
+def test_a_request_is_found_under_its_id(server, content):
+    answer = post(server, content, x_do="status", x_status="418", x_tsx_timing="1")
+    told = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
+    assert (told["modelName"], told["modelVersion"], told["status"], told["batchSize"]) == ("talker", "1.0", 418, 1)
+    assert [*told["milliseconds"]] == [*PARTS[:-1], "other", "total"]
+    header = durations(answer)
+    assert {name: told["milliseconds"][name] for name in PARTS} == pytest.approx(header, abs=0.002)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["arrived"])
+    assert "error" not in told
+
+
+def test_a_request_that_nobody_knows_is_not_found(server):
+    answer = server.management.get("/debug/requests/no-such-id")
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "RequestNotFoundException"
+    assert "x-request-id" in answer.json()["message"]
+
+
+def test_a_refusal_is_found_and_says_why(server):
+    refused = server.inference.post(f"{PATH}/2.0")
+    told = server.management.get(f"/debug/requests/{refused.headers['x-request-id']}").json()
+    assert (told["status"], told["error"], [*told["milliseconds"]]) == (503, "NoWorker", ["total"])
+
+
+def test_the_slowest_come_first(server):
+    for _ in range(5):
+        post(server)
+    told = server.management.get("/debug/slowest").json()["requests"]
+    took = [each["milliseconds"]["total"] for each in told]
+    assert len(took) >= 5
+    assert took == sorted(took, reverse=True)
+    fewer = server.management.get("/debug/slowest", params={"model": "talker", "count": 2}).json()["requests"]
+    assert fewer == told[:2]
+    assert server.management.get("/debug/slowest", params={"model": "nobody"}).status_code == 404
+    assert server.management.get("/debug/slowest", params={"count": 0}).status_code == 400
+
+
+def test_debug_is_where_models_are_managed_and_behind_the_same_guard(server):
+    assert server.inference.get("/debug/slowest").status_code == 404
+    foreign = httpx.get(f"{server.addresses['management']}/debug/slowest", headers={"Origin": "https://elsewhere.example"})
+    assert foreign.status_code == 403
+
+
+@both_lanes
+def test_a_bucket_points_to_the_trace_of_a_request_in_it(server, content):
+    trace = TRACE[:-1] + ("a" if isinstance(content, list) else "b")
+    answer = post(server, content, traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    assert "server-timing" not in answer.headers
+    text = server.metrics.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    pointing = [line for line in text.splitlines() if f'trace_id="{trace}"' in line]
+    assert {line.partition("{")[0] for line in pointing} >= {"tsx_request_seconds_bucket", "tsx_inference_seconds_bucket"}

@@ -1,0 +1,210 @@
+"""The steps of handlers tell how long they take, and are otherwise what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from tsx_runtime.worker import stages
+
+STEPS = """
+import time
+
+class Steps:
+    def initialize(self, context):
+        self.factor = 2
+
+    def preprocess(self, data):
+        time.sleep(0.02)
+        return [len(row["body"]) for row in data]
+
+    def inference(self, data):
+        return [self.factor * each for each in data]
+
+    def postprocess(self, data):
+        return [str(each) for each in data]
+
+    def handle(self, data, context):
+        return self.postprocess(self.inference(self.preprocess(data)))
+"""
+
+
+class Handler:
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def preprocess(self, data: int) -> int:
+        self.called.append("preprocess")
+        return self.inference(data + 1) if data < 3 else data
+
+    def inference(self, data: int) -> int:
+        return self.preprocess(data) if data < 3 else data
+
+    def postprocess(self, data: int) -> int:
+        raise ValueError("bad")
+
+
+def spent(laps: stages.Laps) -> set[int]:
+    return {stage for stage, _ in laps}
+
+
+def test_a_step_within_a_step_counts_once() -> None:
+    handler = Handler()
+    stages.watch(handler)
+    laps = stages.begin()
+    assert handler.preprocess(0) == 3
+    assert spent(laps) == {0, 1}
+    assert all(took >= 0 for _, took in laps)
+
+
+def test_a_step_that_raises_is_measured_as_well() -> None:
+    handler = Handler()
+    stages.watch(handler)
+    laps = stages.begin()
+    with pytest.raises(ValueError, match="bad"):
+        handler.postprocess(1)
+    assert spent(laps) == {2}
+
+
+def test_a_handler_can_be_copied_and_pickled_as_before() -> None:
+    handler = Handler()
+    stages.watch(handler)
+    for twin in (copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))):
+        laps = stages.begin()
+        assert twin.preprocess(5) == 5
+        assert (twin.called, handler.called) == (["preprocess"], [])
+        assert not laps
+    assert handler.preprocess.__self__ is handler  # type: ignore[attr-defined]
+    assert handler.preprocess.__name__ == "preprocess"
+
+
+def test_what_has_no_steps_or_no_room_for_them_is_left_alone() -> None:
+    class Slots:
+        __slots__ = ()
+
+        def preprocess(self, data: int) -> int:
+            return data
+
+    class Streams:
+        inference = None
+
+        def preprocess(self, data: int) -> Any:
+            yield data
+
+    stages.watch(None)
+    stages.watch(Slots())
+    streams = Streams()
+    stages.watch(streams)
+    assert vars(streams) == {}
+
+
+def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
+    handler = Handler()
+    stages.watch(handler)
+    laps = stages.begin()
+    thread = threading.Thread(target=handler.preprocess, args=(5,))
+    thread.start()
+    thread.join()
+    assert not laps
+
+
+def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
+    class Waits:
+        async def inference(self, data: int) -> int:
+            await asyncio.sleep(0)
+            return data
+
+    handler = Waits()
+    stages.watch(handler)
+
+    async def one(times: int) -> int:
+        laps = stages.begin()
+        for _ in range(times):
+            await handler.inference(1)
+        return len(laps)
+
+    async def main() -> list[int]:
+        return await asyncio.gather(one(1), one(3))
+
+    assert asyncio.run(main()) == [1, 3]
+
+
+def test_of_a_handler_without_steps_all_is_inference() -> None:
+    assert stages.totals(2.0, [])[2] == 2.0
+    assert math.isnan(stages.totals(2.0, [])[1])
+    _, preprocess, inference, postprocess = stages.totals(2.0, [(0, 0.5), (0, 0.25)])
+    assert preprocess == 0.75
+    assert math.isnan(inference)
+    assert math.isnan(postprocess)
+
+
+def test_a_reply_tells_the_steps_of_a_handle_of_the_users_own(start_worker: Any) -> None:
+    worker = start_worker(STEPS)
+    assert [answer.body for answer in worker.ask(b"abc", b"x")] == [b"6", b"2"]
+    began, seconds, preprocess, inference, postprocess = worker.times
+    assert 0.02 <= preprocess <= seconds
+    assert 0 <= inference + postprocess <= seconds - preprocess
+    assert began > 0
+
+
+DERIVED = """
+import time
+from ts.torch_handler.base_handler import BaseHandler
+
+class Handler(BaseHandler):
+    def initialize(self, context):
+        self.context = context
+
+    def preprocess(self, rows):
+        time.sleep(0.02)
+        return [bytes(row["body"]) for row in rows]
+
+    def inference(self, rows):
+        return rows
+
+    def postprocess(self, rows):
+        return rows
+"""
+
+
+@pytest.mark.parametrize("config", [{}, {"overlapPreprocessing": True}, {"micro_batching": {"micro_batch_size": 1}}])
+def test_the_steps_are_told_also_where_they_run_in_threads_of_their_own(start_worker: Any, config: dict[str, Any]) -> None:
+    worker = start_worker(DERIVED, model_config=config)
+    for _ in range(2):  # each batch has its own
+        worker.ask(b"a", b"b")
+        _, seconds, *steps = worker.times
+        assert steps[0] >= 0.02
+        assert all(step >= 0 for step in steps)
+        assert seconds > 0.02
+
+
+AT_ONCE = """
+import asyncio
+
+class Handler:
+    async def initialize(self, context):
+        pass
+
+    async def preprocess(self, data):
+        await asyncio.sleep(0.02)
+        return data[0]["body"]
+
+    async def handle(self, data, context):
+        return [await self.preprocess(data)]
+"""
+
+
+@pytest.mark.parametrize(("source", "mode"), [(STEPS, "continuous"), (AT_ONCE, "async")])
+def test_requests_that_join_others_tell_their_own_steps(start_worker: Any, source: str, mode: str) -> None:
+    worker = start_worker(source, mode=mode)
+    for _ in range(2):
+        worker.ask(b"a")
+        _, seconds, preprocess, inference, _ = worker.times
+        assert 0.02 <= preprocess <= seconds
+        assert math.isnan(inference) == (mode == "async")
