@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from tsx_runtime.core.durations import quantile
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.stats import Stats
 
@@ -24,7 +25,7 @@ class Reading(NamedTuple):
     at: float
     answers: int
     failed: int
-    seconds: float  # summed over the answers: arrival to reply
+    latency: tuple[int, ...]  # see `Durations.counts`
 
 
 class Point(NamedTuple):
@@ -38,20 +39,18 @@ class Point(NamedTuple):
     waiting: int
 
 
-NOTHING = Reading(0.0, 0, 0, 0.0)
-
-
 def read(stats: Stats, now: float) -> Reading:
     failed = sum(count for status, count in stats.answers.items() if status >= 500)
     refused = sum(count for kind, count in stats.refusals.items() if kind not in NOT_FAILURES)
-    return Reading(now, sum(stats.answers.values()), failed + refused, stats.latency_seconds)
+    return Reading(now, sum(stats.answers.values()), failed + refused, stats.latency.counts())
 
 
 def between(before: Reading, after: Reading, number: int, waiting: int) -> Point:
     seconds = max(after.at - before.at, 1e-9)
     answers = after.answers - before.answers
-    mean = (after.seconds - before.seconds) / answers if answers else None
-    return Point(number, answers / seconds, (after.failed - before.failed) / seconds, mean, mean, waiting)
+    latency = [now - then for now, then in zip(after.latency, before.latency, strict=True)]
+    failures = (after.failed - before.failed) / seconds
+    return Point(number, answers / seconds, failures, quantile(latency, 0.5), quantile(latency, 0.99), waiting)
 
 
 class _Track:

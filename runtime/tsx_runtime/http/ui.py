@@ -19,9 +19,9 @@ from tsx_runtime.http import uistate
 from tsx_runtime.http.asgi import Receive, Scope, Send
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import NAMES
+from tsx_runtime.http.families import Families
 from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.http.inference import Predictions
-from tsx_runtime.http.metrics import Families
 from tsx_runtime.http.uifiles import HEADERS, SHELL, files
 
 PREDICT = "/ui/api/predict/"
