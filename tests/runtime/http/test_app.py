@@ -30,8 +30,9 @@ def test_each_listener_describes_its_own_routes(server):
     models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
     kserve = {"/v1/models", "/v1/models/{model}"}
     workflows = {"/workflows", "/workflows/{workflow}"}
+    traffic = {"/models/{model}/traffic", "/models/{model}/labels/{label}", "/models/{model}/rollback"}
     debug = {"/debug/requests/{request_id}", "/debug/slowest"}
-    assert set(management["paths"]) == models | workflows | health | kserve | debug
+    assert set(management["paths"]) == models | workflows | health | kserve | traffic | debug
     assert set(metrics["paths"]) == {"/metrics"} | health
     assert health <= set(inference["paths"])
 
