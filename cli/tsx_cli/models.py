@@ -87,6 +87,22 @@ def register(
 
 
 @app.command()
+def replace(
+    archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
+    name: Annotated[str | None, typer.Option(help="Name of the model; the archive's own if not given.")] = None,
+    handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start; as many as there are if not given.")] = None,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Have an archive take the place of the version of its number, else of the default one, without losing a request."""
+    query = path("models", url=archive, model_name=name, handler=handler, initial_workers=workers, replace=True, synchronous=not no_wait)
+    _say(management(url, config).call("POST", query).json(), as_json)
+
+
+@app.command()
 def scale(
     name: Name,
     workers: Annotated[int | None, typer.Argument(min=0, help="How many workers.")] = None,

@@ -137,6 +137,23 @@ class Traffic(_Part):
         """With changes merged in, where null removes (RFC 7396). Raises ValueError."""
         return parse_traffic(_merged(self.told(), changes))
 
+    def renamed(self, old: str, new: str) -> Traffic:
+        """With another version in the place of one."""
+
+        def name(word: str) -> str:
+            return new if word == old else word
+
+        weights: dict[str, float] = {}
+        for word, weight in self.weights.items():
+            weights[name(word)] = weights.get(name(word), 0) + weight
+        changes: dict[str, Any] = {
+            "weights": weights,
+            "rules": [rule.model_copy(update={"to": name(rule.to)}) for rule in self.rules],
+            "labels": {label: name(version) for label, version in self.labels.items()},
+            "shadow": self.shadow and self.shadow.model_copy(update={"to": name(self.shadow.to)}),
+        }
+        return self.model_copy(update=changes)
+
 
 NOTHING = Traffic()
 

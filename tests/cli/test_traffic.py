@@ -98,6 +98,10 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(tmp
         assert said() == {"weights": {"2.0": 3}, "labels": {"stable": "1.0", "canary": "2.0"}}
         models("traffic", "digits", "--clear")
         assert (said(), ask()) == ({"labels": {"stable": "1.0", "canary": "2.0"}}, "1.0")
+        make_model(store / "digits-1.1.mar", NUMBER, name="digits", version="1.1")
+        assert models("replace", "digits-1.1.mar") == 'Model "digits" Version: 1.1 has taken the place of version 1.0 with 1 workers\n'
+        assert (said(), ask(), ask("/stable")) == ({"labels": {"stable": "1.1", "canary": "2.0"}}, "1.1", "1.1")
+        (store / "digits-1.1.mar").unlink()
         assert running.stop() == 0
     (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "2.0" = 1 }\n')
     with serving(command, tmp_path, environment) as running:

@@ -182,6 +182,10 @@ class Dispatcher:
         """Wait until nothing waits and nothing is under way."""
         await self._quiet.wait()
 
+    async def over(self) -> None:
+        """Wait until nobody has anything here any more."""
+        await self.quiet()
+
     def close(self) -> None:
         """Nothing comes any more."""
         if self._timer is not None:

@@ -3,180 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import yaml
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.devices import candidates, gpus_for
-from tsx_runtime.core.dispatcher import Bounds
 from tsx_runtime.core.environments import Environment
-from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.pace import retry_after
-from tsx_runtime.core.parallel import Parallel, parallel_of
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
+from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, check_workers, plan, with_own_settings
 from tsx_runtime.core.processes import ProcessStarter
-from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.core.split import Split
 from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, entrance, make_dispatcher, strategy
+from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
-from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.settings import TUNABLE, ModelSettings, Settings
-from tsx_runtime.torchserve_keys import VersionSettings
+from tsx_runtime.errors import TsxError
+from tsx_runtime.settings import Settings
 from tsx_runtime.version import __version__
 
-NOTHING_OWN = VersionSettings()
-MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
-
-
-@dataclass(frozen=True)
-class RegisterOrder:
-    """What a registration asks for; None leaves it to the archive's model-config.yaml, then to the settings."""
-
-    url: str
-    model_name: str | None = None
-    version: str | None = None
-    handler: str | None = None
-    runtime: str | None = None
-    initial_workers: int | None = None
-    max_workers: int | None = None  # with initial_workers; as many if not set
-    default_workers: int | None = None  # at start, where nothing else says how many
-    batch_size: int | None = None
-    max_batch_bytes: int | None = None
-    max_batch_delay: int | None = None  # ms
-    job_queue_size: int | None = None
-    max_queue_bytes: int | None = None
-    response_timeout: int | None = None  # s
-    startup_timeout: int | None = None  # s
-    client_timeout: int | None = None  # ms; 0: none
-    overload_status: int | None = None
-    device_type: str | None = None
-    max_worker_requests: int | None = None
-    max_worker_memory: int | None = None  # MB
-    max_worker_age: int | None = None  # s
-    loaded_at_startup: bool = False
-    workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
-    s3_sse_kms: bool = False
-
-
-def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
-    """The order, filled up with what the settings say of this model."""
-    if own is None:
-        return order
-    names = (*TUNABLE, "max_worker_requests", "max_worker_memory", "max_worker_age")
-    own_values = {name: getattr(own, name) for name in names if getattr(order, name) is None}
-    workers = own.workers if order.initial_workers is None else order.initial_workers
-    return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
-
-    batch_size: int
-    max_batch_bytes: int
-    max_batch_delay: int  # ms
-    job_queue_size: int
-    max_queue_bytes: int
-    response_timeout: int  # s
-    startup_timeout: int  # s
-    client_timeout: int  # ms; 0: none
-    overload_status: int
-    max_retry_timeout: int  # s
-    min_workers: int
-    max_workers: int
-    device_type: str | None
-    device_ids: tuple[int, ...]
-    threads: int | None
-    parallel: Parallel
-    gpus: tuple[int, ...]  # that workers are spread over; empty for the CPU
-    wait: bool
-    recycling: Recycling
-    strategy: Strategy
-    policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
-
-    @property
-    def limits(self) -> Limits:
-        wait = self.max_batch_delay / 1000 if self.wait else None
-        items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size
-        return Limits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
-
-
-def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> Plan:
-    """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
-
-    Raises BadRequest for more workers, or more GPUs a worker, than there is room for.
-    """
-    device_type = order.device_type or config.device_type
-    gpus = gpus_for(device_type, gpus)
-    parallel = parallel_of(config, gpus)
-    workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
-    check_workers(workers)
-    return Plan(
-        batch_size=_first(order.batch_size, config.batch_size, own.batch_size, 1),
-        max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, Limits().max_bytes),
-        max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, own.max_batch_delay, 100),
-        job_queue_size=_first(order.job_queue_size, config.job_queue_size, settings.job_queue_size),
-        max_queue_bytes=_first(order.max_queue_bytes, config.max_queue_bytes, settings.max_queue_bytes),
-        response_timeout=_first(order.response_timeout, config.response_timeout, own.response_timeout, settings.default_response_timeout),
-        startup_timeout=_first(order.startup_timeout, config.startup_timeout, own.startup_timeout, settings.default_startup_timeout),
-        client_timeout=_first(order.client_timeout, config.client_timeout, 0),
-        overload_status=_first(order.overload_status, config.overload_status, settings.overload_status),
-        max_retry_timeout=_first(config.max_retry_timeout, 300),
-        min_workers=workers,
-        max_workers=most,
-        device_type=device_type,
-        device_ids=tuple(config.device_ids or ()),
-        threads=config.threads,
-        parallel=parallel,
-        gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
-        wait=config.batch_policy == "wait",
-        recycling=Recycling(
-            _first(order.max_worker_requests, config.max_worker_requests, settings.max_worker_requests),
-            _first(order.max_worker_memory, config.max_worker_memory, settings.max_worker_memory),
-            _first(order.max_worker_age, config.max_worker_age, settings.max_worker_age),
-        ),
-        strategy=strategy(config),
-    )
-
-
-def check_workers(count: int) -> None:
-    if count > MOST_WORKERS:
-        raise BadRequest(f"{count} workers are too many: a version of a model has {MOST_WORKERS} at most. Ask for fewer.")
-
-
-def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
-    """`gpus`: for how many workers there are GPUs."""
-    if order.initial_workers is not None:
-        return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
-    if config.min_workers and config.min_workers > 0 and (config.max_workers or config.min_workers) >= config.min_workers:
-        return config.min_workers, config.max_workers or config.min_workers
-    if own.min_workers is not None:
-        return own.min_workers, max(own.min_workers, own.max_workers or 0)
-    workers = settings.default_workers_per_model
-    if order.loaded_at_startup:
-        workers = workers or gpus or order.default_workers or 1
-    return workers, workers
-
-
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
+__all__ = ["NOTHING_OWN", "Host", "Model", "ModelVersion", "Plan", "RegisterOrder", "plan", "with_own_settings"]
 
 
 class Host(NamedTuple):
@@ -209,6 +64,7 @@ class ModelVersion:
         self.version = version
         self.archive = archive
         self.plan = chosen
+        self.order = order
         self.url = order.url
         self.envelope = str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
         self.runtime = order.runtime or archive.manifest.runtime
@@ -217,16 +73,21 @@ class ModelVersion:
         )
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
+        self.changed: dict[str, Any] = {}  # limits, since it was registered
+        self.scaled = order.initial_workers is not None  # how many workers it has was asked for, so that its archive has no say in it
+        self.replaced: str | None = None  # the version whose place it has taken
+        self.predecessors: list[ModelVersion] = []  # whose places it has taken, and which have sequences that are not over
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
         self.max_response_size = settings.max_response_size
         self._host = host
         self._environment = environment
+        self._closed = False
         self._names = HeaderNames(
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
-        label = f'Model "{name}" [Version {version}]'
+        self.label = label = f'Model "{name}" [Version {version}]'
         self._dispatcher = make_dispatcher(label, chosen.limits, chosen.bounds, chosen.strategy, self._names)
         self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
@@ -315,7 +176,22 @@ class ModelVersion:
 
     def has_sequence_of(self, job: Job) -> bool:
         """Whether it is a stateful model, and has the state of the sequence that the request belongs to."""
-        return isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.has_sequence_of(job)
+        mine = isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.has_sequence_of(job)
+        return mine or any(old.carries(job) for old in self.predecessors)
+
+    def carries(self, job: Job) -> bool:
+        """As above, but for sequences that it lost."""
+        mine = isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.carries(job)
+        return mine or any(old.carries(job) for old in self.predecessors)
+
+    def learn_losses_of(self, old: ModelVersion) -> None:
+        """Have those told whose sequences the old one lost, or will lose."""
+        if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(old._dispatcher, SequenceDispatcher):
+            self._dispatcher.sequences.share_losses(old._dispatcher.sequences)
+
+    def continue_counts(self, old: ModelVersion) -> None:
+        """Of the same version: its metrics go on where the old one's are, and have both while that is not over."""
+        self._dispatcher.stats = old._dispatcher.stats
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
         """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does.
@@ -329,6 +205,7 @@ class ModelVersion:
     def change(self, changes: Mapping[str, Any]) -> None:
         """Values for names of TUNABLE, from now on: what is on its way to a worker goes as it was."""
         self.plan = replace(self.plan, **changes)
+        self.changed |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout
         self._dispatcher.change(self.plan.limits, self.plan.bounds)
@@ -347,11 +224,22 @@ class ModelVersion:
         """Wait until every accepted request is answered."""
         await self._dispatcher.quiet()
 
+    async def over(self) -> None:
+        """Wait until every accepted request is answered, and no sequence is under way."""
+        await self._dispatcher.over()
+
+    def note_error(self, text: str) -> None:
+        """What is to stand in its description."""
+        self._supervisor.note_error(text)
+
     def refuse_waiting(self, error: TsxError) -> None:
         self._dispatcher.refuse_waiting(error)
 
     async def close(self) -> None:
         """End all workers at once; what they hold is refused."""
+        if self._closed:
+            return
+        self._closed = True
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
         self.archive.close()

@@ -9,20 +9,20 @@ import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.devices import gpu_count, least_used
+from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environment, Environments
 from tsx_runtime.core.model import NOTHING_OWN, Host, Model, ModelVersion, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.replacing import Handover, Said, catch_up, in_place_of
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
-from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import (
     BadRequest,
     CannotRemoveDefault,
@@ -35,9 +35,8 @@ from tsx_runtime.errors import (
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings import Settings
-from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
+from tsx_runtime.sources import Trust, in_store, is_url
 
-MOST_DOWNLOADS = 16  # at a time
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
 
 logger = logging.getLogger("tsx.registry")
@@ -74,11 +73,11 @@ class Registry:
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
         self._taken: set[tuple[str, str]] = set()
+        self._coming: set[ModelVersion] = set()  # not in `models` yet: each takes another's place once it has loaded
+        self._replacing: set[str] = set()  # models of which a version is being replaced
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
         self.plugins = load_plugins(settings.plugins)
-        self._fetcher = Fetcher(settings, sources=self.plugins.sources)
-        self._downloads = Threads(MOST_DOWNLOADS, "downloads")
-        self._downloaded: dict[ModelVersion, Path] = {}  # the archives that were downloaded for them, and go with them
+        self._downloads = Downloads(settings, self.plugins.sources)
         self._background: set[asyncio.Task[None]] = set()
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
@@ -104,26 +103,17 @@ class Registry:
     async def _register(self, order: RegisterOrder, wait: bool, trust: Trust) -> ModelVersion:
         if not is_url(order.url):
             return await self.register_path(self._in_store(order.url), order, wait=wait)
-        local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
+        local = await self._downloads.local_file(order, trust)
         if local is not None:
             return await self.register_path(local, order, wait=wait)
-        downloaded = await self._fetch(order, trust)
+        downloaded = await self._downloads.fetch(order, trust)
         try:
             version = await self.register_path(downloaded, order, wait=wait)
         except BaseException:
             downloaded.unlink(missing_ok=True)
             raise
-        self._downloaded[version] = downloaded
+        self._downloads.belongs(version, downloaded)
         return version
-
-    async def _fetch(self, order: RegisterOrder, trust: Trust) -> Path:
-        """A thread cannot be broken off: where its client leaves, what it brings later goes at once, to stand in nobody's way."""
-        fetching = asyncio.create_task(self._downloads.call(partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)))
-        try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
-            fetching.add_done_callback(_remove_fetched)
-            raise
 
     async def register_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """Register an archive or directory that lies anywhere: what the command line names itself."""
@@ -137,28 +127,93 @@ class Registry:
 
     async def register_archive(self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """Register what is open already; it is closed where that fails, and with the model."""
-        environment = None
+        environment, old = None, None
         try:
-            self._check_name(archive, order)  # before minutes are spent on its packages
+            old = self._begin_replacing(archive, order)
+            self._check_name(archive, order, old)  # before minutes are spent on its packages
             environment = await self._environment(archive, order)
-            version = self._add(archive, order, environment)
+            version = self._add(archive, order, environment, old)
         except BaseException:
             archive.close()
             if environment is not None:
                 environment.close()
+            if old is not None:
+                self._replacing.discard(old.name)
             raise
         for problem in archive.problems:
             logger.warning("%s: %s", order.url, problem)
         starting = version.scale(version.min_workers, version.max_workers)
-        if wait:
-            try:
-                await starting
-            except BaseException:  # also where its client has left
-                await self._to_the_end(self._remove(version))
-                raise
-        else:
+        if old is not None:
+            starting = self._take_over(old, version, starting)
+        if not wait:
             self._in_background(starting)
+            return version
+        try:
+            await starting
+        except BaseException:  # also where its client has left
+            await self._to_the_end(self._remove(version))
+            raise
         return version
+
+    def _begin_replacing(self, archive: OpenArchive, order: RegisterOrder) -> ModelVersion | None:
+        """The version whose place it is to take: that of its number, else the default one. Raises Conflict."""
+        name, number = order.model_name or archive.manifest.model_name, order.version or archive.manifest.version
+        model = self.models.get(name)
+        if not order.replaces or model is None:
+            return None
+        if name in self._replacing:
+            raise Conflict(f"A version of model {name} is being replaced already. Try again when that is done.")
+        old = model.versions.get(number) or model.versions[model.default]
+        if old.workflow:
+            raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and comes and goes with that.")
+        self._replacing.add(name)
+        return old
+
+    async def _take_over(self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]) -> None:
+        """Where this fails, the old one goes on as if nothing was."""
+        before = Said.of(old)
+        try:
+            await starting
+            self._swap(old, new, before)
+        except BaseException as error:
+            if isinstance(error, LoadFailed | Conflict):
+                why = f"version {new.version} of {new.url} has not taken its place: {error.message}"
+                old.note_error(why + (f"\n\n{error.traceback}" if isinstance(error, LoadFailed) and error.traceback else ""))
+                logger.error("%s goes on: %s", old.label, why)
+            await self.discard(new)
+            raise
+        finally:
+            self._replacing.discard(old.name)
+
+    def _swap(self, old: ModelVersion, new: ModelVersion, before: Said) -> None:
+        """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
+        model = self.models.get(old.name)
+        if model is None or model.versions.get(old.version) is not old:
+            raise Conflict(f"Version {old.version} of model {old.name} was unregistered while its replacement was loaded.")
+        if scaling := catch_up(old, new, before):
+            self._in_background(scaling)
+        new.replaced = old.version
+        model.versions = {each.version: each for each in [new if version is old else version for version in model.versions.values()]}
+        self._coming.discard(new)
+        self._leaving.add(old)
+        self.splits.replaced(model, old.version, new.version)
+        new.watch(self._tell_readiness)
+        handover = Handover(old, new)
+        self._tell_change()
+        self.splits.came(new)
+        self._tell_managed()
+        logger.info("%s: takes the place of version %s", new.label, old.version)
+        self._begin(self._drain(old, handover))
+
+    async def _drain(self, old: ModelVersion, handover: Handover) -> None:
+        """Until nobody has anything there any more, or for `unregister_model_timeout`."""
+        try:
+            await asyncio.wait_for(old.over(), self.settings.unregister_model_timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            text = "%s: was replaced, and is ended with what it still has: that took longer than unregister_model_timeout"
+            logger.warning(text, old.label)
+        await self._discard(old)
+        handover.end()
 
     async def _environment(self, archive: OpenArchive, order: RegisterOrder) -> Environment | None:
         """What the archive needs beside the server's own packages. Raises InvalidModel."""
@@ -171,24 +226,29 @@ class Registry:
             return None
         return await self._environments.open(order.model_name or archive.manifest.model_name, archive.directory, requirements)
 
-    def _check_name(self, archive: OpenArchive, order: RegisterOrder) -> tuple[str, str]:
+    def _check_name(self, archive: OpenArchive, order: RegisterOrder, old: ModelVersion | None) -> tuple[str, str]:
         name = order.model_name or archive.manifest.model_name
         number = order.version or archive.manifest.version
         for what, value in (("model name", name), ("version", number)):
             if not is_model_name(value):
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
-        if (name, number) in self._taken:
+        if (name, number) in self._taken and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
         return name, number
 
-    def _add(self, archive: OpenArchive, order: RegisterOrder, environment: Environment | None) -> ModelVersion:
-        name, number = self._check_name(archive, order)
+    def _add(self, archive: OpenArchive, order: RegisterOrder, environment: Environment | None, old: ModelVersion | None) -> ModelVersion:
+        name, number = self._check_name(archive, order, old)
+        if old is not None:
+            order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self.settings.models.get(name))
         own = self.settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
         chosen = self._with_policy(plan(order, archive.config, self.settings, self.gpus, own), name, archive.config.batch_policy)
         version = ModelVersion(name, number, archive, order, chosen, self._host, environment)
         self._taken.add((name, number))
-        self._put_in(version)
+        if old is None:
+            self._put_in(version)
+        else:
+            self._coming.add(version)
         return version
 
     def _with_policy(self, chosen: Plan, model: str, wanted: str | None) -> Plan:
@@ -229,6 +289,7 @@ class Registry:
             raise BadRequest("max_worker cannot be less than min_worker.")
         found = self.find(name, version)
         scaling = found.scale(min_workers, most)
+        found.scaled = True
         if changes:
             found.change(changes)
         if wait:
@@ -282,13 +343,11 @@ class Registry:
 
     async def _discard(self, found: ModelVersion) -> None:
         await self._remove(found)
-        downloaded = self._downloaded.pop(found, None)
-        if downloaded is not None:
-            downloaded.unlink(missing_ok=True)
+        self._downloads.remove(found)
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
-        self._fetcher.close()
+        self._downloads.close()
         versions = self._all()
         if drain:
             finished = [asyncio.ensure_future(version.finished()) for version in versions]
@@ -306,7 +365,7 @@ class Registry:
         await asyncio.to_thread(self._starter.close)
 
     def _all(self) -> list[ModelVersion]:
-        return [*self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
+        return [*self._coming, *self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
 
     def _choose_gpus(self, plan: Plan) -> tuple[int, ...]:
         """For one more worker: those with the fewest workers of all models."""
@@ -359,7 +418,9 @@ class Registry:
             self._take_out(version)
         await version.close()
         self._leaving.discard(version)
-        self._taken.discard((version.name, version.version))
+        self._coming.discard(version)
+        if not any((other.name, other.version) == (version.name, version.version) for other in self._all()):
+            self._taken.discard((version.name, version.version))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
         """Also where who asked for it leaves meanwhile: half removed, a version would keep its name and its processes for good."""
@@ -367,7 +428,7 @@ class Registry:
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """A failure is already logged and in the model's description."""
-        self._begin(_swallow_load_failure(work))
+        self._begin(_swallow_failure(work))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -376,13 +437,8 @@ class Registry:
         return task
 
 
-def _remove_fetched(fetching: asyncio.Task[Path]) -> None:
-    if not fetching.cancelled() and fetching.exception() is None:
-        fetching.result().unlink(missing_ok=True)
-
-
-async def _swallow_load_failure(work: Coroutine[Any, Any, None]) -> None:
+async def _swallow_failure(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
-    except LoadFailed:
+    except (LoadFailed, Conflict):
         return

@@ -105,6 +105,16 @@ class Sequences(Generic[SlotT]):
         """Whether a sequence of that id is under way, or was lost and nobody has been told yet."""
         return id in self._chains or id in self._lost
 
+    def is_active(self, id: str) -> bool:
+        return id in self._chains
+
+    def share_losses(self, old: Sequences[SlotT]) -> None:
+        """From now on, who goes on here with a sequence that was lost there is told as well."""
+        self._lost.update(old._lost)
+        old._lost = self._lost
+        while len(self._lost) > REMEMBERED:
+            self._lost.popitem(last=False)
+
     def admit(self, job: Job, mark: Mark, now: float) -> str | None:
         """Take a request, or say why not. The first of an id starts a sequence, also where it does not say so. But where one of that id
         was lost, a request that means to go on with it is told, once.

@@ -96,7 +96,11 @@ class Split:
         if version.client_timeout:
             due = job.arrived + version.client_timeout
             job.deadline = due if job.deadline is None else min(due, job.deadline)
-        job.route(version, self._told[version.version])
+        told = self._told.get(version.version)
+        if told is None:  # it was removed, or another has taken its place, since the request's head was read
+            version = self.versions[self.table.default]
+            told = self._told[version.version]
+        job.route(version, told)
         if self.observers:
             self._watch(job, version)
         version.submit(job.watched or job)

@@ -154,6 +154,18 @@ class Splits:
     def went(self, version: ModelVersion) -> None:
         self._tell_traffic(version.name)
 
+    def replaced(self, model: Model, old: str, new: str) -> None:
+        """Another version has taken the place of one: whatever named that names it now."""
+        if old == new:
+            return
+        name, traffic = model.name, self.traffic(model.name)
+        now = Arrangement(traffic.renamed(old, new), new if model.default == old else model.default)
+        if (before := self._before.get(name)) is not None:
+            self._before[name] = Arrangement(before.traffic.renamed(old, new), new if before.default == old else before.default)
+        self._traffic[name], model.default = now
+        if now.traffic != traffic or "default" in self._state.load(name):
+            self._keep(name, now, default=False)
+
     def forget(self, name: str) -> None:
         """The model was removed for good, with what was said of it."""
         self._traffic.pop(name, None)

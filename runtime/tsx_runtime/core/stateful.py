@@ -41,6 +41,7 @@ class SequenceDispatcher(Dispatcher):
         self.sequences: Sequences[Channel] = Sequences(terms)
         self._names = names
         self._given: set[Job] = set()  # whose sequence's id was made up here, so that the client is to be told
+        self._over = asyncio.Event()  # set when there may be no sequence any more
         self._leaving: dict[Channel, asyncio.Event] = {}  # they serve the sequences that they have, and no new one
 
     @property
@@ -60,6 +61,16 @@ class SequenceDispatcher(Dispatcher):
 
     def has_sequence_of(self, job: Job) -> bool:
         return self.sequences.knows(read_mark(job.meta, self._names).id)
+
+    def carries(self, job: Job) -> bool:
+        """Whether it belongs to a sequence that is under way."""
+        return self.sequences.is_active(read_mark(job.meta, self._names).id)
+
+    async def over(self) -> None:
+        while self.sequences.active:
+            self._over.clear()
+            await self._over.wait()
+        await self.quiet()
 
     def leave(self, job: Job) -> None:
         self.sequences.some_left = True
@@ -174,6 +185,8 @@ class SequenceDispatcher(Dispatcher):
     def _tell_leaving(self) -> None:
         for channel in [channel for channel in self._leaving if not self.sequences.held_by(channel)]:
             self._leaving.pop(channel).set()
+        if not self.sequences.active:
+            self._over.set()
 
 
 class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):

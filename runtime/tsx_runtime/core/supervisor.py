@@ -73,6 +73,9 @@ class Supervisor:
     def last_error(self) -> str | None:
         return self._terms.last_error
 
+    def note_error(self, text: str) -> None:
+        self._terms.last_error = text
+
     def set_timeouts(self, response: float, startup: float) -> None:
         """From now on, also for what workers have begun."""
         self._terms.set_timeouts(response, startup)

@@ -64,6 +64,9 @@ class Management:
             raise _start_failed(order.model_name or order.url, None, error) from error
         if version.min_workers and not parameters.synchronous:
             return _status(PROCESSING, 202)
+        if version.replaced is not None:
+            text = f'Model "{version.name}" Version: {version.version} has taken the place of version {version.replaced}'
+            return _status(f"{text} with {version.min_workers} workers")
         text = f'Model "{version.name}" Version: {version.version} registered with {version.min_workers} initial workers'
         return _status(text if version.min_workers else f"{text}. Use scale workers API to add workers for the model.")
 
@@ -167,6 +170,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         runtime=parameters.runtime,
         initial_workers=parameters.initial_workers,
         s3_sse_kms=parameters.s3_sse_kms,
+        replaces=parameters.replace,
         **{name: getattr(parameters, name) for name in TUNABLE},
     )
 

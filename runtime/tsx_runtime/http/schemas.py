@@ -92,6 +92,10 @@ class RegisterParameters(Tuning):
     handler: str | None = Field(None, description="the archive's own if not given")
     initial_workers: int | None = Field(None, ge=0, description="the archive's minWorkers if not given, or default_workers_per_model")
     synchronous: Flag = Field(True, description="answer when the workers are ready")
+    replace: Flag = Field(
+        False,
+        description="take the place of the version of its number, else of the default one, once it is loaded; nothing in flight is lost",
+    )
     s3_sse_kms: Flag = Field(False, description="ask for decryption by the key service when the URL is one of S3 over http")
 
 

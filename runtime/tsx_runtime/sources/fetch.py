@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
@@ -63,8 +64,10 @@ class Fetcher:
             self._allowed.check(url, text)
         return path
 
-    def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False) -> Path:
-        """The archive, in the store. Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed."""
+    def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()) -> Path:
+        """The archive, in the store; where the file that it would be is one of `beside`, under the next name that is free.
+
+        Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed."""
         url = parse_url(text, self._sources)
         if trust is Trust.CLIENT:
             self._allowed.check(url, text)
@@ -73,6 +76,8 @@ class Fetcher:
             raise ModelNotFound(f"The archive at {text} needs a model store to lie in; start the server with --model-store DIRECTORY")
         target = directory / file_name(url, self._suffixes)
         with self._lock:
+            if target in beside:
+                target = next(free for number in itertools.count(2) if not os.path.lexists(free := _numbered(target, number)))
             if target in self._under_way:
                 raise Conflict(f"{target.name} is being downloaded for another registration; wait for that, or use another file name")
             if os.path.lexists(target):
@@ -113,6 +118,12 @@ class Fetcher:
     def _check_redirect(self, trust: Trust, url: ModelUrl) -> None:
         if trust is Trust.CLIENT:
             self._allowed.check(url)
+
+
+def _numbered(file: Path, number: int) -> Path:
+    """m.mar -> m-2.mar"""
+    name, dot, suffix = file.name.partition(".")
+    return file.with_name(f"{name}-{number}{dot}{suffix}")
 
 
 def ask_plugin(source: Source, url: ModelUrl, part: Path, most: int) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, OpenArchive, is_model_name
 from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
+from tsx_runtime.core.downloads import MOST
 from tsx_runtime.core.model import ModelVersion, RegisterOrder
-from tsx_runtime.core.registry import MOST_DOWNLOADS, Registry
+from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import (
     BadRequest,
@@ -98,7 +99,7 @@ class Workflows:
         self._taken: set[str] = set()  # registered, being registered, or with requests to answer
         self._store = self.settings.workflow_store or self.settings.model_store
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
-        self._downloads = Threads(MOST_DOWNLOADS, "downloads")
+        self._downloads = Threads(MOST, "downloads")
 
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)

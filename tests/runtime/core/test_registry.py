@@ -152,8 +152,8 @@ def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(tmp
         return file
 
     async def test(registry):
-        monkeypatch.setattr(registry._fetcher, "local_file", lambda *what: None)
-        monkeypatch.setattr(registry._fetcher, "fetch", fetch)
+        monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
+        monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
         registering = asyncio.create_task(registry.register(RegisterOrder(url="https://models.example/m.mar")))
         await until(began.is_set)
         registering.cancel()

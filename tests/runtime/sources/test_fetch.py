@@ -43,6 +43,14 @@ def test_the_store_keeps_what_it_has(fetcher: Fetcher, site: Site, store: Path) 
     assert not site.requests
 
 
+def test_what_replaces_a_download_is_laid_beside_it(fetcher: Fetcher, site: Site, store: Path) -> None:
+    first = fetcher.fetch(site.url(), Trust.CLIENT)
+    (store / "m-2.mar").write_bytes(b"mine")
+    assert fetcher.fetch(site.url(), Trust.CLIENT, beside={first}) == store / "m-3.mar"
+    first.unlink()
+    assert fetcher.fetch(site.url(), Trust.CLIENT, beside={store / "m-3.mar"}) == first
+
+
 def test_a_client_gets_only_what_is_allowed(fetcher: Fetcher, site: Site) -> None:
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
         fetcher.fetch(site.url(host="localhost"), Trust.CLIENT)

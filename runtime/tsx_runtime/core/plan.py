@@ -1,0 +1,160 @@
+"""What a version is served with: what its registration asks for, its model-config.yaml says and the settings have, weighed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tsx_archiver import ModelConfig
+from tsx_runtime import wire
+from tsx_runtime.core.devices import candidates, gpus_for
+from tsx_runtime.core.dispatcher import Bounds
+from tsx_runtime.core.health import Recycling
+from tsx_runtime.core.parallel import Parallel, parallel_of
+from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, strategy
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.plugins import BatchPolicy
+from tsx_runtime.settings import TUNABLE, ModelSettings, Settings
+from tsx_runtime.torchserve_keys import VersionSettings
+
+NOTHING_OWN = VersionSettings()
+MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
+
+
+@dataclass(frozen=True)
+class RegisterOrder:
+    """What a registration asks for; None leaves it to the archive's model-config.yaml, then to the settings."""
+
+    url: str
+    model_name: str | None = None
+    version: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    initial_workers: int | None = None
+    max_workers: int | None = None  # with initial_workers; as many if not set
+    default_workers: int | None = None  # at start, where nothing else says how many
+    batch_size: int | None = None
+    max_batch_bytes: int | None = None
+    max_batch_delay: int | None = None  # ms
+    job_queue_size: int | None = None
+    max_queue_bytes: int | None = None
+    response_timeout: int | None = None  # s
+    startup_timeout: int | None = None  # s
+    client_timeout: int | None = None  # ms; 0: none
+    overload_status: int | None = None
+    device_type: str | None = None
+    max_worker_requests: int | None = None
+    max_worker_memory: int | None = None  # MB
+    max_worker_age: int | None = None  # s
+    loaded_at_startup: bool = False
+    workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
+    s3_sse_kms: bool = False
+    replaces: bool = False  # takes the place of the version of its number, else of the default one; just registers where there is none
+
+
+def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
+    """The order, filled up with what the settings say of this model."""
+    if own is None:
+        return order
+    names = (*TUNABLE, "max_worker_requests", "max_worker_memory", "max_worker_age")
+    own_values = {name: getattr(own, name) for name in names if getattr(order, name) is None}
+    workers = own.workers if order.initial_workers is None else order.initial_workers
+    return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
+
+    batch_size: int
+    max_batch_bytes: int
+    max_batch_delay: int  # ms
+    job_queue_size: int
+    max_queue_bytes: int
+    response_timeout: int  # s
+    startup_timeout: int  # s
+    client_timeout: int  # ms; 0: none
+    overload_status: int
+    max_retry_timeout: int  # s
+    min_workers: int
+    max_workers: int
+    device_type: str | None
+    device_ids: tuple[int, ...]
+    threads: int | None
+    parallel: Parallel
+    gpus: tuple[int, ...]  # that workers are spread over; empty for the CPU
+    wait: bool
+    recycling: Recycling
+    strategy: Strategy
+    policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
+
+    @property
+    def limits(self) -> Limits:
+        wait = self.max_batch_delay / 1000 if self.wait else None
+        items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size
+        return Limits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
+
+
+def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> Plan:
+    """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
+
+    Raises BadRequest for more workers, or more GPUs a worker, than there is room for.
+    """
+    device_type = order.device_type or config.device_type
+    gpus = gpus_for(device_type, gpus)
+    parallel = parallel_of(config, gpus)
+    workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
+    check_workers(workers)
+    return Plan(
+        batch_size=_first(order.batch_size, config.batch_size, own.batch_size, 1),
+        max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, Limits().max_bytes),
+        max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, own.max_batch_delay, 100),
+        job_queue_size=_first(order.job_queue_size, config.job_queue_size, settings.job_queue_size),
+        max_queue_bytes=_first(order.max_queue_bytes, config.max_queue_bytes, settings.max_queue_bytes),
+        response_timeout=_first(order.response_timeout, config.response_timeout, own.response_timeout, settings.default_response_timeout),
+        startup_timeout=_first(order.startup_timeout, config.startup_timeout, own.startup_timeout, settings.default_startup_timeout),
+        client_timeout=_first(order.client_timeout, config.client_timeout, 0),
+        overload_status=_first(order.overload_status, config.overload_status, settings.overload_status),
+        max_retry_timeout=_first(config.max_retry_timeout, 300),
+        min_workers=workers,
+        max_workers=most,
+        device_type=device_type,
+        device_ids=tuple(config.device_ids or ()),
+        threads=config.threads,
+        parallel=parallel,
+        gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
+        wait=config.batch_policy == "wait",
+        recycling=Recycling(
+            _first(order.max_worker_requests, config.max_worker_requests, settings.max_worker_requests),
+            _first(order.max_worker_memory, config.max_worker_memory, settings.max_worker_memory),
+            _first(order.max_worker_age, config.max_worker_age, settings.max_worker_age),
+        ),
+        strategy=strategy(config),
+    )
+
+
+def check_workers(count: int) -> None:
+    if count > MOST_WORKERS:
+        raise BadRequest(f"{count} workers are too many: a version of a model has {MOST_WORKERS} at most. Ask for fewer.")
+
+
+def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
+    """`gpus`: for how many workers there are GPUs."""
+    if order.initial_workers is not None:
+        return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
+    if config.min_workers and config.min_workers > 0 and (config.max_workers or config.min_workers) >= config.min_workers:
+        return config.min_workers, config.max_workers or config.min_workers
+    if own.min_workers is not None:
+        return own.min_workers, max(own.min_workers, own.max_workers or 0)
+    workers = settings.default_workers_per_model
+    if order.loaded_at_startup:
+        workers = workers or gpus or order.default_workers or 1
+    return workers, workers
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)

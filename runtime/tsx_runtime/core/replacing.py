@@ -1,0 +1,86 @@
+"""Hot replacement: a version that has loaded beside another takes its place between two requests, and nobody's request is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tsx_archiver import ModelConfig
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.settings import TUNABLE
+
+
+def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
+    """The order, filled up with what was asked for at the old version's registration and since.
+
+    `config` is the new archive's own. It says how many workers there are where nobody else did.
+    """
+    kept = {name: getattr(old.order, name) for name in TUNABLE if getattr(order, name) is None}
+    kept |= {name: value for name, value in old.changed.items() if getattr(order, name) is None}
+    if order.initial_workers is None and (old.scaled or not config.min_workers):
+        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers}
+    for name in ("max_worker_requests", "max_worker_memory", "max_worker_age", "device_type"):
+        if getattr(order, name) is None:
+            kept[name] = getattr(old.order, name)
+    return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
+
+
+class Said(NamedTuple):
+    """What the management API had said of a version at some time."""
+
+    limits: dict[str, Any]
+    workers: tuple[int, int]
+
+    @classmethod
+    def of(cls, version: ModelVersion) -> Said:
+        return cls(dict(version.changed), (version.min_workers, version.max_workers))
+
+
+def catch_up(old: ModelVersion, new: ModelVersion, before: Said) -> Coroutine[Any, Any, None] | None:
+    """With what was said of the old one since `before`, when the new one began to load; other workers, where their number was changed."""
+    now = Said.of(old)
+    since = {name: value for name, value in now.limits.items() if name not in before.limits or before.limits[name] != value}
+    if since:
+        new.change(since)
+    if new.version == old.version:
+        new.continue_counts(old)
+    if now.workers == before.workers:
+        return None
+    new.scaled = True
+    return new.scale(*now.workers)
+
+
+class Handover:
+    """From the swap on, the new version has what comes to either; but what belongs to a sequence goes to who has its state.
+
+    Whoever found the old version before the swap, and submits to it afterwards, reaches the new one.
+    """
+
+    def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
+        self._old = old
+        self._enter_old, self._leave_old = old.submit, old.leave
+        self._enter_new, self._leave_new = new.submit, new.leave
+        self._stateful = old.plan.strategy.terms is not None
+        if self._stateful:
+            new.predecessors.append(old)
+            new.learn_losses_of(old)
+            new.submit, new.leave = self._submit, self._leave
+        old.submit, old.leave = (lambda job: new.submit(job)), self._leave  # late bound: the new one may be replaced itself
+
+    def end(self) -> None:
+        """The old one is over."""
+        self._stateful = False
+
+    def _submit(self, job: Job) -> None:
+        if self._stateful and self._old.carries(job):
+            self._enter_old(job)
+        else:
+            self._enter_new(job)
+
+    def _leave(self, job: Job) -> None:
+        """Either may have it; who has not makes nothing of it."""
+        self._leave_old(job)
+        self._leave_new(job)

@@ -1,0 +1,180 @@
+"""Versions are replaced under load: what clients counted is what workers counted, and nobody was refused."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.runtime.http.conftest import DEADLINE, RunningServer, make_settings, running_server
+from tests.support.models import STATEFUL, make_model
+
+COUNTS = """
+import os, time
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+LOG = os.open(LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def handle(data, context):
+    for idx, row in enumerate(data or []):
+        os.write(LOG, bytes(row["body"]) + b"\\n")
+    if data and context.get_request_header(0, "x-stream"):
+        ids = {idx: context.get_request_id(idx) for idx in range(len(data))}
+        for _ in range(3):
+            send_intermediate_predict_response(["part "] * len(data), ids, "", 200, context)
+            time.sleep(0.002)
+    return ["WHO"] * len(data or [])
+"""
+CONTINUOUS = """
+import os
+
+class Handler:
+    def initialize(self, context):
+        self.log = os.open(LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.steps = {}
+
+    def handle(self, data, context):
+        criteria = []
+        for idx, row in enumerate(data):
+            id = context.get_request_id(idx)
+            if id not in self.steps:
+                os.write(self.log, bytes(row["body"]) + b"\\n")
+            self.steps[id] = self.steps.get(id, 0) + 1
+            criteria.append(lambda result, id=id: self.steps[id] == 3)
+        context.stopping_criteria = criteria
+        return ["WHO "] * len(data)
+"""
+SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 100\nmaxSequenceJobQueueSize: 10\n"
+KINDS = {"plain": (COUNTS, "batchSize: 8\n"), "flow": (CONTINUOUS, "batchSize: 8\ncontinuousBatching: true\n")}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("replacing")
+    for kind, (handler, config) in KINDS.items():
+        for who in ("one", "two", "three"):
+            version = "2.0" if who == "three" else "1.0"
+            text = handler.replace("LOG_FILE", repr(str(store / kind))).replace("WHO", who)
+            make_model(store / f"{kind}-{who}.mar", text, name=kind, config=f"{config}jobQueueSize: 1000\n", version=version)
+    for who in ("one", "two", "three"):
+        make_model(store / f"sums-{who}.mar", STATEFUL, name="sums", config=SEQUENCES)
+    make_model(store / "broken.mar", "import nothing_of_that_name", name="plain")
+    return store
+
+
+@pytest.fixture(scope="module")
+def served(place: Path) -> Iterator[RunningServer]:
+    with running_server(make_settings(place)) as running:
+        for kind in (*KINDS, "sums"):
+            running.register(f"{kind}-one.mar", initial_workers=2)
+        yield running
+
+
+def post(server: RunningServer, file: str, **query: Any) -> httpx.Response:
+    return server.management.post("/models", params={"url": file, "replace": "true", **query})
+
+
+def while_replacing(server: RunningServer, model: str, ask: Callable[[httpx.Client, int], None], clients: int = 6) -> list[str]:
+    """What the replacements by `two` and `three` answered, each while all clients had been asking for a while."""
+    stop = threading.Event()
+    asked = itertools.count(1)
+    now = 0
+
+    def go_on(client: int) -> None:
+        nonlocal now
+        with httpx.Client(base_url=str(server.inference.base_url), timeout=DEADLINE) as http:
+            while not stop.is_set():
+                ask(http, client)
+                now = next(asked)
+
+    def some_more(until: Callable[[Callable[[], object]], None]) -> None:
+        then = now
+        until(lambda: now > then + 10 * clients or any(going.done() for going in all_going))
+
+    answers = []
+    with ThreadPoolExecutor(clients) as pool:
+        all_going = [pool.submit(go_on, client) for client in range(clients)]
+        try:
+            for who in ("two", "three"):
+                some_more(wait_until)
+                answer = post(server, f"{model}-{who}.mar")
+                assert answer.status_code == 200, answer.text
+                answers.append(answer.json()["status"])
+            some_more(wait_until)
+        finally:
+            stop.set()
+        for going in all_going:
+            going.result()
+    return answers
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    pause = threading.Event()
+    for _ in range(int(DEADLINE / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [False, True], ids=["straight", "by weights"])
+def test_nothing_is_lost_under_load(served: RunningServer, place: Path, kind: str, share: bool) -> None:
+    if share:  # which took over last
+        served.management.put(f"/models/{kind}/traffic", json={"weights": {"2.0": 1}})
+    numbers, sent = itertools.count(), Counter[str]()
+    heard = Counter[str]()
+    (place / kind).unlink(missing_ok=True)
+    post(served, f"{kind}-one.mar")
+
+    def ask(http: httpx.Client, client: int) -> None:
+        number = f"{client}-{next(numbers)}"
+        body: Any = number.encode() if client % 2 else iter([number.encode()])  # both lanes
+        answer = http.post(f"/predictions/{kind}", content=body, headers={"x-stream": "1"} if client % 3 == 0 else {})
+        assert answer.status_code == 200, answer.text
+        sent[number] += 1
+        heard[answer.text.split()[-1]] += 1
+
+    answers = while_replacing(served, kind, ask)
+    assert answers[1] == f'Model "{kind}" Version: 2.0 has taken the place of version 1.0 with 2 workers'
+    assert Counter((place / kind).read_text().split()) == sent
+    assert min(heard[who] for who in ("one", "two", "three")) > 0
+
+
+def test_sequences_keep_their_state_under_load(served: RunningServer) -> None:
+    totals: Counter[int] = Counter()
+    rounds: Counter[int] = Counter()
+
+    def ask(http: httpx.Client, client: int) -> None:
+        step = rounds[client] % 8
+        headers = {"ts_request_sequence_id": f"{client}-{rounds[client] // 8}"}
+        if step == 0:
+            headers["ts_request_sequence_start"] = "true"
+            totals[client] = 0
+        if step == 7:
+            headers["ts_request_sequence_end"] = "true"
+        answer = http.post("/predictions/sums", content=str(step).encode(), headers=headers)
+        assert answer.status_code == 200, answer.text
+        totals[client] += step
+        assert answer.json()["total"] == totals[client]
+        rounds[client] += 1
+
+    while_replacing(served, "sums", ask)
+
+
+def test_what_does_not_load_is_told_and_changes_nothing(served: RunningServer, error_of: Any) -> None:
+    before = served.management.get("/models/plain").json()
+    kind, text = error_of(post(served, "broken.mar"))
+    assert kind == "InternalServerException"
+    assert "nothing_of_that_name" in text
+    (after,) = served.management.get("/models/plain").json()
+    assert [worker["pid"] for worker in after["workers"]] == [worker["pid"] for worker in before[0]["workers"]]
+    assert "has not taken its place" in after["lastError"]
+    assert served.inference.post("/predictions/plain", content=b"x").status_code == 200
