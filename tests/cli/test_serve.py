@@ -200,3 +200,24 @@ def test_a_port_in_use_is_told_with_its_setting(run: Run, server: Running) -> No
     ended = run("serve", "--port", "0", "--metrics-port", "0", "--management-port", port)
     assert ended.code == 1
     assert f"Port {port} on 127.0.0.1 is in use (management_address)" in ended.err
+
+
+def test_where_the_time_of_a_request_went_is_told(run: Run, server: Running) -> None:
+    inference, management = server.address("predictions"), server.address("models")
+    asked = urllib.request.Request(f"{inference}/predictions/digits", SEVEN.read_bytes(), {"Content-Type": "image/png"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        request_id = answer.headers["x-request-id"]
+    told = run("explain", request_id, "--url", management)
+    assert told.code == 0
+    assert told.out.startswith(f"{request_id} was answered with 200 after ")
+    assert {line.split()[0] for line in told.out.splitlines()[3:]} == {"queue", "batch", "preprocess", "inference", "postprocess", "other"}
+    parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
+    assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
+    unknown = run("explain", "no-such-id", "--url", management)
+    assert unknown.code == 1
+    assert "x-request-id" in unknown.err
+    slow = run("slowest", "digits", "--count", "3", "--url", management)
+    assert slow.code == 0
+    assert slow.out.splitlines()[0].split() == ["took", "where", "answer", "model", "version", "batch", "arrived", "request"]
+    assert "digits" in slow.out.splitlines()[1]
+    assert json.loads(run("slowest", "--json", "--url", management).out)["requests"]

@@ -111,3 +111,20 @@ def test_a_bucket_points_to_the_trace_of_a_request_in_it(server, content):
     text = server.metrics.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
     pointing = [line for line in text.splitlines() if f'trace_id="{trace}"' in line]
     assert {line.partition("{")[0] for line in pointing} >= {"tsx_request_seconds_bucket", "tsx_inference_seconds_bucket"}
+
+
+def test_of_a_model_whose_requests_are_shared_out_whoever_answered_tells(start_server):
+    with start_server() as server:
+        server.register("talker.mar", initial_workers=1)
+        server.register("talker2.mar", initial_workers=1)
+        weights = {"weights": {"1.0": 0, "2.0": 1}}
+        assert server.management.put("/models/talker/traffic", json=weights).status_code == 200
+        for content in (b"x", [b"x"]):
+            answer = post(server, content, x_tsx_timing="1", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
+            assert answer.headers["x-tsx-model-version"] == "2.0"
+            assert [*durations(answer)] == PARTS
+            told = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
+            assert told["modelVersion"] == "2.0"
+        text = server.metrics.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+        assert all('model_version="2.0"' in line for line in text.splitlines() if TRACE in line)
+        assert TRACE in text

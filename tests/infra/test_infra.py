@@ -1,0 +1,198 @@
+"""What is deployed as it stands: Prometheus takes the rules, they alert when they should, and they and the panels ask for what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import ProcessCollector
+
+from tsx_runtime.core.durations import SHOWN
+from tsx_runtime.core.running import Usage
+from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.times import batch_times
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.gpu import Gpu
+from tsx_runtime.http.metrics import Reading, build_families
+from tsx_runtime.http.system import read_system
+from tsx_runtime.settings import Settings
+
+INFRA = Path(__file__).parents[2] / "infra"
+RULES = INFRA / "prometheus" / "tsx.rules.yml"
+RULES_TESTS = INFRA / "prometheus" / "tsx.rules.test.yml"
+DASHBOARD = json.loads((INFRA / "grafana" / "dashboards" / "tsx.json").read_text())
+COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+OF_PROMETHEUS = {"instance", "job"}  # labels that it adds
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which scripts/install-promtool installs")
+
+
+def promtool(*words: str, cwd: Path) -> str:
+    done = subprocess.run(["promtool", *words], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_promtool
+def test_prometheus_takes_the_rules() -> None:
+    assert "SUCCESS" in promtool("check", "rules", RULES.name, cwd=RULES.parent)
+
+
+@needs_promtool
+def test_the_rules_alert_when_they_should_and_not_otherwise() -> None:
+    assert "SUCCESS" in promtool("test", "rules", RULES_TESTS.name, cwd=RULES.parent)
+
+
+@needs_promtool
+def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+    text = (INFRA / "prometheus" / "prometheus.yml").read_text()
+    (tmp_path / "token").write_text("secret")
+    text = text.replace("/etc/prometheus/tsx.rules.yml", str(RULES)).replace("/run/secrets/management_token", str(tmp_path / "token"))
+    (tmp_path / "prometheus.yml").write_text(text)
+    promtool("check", "config", "prometheus.yml", cwd=tmp_path)
+
+
+def test_each_kind_of_alert_is_tested() -> None:
+    tested = {
+        case["alertname"]
+        for test in yaml.safe_load((INFRA / "prometheus" / "tsx.rules.test.yml").read_text())["tests"]
+        for case in test["alert_rule_test"]
+    }
+    assert {"TsxErrorBudgetBurnsFast", "TsxLatencyBudgetBurnsFast", "TsxQueueSaturated", "TsxCrashLoop", "TsxNoWorkerReady"} <= tested
+    assert tested <= {rule.get("alert") for rule in rules()}
+
+
+def test_alerts_say_how_bad_it_is_and_what_it_means() -> None:
+    for rule in rules():
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in ("page", "ticket"), rule
+            assert rule["annotations"]["summary"], rule
+            assert rule["annotations"]["description"], rule
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> Iterator[str]:
+    yield from (rule["expr"] for rule in rules())
+    yield from (target["expr"] for panel in panels() for target in panel["targets"])
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, set[str]]:
+    """The labels of each sample that a server can have, by its name."""
+    stats = Stats()
+    times = batch_times(1.0, 1.0, 2.0, 1, (1.0, 1.0, 0.1, 0.1, 0.1))
+    stats.add_batch([SimpleNamespace(arrived=1.0, request_id=b"id")], [(200, b"", b"")], times)
+    stats.refusals["QueueFull"] = 1
+    worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0)
+    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0)
+    reading = Reading(
+        "host",
+        [SimpleNamespace(versions={"1": version})],  # type: ignore[list-item]  # of a model, all that is read
+        Counts(),
+        read_system(),
+        {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},
+        usage={"9000": Usage((1,), 1, 1.0, 1)},
+        process=list(ProcessCollector(registry=None).collect()),
+        shares={"m": {"1": 1.0}},
+    )
+    found: dict[str, set[str]] = {}
+    for family in build_families(reading).collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def test_rules_and_panels_ask_for_what_there_is(rendered: dict[str, set[str]]) -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    unknown = {name for expression in expressions() for name in names(expression)} - set(rendered) - recorded - {"up"}
+    assert not unknown
+    assert len({name for expression in expressions() for name in names(expression)}) > 25  # or `names` has found none
+
+
+def test_rules_and_panels_select_by_labels_that_there_are(rendered: dict[str, set[str]]) -> None:
+    for expression in expressions():
+        for name, selector in re.findall(r"([A-Za-z_:]\w*)\{([^}]*)\}", expression):
+            wanted = set(re.findall(r"(\w+)\s*[=!]~?", selector))
+            if name in rendered:
+                assert wanted <= rendered[name] | OF_PROMETHEUS, expression
+
+
+def test_bounds_that_are_named_are_bounds_of_the_histogram() -> None:
+    named = {float(bound) for expression in expressions() for bound in re.findall(r'le="([^"]+)"', expression)}
+    assert named
+    assert named <= set(SHOWN)
+
+
+def names(expression: str) -> set[str]:
+    """Of the metrics that a PromQL expression asks for."""
+    text = re.sub(r'"[^"]*"', "", expression)
+    text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
+    text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*(\([^)]*\))?", " ", text)
+    words = re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", text)
+    return {word for word in words if word not in ("and", "or", "unless", "bool", "le")}
+
+
+def test_names_are_read_out_of_an_expression() -> None:
+    expression = 'sum by (a, b) (rate(x_total{le="y"}[5m])) / on (a) group_left w:r5m{c=~"$d"} > 14.4 * 0.001 and max(z) == 0'
+    assert names(expression) == {"x_total", "w:r5m", "z"}
+
+
+def test_the_dashboard_is_whole() -> None:
+    assert DASHBOARD["uid"] == "tsx"
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert all(panel["title"] and panel["targets"] for panel in panels())
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "model", "version"}
+    assert all(target["datasource"]["uid"] == "${datasource}" for panel in panels() for target in panel["targets"])
+
+
+def test_the_compose_file_publishes_to_this_machine_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service["ports"]]
+    assert {port.split(":")[1] for port in ports} == {"8080", "8081", "8082", "9090", "3000"}
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_what_the_compose_file_mounts_is_there() -> None:
+    mounts = [mount.split(":") for service in SERVICES.values() for mount in service["volumes"]]
+    for source, target, *_ in mounts:
+        if source.startswith("./"):
+            assert source == "./models" or (INFRA / source).exists(), source
+        else:
+            assert source in COMPOSE["volumes"], source
+        assert target.startswith("/")
+    provider = yaml.safe_load((INFRA / "grafana" / "provisioning" / "dashboards" / "tsx.yaml").read_text())["providers"][0]
+    assert provider["options"]["path"] in {target for _, target, *_ in mounts}
+    source = yaml.safe_load((INFRA / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text())["datasources"][0]
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_the_server_of_the_compose_file_is_set_by_settings_that_there_are() -> None:
+    environment = SERVICES["tsx"]["environment"]
+    names = {name.removeprefix("TSX_").lower() for name in environment}
+    assert names <= set(Settings.model_fields)
+    settings = Settings.model_validate(
+        {"metrics_address": environment["TSX_METRICS_ADDRESS"], "model_store": environment["TSX_MODEL_STORE"], "load_models": ["all"]}
+    )
+    config = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["job_name"] == "tsx"  # alerts and panels name it
+    assert job["static_configs"][0]["targets"] == [f"tsx:{settings.metrics_address.rpartition(':')[2]}"]
+    assert job["authorization"]["credentials_file"] == "/run/secrets/management_token"
+    assert COMPOSE["secrets"]["management_token"]["environment"] == "TSX_MANAGEMENT_TOKEN"
+    assert {"TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN"} <= set(environment)
