@@ -12,6 +12,7 @@
     ├── ModelNotFound            404  ModelNotFoundException
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
     ├── WorkflowNotFound         404  WorkflowNotFoundException
+    ├── RolloutNotFound          404  RolloutNotFoundException
     ├── RequestNotFound          404  RequestNotFoundException
     ├── MethodNotAllowed         405  MethodNotAllowedException
     ├── CleanupTimeout           408  RequestTimeoutException
@@ -119,6 +120,11 @@ class RequestNotFound(TsxError):
 
     status = 404
     type = "RequestNotFoundException"
+
+
+class RolloutNotFound(TsxError):
+    status = 404
+    type = "RolloutNotFoundException"
 
 
 class InvalidDag(TsxError):

@@ -21,6 +21,7 @@ from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.replacing import Handover, Said, catch_up, in_place_of
+from tsx_runtime.core.rollouts import Rollouts
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.errors import (
@@ -55,6 +56,7 @@ class Registry:
         self.find, self.route = splits.find, splits.route
         self.traffic, self.set_traffic, self.shares, self.rollback = splits.traffic, splits.set_traffic, splits.shares, splits.rollback
         self.observe, self.unobserve, self.on_traffic = splits.observe, splits.unobserve, splits.on_traffic
+        self.rollouts = Rollouts(self)
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
@@ -348,6 +350,7 @@ class Registry:
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
         self._downloads.close()
+        self.rollouts.close()
         versions = self._all()
         if drain:
             finished = [asyncio.ensure_future(version.finished()) for version in versions]

@@ -29,12 +29,13 @@ POLICY = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}  # read by the page, and by no other
-HEADERS = DATA_HEADERS | {
+HEADERS = {
     "content-security-policy": POLICY,
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
     "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
 }
 
 

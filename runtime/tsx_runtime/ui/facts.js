@@ -1,24 +1,22 @@
-// Facts of a part of the server, shown under the names that the server gives them.
+// Facts of a part of the server that this page knows only by their names: a rollout, a shadow.
 
 import { call } from "./api.js";
 import { h, show, table } from "./dom.js";
 import { number } from "./format.js";
 
-/** Hidden while the server has nothing to tell there. `none` is the type of the error with which it says so, where it could. */
-export function factsPanel(title, where, none) {
+/** Hidden while the server has nothing to tell there. */
+export function factsPanel(title, where) {
   const place = h("div");
   const node = h("section", { class: "card", "aria-label": title, hidden: true }, h("h2", {}, title), place);
   let known = "";
   return {
     node,
-    known: false, // whether the server has such a thing at all
     async load() {
       let facts = null;
       try {
         facts = await call("GET", where);
-        this.known = true;
-      } catch (error) {
-        this.known = error.type === none;
+      } catch {
+        facts = null; // there is none, or this server has no such thing
       }
       show(node, facts !== null);
       const text = JSON.stringify(facts);

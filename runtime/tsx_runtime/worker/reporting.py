@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from tsx_runtime.worker.channel import Channel
 
 EVERY = 0.5  # seconds for which reports are gathered
 MOST = 200  # lines of one report; of more the newest
-LONGEST = 1000  # characters of a line
+LONGEST = 4096  # characters of a line
 MOST_ERRORS = 20  # different ones of one report
 
 _LOGGER = "tsx.worker"
@@ -37,13 +36,10 @@ class Gathered:
         self._lost = 0
         self._errors: dict[str, dict[str, Any]] = {}
         self._begun = {"stdout": "", "stderr": ""}  # of a line whose end is not there yet
-        self._lock = threading.RLock()  # a signal's handler may print while this thread holds it
-        self._pid = os.getpid()  # a process that a handler forks has no thread that sends, and maybe a lock that nobody lets go
+        self._lock = threading.Lock()
         self.due = threading.Event()
 
     def add_output(self, stream: str, text: str) -> None:
-        if os.getpid() != self._pid:
-            return
         now = time.time()
         with self._lock:
             *lines, begun = (self._begun[stream] + text).split("\n")
@@ -55,8 +51,6 @@ class Gathered:
 
     def add_error(self, message: str, trace: str) -> None:
         """The same one again is counted: a handler that always fails must not pay for each time."""
-        if os.getpid() != self._pid:
-            return
         with self._lock:
             known = self._errors.get(trace or message)
             if known is not None:

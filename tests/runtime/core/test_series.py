@@ -41,19 +41,6 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
     assert (point.number, point.rate, point.failures, point.waiting) == (2, 24.0, 6.0, 7)
 
 
-def test_latencies_are_those_of_that_second_alone() -> None:
-    server = Server()
-    server.version.stats.latency.add(5.0, 1000)
-    server.second()
-    server.version.stats.answers[200] = 100
-    server.version.stats.latency.add(0.01, 98)
-    server.version.stats.latency.add(0.2, 2)
-    server.second()
-    (point,) = server.points()
-    assert 0.008 < point.p50 < 0.012
-    assert 0.15 < point.p99 < 0.25
-
-
 def test_a_second_without_answers_has_no_latency() -> None:
     stats = Stats()
     reading = read(stats, 1.0)

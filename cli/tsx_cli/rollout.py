@@ -1,0 +1,149 @@
+"""`tsx models rollout`: have another version take over step by step, and watch it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.client import RequestFailed, Server, path
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.options import AsJson, Config, Url, management
+from tsx_cli.output import print_json, print_table
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LOOK_APART = 1.0  # seconds
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+Name = Annotated[str, typer.Argument(help="Name of the model.")]
+
+
+def rollout(
+    name: Name,
+    version: Annotated[str | None, typer.Argument(help="The version or label that is to take over; without one it is shown.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Its share at each step in percent.", show_default="1,5,25,100")] = None,
+    bake: Annotated[str | None, typer.Option(help="How long a step takes: 30s, 10m, 2h, 1d.", show_default="10m")] = None,
+    max_error_rate: Annotated[str | None, typer.Option(help="How many of its requests may fail, such as 0.5%.")] = None,
+    max_p99: Annotated[str | None, typer.Option(help="How slow it may be: 1.2x the old version's p99, or 250ms.")] = None,
+    min_requests: Annotated[int | None, typer.Option(min=1, help="Requests that a step needs.", show_default="100")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show each decision until it ends; exits 1 unless it finished.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End it and go back to the old version.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="With --stop: leave the shares as they are.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Move the requests of a model to another version step by step, as long as it does well; show, watch or stop that."""
+    given = {"steps": steps, "bake": bake, "max_error_rate": max_error_rate, "max_p99": max_p99, "min_requests": min_requests}
+    if version is None and (named := [f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None]):
+        raise UsageError(f"{named[0]} belongs to a new rollout: say which version, as in `tsx models rollout {name} 2.0 {named[0]} ...`")
+    if stop and (version is not None or watch):
+        raise UsageError("--stop ends the rollout under way; say it without a version and without --watch")
+    if keep and not stop:
+        raise UsageError("--keep says how --stop ends a rollout; say both")
+    server, target = management(url, config), path("models", name, "rollout")
+    if stop:
+        told = server.call("DELETE", path("models", name, "rollout", back="false" if keep else "true")).json()
+    elif version is not None:
+        body = json.dumps(_plan(version, steps, bake, max_error_rate, max_p99, min_requests)).encode()
+        told = server.call("POST", target, body, {"Content-Type": "application/json"}).json()
+    else:
+        told = server.call("GET", target).json()
+    if watch:
+        told = _watch(server, target, told, quiet=as_json)
+    if as_json:
+        print_json(told)
+    elif not watch:
+        _show(told)
+    if watch and told["status"] != "finished":
+        raise CliError(f"the rollout of {name} {told['status']}: {told['reason']}")
+
+
+def _plan(
+    version: str, steps: str | None, bake: str | None, max_error_rate: str | None, max_p99: str | None, min_requests: int | None
+) -> dict[str, Any]:
+    plan: dict[str, Any] = {"version": version}
+    if steps is not None:
+        plan["steps"] = [_number(step.removesuffix("%"), "--steps", "percentages such as 1,5,25,100") for step in steps.split(",")]
+    if bake is not None:
+        plan["bake"] = seconds_of(bake, "--bake")
+    if max_error_rate is not None:
+        scale = 100 if max_error_rate.endswith("%") else 1
+        plan["max_error_rate"] = _number(max_error_rate.removesuffix("%"), "--max-error-rate", "a share such as 0.5% or 0.005") / scale
+    if max_p99 is not None and max_p99.endswith("x"):
+        plan["max_p99_ratio"] = _number(max_p99.removesuffix("x"), "--max-p99", "a factor such as 1.2x, or a time such as 250ms")
+    elif max_p99 is not None:
+        plan["max_p99_ms"] = 1000 * seconds_of(max_p99, "--max-p99", "a factor such as 1.2x, or a time such as 250ms")
+    if min_requests is not None:
+        plan["min_requests"] = min_requests
+    return plan
+
+
+def seconds_of(text: str, option: str, wanted: str = "a time such as 30s, 10m, 2h or 1d") -> float:
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{option} takes {wanted}, not {text!r}")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _number(text: str, option: str, wanted: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} takes {wanted}, not {text!r}") from None
+
+
+def _watch(server: Server, target: str, told: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Print what is decided until it ends. A server that is started again meanwhile goes on with it."""
+    printed = 0.0
+    while True:
+        for entry in told["log"]:
+            if entry["at"] > printed and entry["at"] >= told["began"]:
+                printed = entry["at"]
+                if not quiet:
+                    print(_line(entry), flush=True)
+        if told["status"] != "running":
+            return told
+        time.sleep(LOOK_APART)
+        try:
+            told = server.call("GET", target).json()
+        except RequestFailed:
+            raise
+        except CliError as error:
+            if not quiet:
+                print(f"{error.message}; trying again", flush=True)
+
+
+def _show(told: dict[str, Any]) -> None:
+    plan, share = told["plan"], told["share"]
+    step = f"step {told['step']} of {len(plan['steps'])}, {share:g} % for {plan['version']}"
+    print(f"{told['model']}: {told['old']} -> {plan['version']}, {told['status']}; {step}, for {told['seconds']:.0f} of {plan['bake']:g} s")
+    print(f"{told['reason']}\n")
+    rows = [
+        (number, counts["requests"], counts["errors"], f"{counts['error_rate']:.2%}", _ms(counts["p50_ms"]), _ms(counts["p99_ms"]))
+        for number, counts in ((told["old"], told["old_counts"]), (plan["version"], told["new_counts"]))
+    ]
+    print_table(["version", "requests", "errors", "rate", "p50 ms", "p99 ms"], rows)
+    if told["log"]:
+        print()
+    for entry in told["log"][-20:]:
+        print(_line(entry))
+
+
+def _line(entry: dict[str, Any]) -> str:
+    at = datetime.fromtimestamp(entry["at"]).strftime("%H:%M:%S")
+    new, old = entry["new"], entry["old"]
+    numbers = ""
+    if new["requests"]:
+        numbers = f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99 {_ms(new['p99_ms'])} ms"
+        numbers += f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%}, {_ms(old['p99_ms'])} ms)"
+    return f"{at}  {entry['event']} at {entry['share']:g} %: {entry['reason']}{numbers}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

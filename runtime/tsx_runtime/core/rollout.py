@@ -1,0 +1,193 @@
+"""What a rollout does next: pure functions of its plan and of what was counted at its step.
+
+A step sends a share of the requests to the new version for a time (`bake`). At the end of it the next step begins, where both versions
+answered enough requests and every bound holds. As soon as a bound is broken beyond chance, all requests go back to the old version:
+
+- more errors than `max_error_rate` allows (binomial test), or than the old version has meanwhile (Fisher's exact test);
+- more requests slower than `max_p99` times the old version's p99, or than so many milliseconds, than the hundredth that a p99 stands for
+  (binomial test).
+
+Looking again and again finds chance differences in the end, so before the end of a step nothing less than `EARLY` counts; at its end
+`FINAL` does. Where a bound is exceeded, but by no more than chance, the step goes on until the answer is clear or `patience` is over; then
+the rollout goes back.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from tsx_runtime.core.durations import FINE, quantile
+from tsx_runtime.core.significance import above, worse
+
+EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
+SLOW_SHARE = 0.01  # of requests are slower than the p99, by its name
+
+
+def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
+    if not steps or any(not 0 < step <= 100 for step in steps) or list(steps) != sorted(set(steps)):
+        raise ValueError("steps are percentages that grow, above 0 and at most 100, as in 1,5,25,100")
+    return steps if steps[-1] == 100 else (*steps, 100.0)
+
+
+class RolloutPlan(BaseModel):
+    """What is asked for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str = Field(description="the version that is to take over")
+    steps: Annotated[tuple[float, ...], AfterValidator(_steps)] = Field((1.0, 5.0, 25.0, 100.0), description="its share, in percent")
+    bake: float = Field(600.0, gt=0, le=30 * 86400, description="seconds of each step")
+    max_error_rate: float | None = Field(None, ge=0, lt=1, description="share of its requests that may fail, from 0 to 1")
+    max_p99_ratio: float | None = Field(None, ge=1, description="how many times the old version's p99 its own may be")
+    max_p99_ms: float | None = Field(None, gt=0, description="milliseconds that its p99 may be")
+    min_requests: int = Field(100, ge=1, description="requests of the new version that a step needs")
+    patience: float = Field(10.0, ge=1, description="how many times `bake` a step may take before the rollout goes back")
+
+    @model_validator(mode="after")
+    def _one_bound_of_time(self) -> RolloutPlan:
+        if self.max_p99_ratio is not None and self.max_p99_ms is not None:
+            raise ValueError("give max_p99_ratio or max_p99_ms, not both")
+        return self
+
+
+class Action(str, enum.Enum):
+    WAIT = "wait"
+    ADVANCE = "advance"
+    FINISH = "finish"
+    BACK = "back"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one version answered."""
+
+    requests: int = 0
+    errors: int = 0
+    latencies: tuple[int, ...] = ()  # as `Durations.counts` has them
+
+    def plus(self, other: Counts) -> Counts:
+        latencies = tuple(a + b for a, b in zip(self.latencies, other.latencies, strict=True)) if self.latencies else other.latencies
+        return Counts(self.requests + other.requests, self.errors + other.errors, latencies or self.latencies)
+
+    def since(self, before: Counts) -> Counts:
+        """The difference of two readings; where the counters began anew in between, all that the later one has."""
+        if self.requests < before.requests or self.errors < before.errors or len(self.latencies) != len(before.latencies):
+            return self
+        if any(now < then for now, then in zip(self.latencies, before.latencies, strict=True)):
+            return self
+        latencies = tuple(now - then for now, then in zip(self.latencies, before.latencies, strict=True))
+        return Counts(self.requests - before.requests, self.errors - before.errors, latencies)
+
+    @property
+    def error_rate(self) -> float:
+        return self.errors / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that a decision looks at."""
+
+    step: int  # from 0
+    seconds: float  # at this step
+    new: Counts
+    old: Counts
+    new_serves: bool = True  # a worker of it is ready
+    new_failed: str = ""  # why no worker of it will ever be, if so
+    old_serves: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: Action
+    reason: str
+
+    @property
+    def acts(self) -> bool:
+        return self.action is not Action.WAIT
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """One bound: how likely what was seen is where the bound holds, and whether it is exceeded at all."""
+
+    chance: float
+    exceeded: bool
+    text: str
+
+
+def decide(plan: RolloutPlan, seen: Seen) -> Decision:
+    if seen.new_failed:
+        return Decision(Action.BACK, f"version {plan.version} does not serve any more: {seen.new_failed}")
+    findings = [*_errors(plan, seen), *_slowness(plan, seen)]
+    over = seen.seconds >= plan.bake
+    limit = FINAL if over else EARLY
+    enough = seen.new.requests >= plan.min_requests
+    broken = [finding for finding in findings if finding.chance < limit]
+    if broken and (enough or any(finding.chance < EARLY for finding in broken)):
+        return Decision(Action.BACK, "; ".join(finding.text for finding in broken))
+    late = seen.seconds >= plan.bake * plan.patience
+    if not seen.new_serves:
+        return _wait_or_back(late, f"no worker of version {plan.version} is ready")
+    if not over:
+        return Decision(Action.WAIT, f"{plan.bake - seen.seconds:.0f} s of this step are left")
+    if not enough:
+        return _wait_or_back(
+            late, f"version {plan.version} answered {seen.new.requests} of the {plan.min_requests} requests that a step needs"
+        )
+    exceeded = [finding.text for finding in findings if finding.exceeded]
+    if exceeded:
+        return _wait_or_back(late, f"not clear yet whether by chance: {'; '.join(exceeded)}")
+    last = seen.step == len(plan.steps) - 1
+    return Decision(Action.FINISH if last else Action.ADVANCE, "every bound held")
+
+
+def _wait_or_back(late: bool, why: str) -> Decision:
+    return Decision(Action.BACK, f"patience is over: {why}") if late else Decision(Action.WAIT, why)
+
+
+def _errors(plan: RolloutPlan, seen: Seen) -> list[_Finding]:
+    new, old, findings = seen.new, seen.old, []
+    rate = f"{new.errors} of {new.requests} requests of version {plan.version} failed ({new.error_rate:.2%})"
+    if plan.max_error_rate is not None:
+        chance = above(new.errors, new.requests, plan.max_error_rate)
+        findings.append(
+            _Finding(chance, new.error_rate > plan.max_error_rate, f"{rate}, more than {plan.max_error_rate:.2%} (p = {chance:.2g})")
+        )
+    if old.requests >= plan.min_requests:
+        chance = worse(new.errors, new.requests, old.errors, old.requests)
+        findings.append(_Finding(chance, False, f"{rate}, more than of the old version ({old.error_rate:.2%}, p = {chance:.2g})"))
+    return findings
+
+
+def _slowness(plan: RolloutPlan, seen: Seen) -> list[_Finding]:
+    if plan.max_p99_ms is not None:
+        bound, named = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
+    elif plan.max_p99_ratio is not None and seen.old.requests >= plan.min_requests:
+        old = quantile(seen.old.latencies, 0.99)
+        if old is None:
+            return []
+        bound, named = old * plan.max_p99_ratio, f"{plan.max_p99_ratio:g} times the old version's p99 of {1000 * old:.1f} ms"
+    else:
+        return []
+    count = sum(seen.new.latencies)
+    slow = slower(seen.new.latencies, bound)
+    chance = above(slow, count, SLOW_SHARE)
+    text = f"{slow} of {count} requests of version {plan.version} took longer than {named} (p = {chance:.2g})"
+    return [_Finding(chance, slow > count * SLOW_SHARE, text)]
+
+
+def slower(latencies: Sequence[int], seconds: float) -> int:
+    """How many requests took longer, in a straight line within a bucket, and rounded in favour of who is measured."""
+    total, lower = 0.0, 0.0
+    for number, upper in zip(latencies, FINE, strict=False):
+        if seconds <= lower:
+            total += number
+        elif seconds < upper:
+            total += number * (upper - seconds) / (upper - lower)
+        lower = upper
+    return int(total + sum(latencies[len(FINE) :]))

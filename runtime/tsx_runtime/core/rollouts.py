@@ -1,0 +1,359 @@
+"""Rollouts that are under way: looks at the counters now and then, does what `rollout.decide` says, and goes on after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tsx_runtime.core.durations import quantile
+from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.errors import BadRequest, Conflict, TsxError
+from tsx_runtime.traffic import Traffic, parse_traffic
+
+if TYPE_CHECKING:
+    from tsx_runtime.core.model import ModelVersion
+    from tsx_runtime.core.registry import Registry
+
+LOOKS = 20  # in one bake
+SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks
+SAVE_APART = 30.0  # seconds between two times that mere counts are kept: so much is lost with a server that is killed
+MOST_LINES = 1000  # of a log that are shown
+
+logger = logging.getLogger("tsx.rollout")
+
+Status = Literal["running", "finished", "went back", "stopped"]
+
+
+class RolloutState(BaseModel):
+    """A model's rollout, or its last one, as it is kept."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    plan: RolloutPlan
+    old: str  # the version that had the requests before
+    before: dict[str, Any]  # the traffic that holds again when it goes back
+    began: float  # time.time()
+    changed: float  # time.time() of the last step, or of the end
+    status: Status = "running"
+    step: int = 0
+    seconds: float = 0.0  # at this step, while the server ran
+    new: Counts = Counts()  # at this step
+    old_now: Counts = Counts()  # at this step
+    old_last: Counts = Counts()  # at the step before, for the one at which the old version has no requests
+    reason: str = ""  # of the last decision
+
+    @property
+    def share(self) -> float:
+        """Percent."""
+        return self.plan.steps[self.step]
+
+
+class Rollouts:
+    """One a model at most. Lives on the event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._running: dict[str, _Running] = {}
+        self._logs = Logs(registry.state.directory)
+        registry.on_traffic.append(self._on_traffic)
+
+    def start(self, name: str, plan: RolloutPlan) -> RolloutState:
+        """Raises ModelNotFound, ModelVersionNotFound, BadRequest, Conflict."""
+        new = self._registry.find(name, plan.version)
+        plan = plan.model_copy(update={"version": new.version})  # a label may come to mean another version meanwhile
+        running = self._running.get(name)
+        if running is not None:
+            text = f"Model {name} has a rollout of version {running.state.plan.version} under way"
+            raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout")
+        before = self._registry.traffic(name)
+        old = self._old(name, before, new)
+        now = time.time()
+        state = RolloutState(plan=plan, old=old.version, before=before.told(), began=now, changed=now)
+        self._run(name, state, "start", f"from version {state.old} to {plan.version}")
+        return state
+
+    def find(self, name: str) -> RolloutState | None:
+        """The one under way, or the last one; None where there was none."""
+        running = self._running.get(name)
+        return running.state if running else self._load(name)
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        """Each decision with its numbers, the newest last."""
+        return self._logs.read(name)
+
+    def stop(self, name: str, *, back: bool) -> RolloutState:
+        """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict where none is under way."""
+        running = self._running.get(name)
+        if running is None:
+            raise Conflict(f"Model {name} has no rollout under way.")
+        if back:
+            self._back(name, running, "it was asked for")
+        else:
+            self._end(name, running, "stopped", "it was asked for; the shares stay as they are")
+        return running.state
+
+    def close(self) -> None:
+        """The server ends; the next one goes on."""
+        for name, running in self._running.items():
+            running.timer.cancel()
+            self._read(name, running)
+            self._save(name, running)
+        self._running.clear()
+        self._logs.close()
+
+    def _on_traffic(self, name: str) -> None:
+        """A model came, so that what was under way when the server ended goes on; or its traffic was changed by somebody else."""
+        running = self._running.get(name)
+        if running is not None:
+            if not running.own and self._registry.traffic(name) != running.set:
+                self._end(name, running, "stopped", "the traffic of the model was changed by hand")
+            return
+        if name not in self._registry.models:
+            return
+        state = self._load(name)
+        if state is not None and state.status == "running" and {state.old, state.plan.version} <= set(self._registry.models[name].versions):
+            self._run(name, state, "resume", "the server was started again")
+
+    def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
+        """The version whose requests the new one is to get."""
+        model = self._registry.models[name]
+        shared = set(self._registry.shares(name)) if before.weights else {model.default}
+        others = shared - {new.version} or {model.default}
+        if len(others) > 1:
+            text = f"The requests of model {name} are shared by the versions {' and '.join(sorted(others))}"
+            raise Conflict(f"{text}. Leave them to one of these first: PUT /models/{name}/traffic")
+        (old,) = others
+        if old == new.version:
+            raise BadRequest(f"Version {new.version} of model {name} has all requests already")
+        return self._registry.find(name, old)
+
+    def _run(self, name: str, state: RolloutState, event: str, reason: str) -> None:
+        running = self._running[name] = _Running(state)
+        state.reason = reason
+        try:
+            self._step(name, running, undoable=event == "start")  # one rollback undoes the whole of a rollout
+        except TsxError:
+            del self._running[name]
+            raise
+        self._note(name, running, event)
+        self._look_later(name, running)
+
+    def _step(self, name: str, running: _Running, *, undoable: bool = False) -> None:
+        """Give the versions their shares of this step, and count from here."""
+        state = running.state
+        share = state.share
+        weights = {state.old: 100.0 - share, state.plan.version: share}
+        self._set(name, running, parse_traffic({**state.before, "weights": weights}), undoable=undoable)
+        running.seen = {number: self._counts(name, number) for number in weights}
+        self._save(name, running)
+
+    def _look_later(self, name: str, running: _Running) -> None:
+        seconds = min(max(running.state.plan.bake / LOOKS, SHORTEST), LONGEST)
+        running.timer = asyncio.get_running_loop().call_later(seconds, self._look, name, running)
+
+    def _look(self, name: str, running: _Running) -> None:
+        if self._running.get(name) is not running or self._registry.stopping:
+            return  # the next server goes on
+        self._read(name, running)
+        state = running.state
+        try:
+            decision = decide(state.plan, self._seen(name, state))
+            self._act(name, running, decision)
+        except TsxError as error:  # the old version, say, is not registered any more
+            self._end(name, running, "stopped", error.message)
+        if self._running.get(name) is running:
+            if time.monotonic() - running.saved > SAVE_APART:
+                self._save(name, running)
+            self._look_later(name, running)
+
+    def _act(self, name: str, running: _Running, decision: Decision) -> None:
+        state = running.state
+        state.reason = decision.reason
+        if decision.action is Action.BACK:
+            self._back(name, running, decision.reason)
+        elif decision.action is Action.FINISH:
+            self._finish(name, running)
+        elif decision.action is Action.ADVANCE:
+            self._note(name, running, "advance")
+            state.old_last = state.old_now if state.old_now.requests else state.old_last
+            state.step, state.seconds, state.new, state.old_now, state.changed = state.step + 1, 0.0, Counts(), Counts(), time.time()
+            self._step(name, running)
+
+    def _finish(self, name: str, running: _Running) -> None:
+        """The new version is the default one, and there are no weights any more."""
+        state = running.state
+        with running:
+            self._registry.splits.set_default(name, state.plan.version, undoable=False)
+        self._set(name, running, parse_traffic({**state.before, "weights": {}}))
+        self._end(name, running, "finished", state.reason)
+
+    def _back(self, name: str, running: _Running, reason: str) -> None:
+        self._set(name, running, parse_traffic(running.state.before))
+        self._end(name, running, "went back", reason)
+
+    def _end(self, name: str, running: _Running, status: Status, reason: str) -> None:
+        state = running.state
+        running.timer.cancel()
+        del self._running[name]
+        state.status, state.reason, state.changed = status, reason, time.time()
+        self._note(name, running, status)
+        self._save(name, running)
+
+    def _set(self, name: str, running: _Running, traffic: Traffic, *, undoable: bool = False) -> None:
+        running.set = traffic
+        with running:
+            self._registry.set_traffic(name, traffic, undoable=undoable)
+
+    def _seen(self, name: str, state: RolloutState) -> Seen:
+        versions = self._registry.models[name].versions if name in self._registry.models else {}
+        new, old = versions.get(state.plan.version), versions.get(state.old)
+        failed = "it was unregistered" if new is None else _failure(new)
+        old_counts = state.old_now if state.share < 100 else state.old_last
+        return Seen(state.step, state.seconds, state.new, old_counts, new is not None and new.ready, failed, old is not None and old.ready)
+
+    def _read(self, name: str, running: _Running) -> None:
+        """Add what was counted since it was last looked at."""
+        state, now = running.state, time.monotonic()
+        state.seconds += now - running.looked
+        running.looked = now
+        for number, before in running.seen.items():
+            counts = self._counts(name, number)
+            running.seen[number] = counts
+            if number == state.old:
+                state.old_now = state.old_now.plus(counts.since(before))
+            else:
+                state.new = state.new.plus(counts.since(before))
+
+    def _counts(self, name: str, number: str) -> Counts:
+        model = self._registry.models.get(name)
+        version = model.versions.get(number) if model else None
+        if version is None:
+            return Counts()
+        stats = version.stats
+        return Counts(sum(stats.answers.values()) + stats.failures, stats.errors, stats.latency.counts())
+
+    def _load(self, name: str) -> RolloutState | None:
+        kept = self._registry.state.load(name).get("rollout")
+        try:
+            return None if kept is None else RolloutState.model_validate(kept)
+        except ValidationError as error:
+            logger.warning("model %s: the rollout that was kept for it cannot be used: %s", name, error)
+            return None
+
+    def _save(self, name: str, running: _Running) -> None:
+        running.saved = time.monotonic()
+        self._registry.state.save(name, rollout=running.state.model_dump(mode="json"))
+
+    def _note(self, name: str, running: _Running, event: str) -> None:
+        state = running.state
+        logger.info("rollout of %s, version %s: %s at %g %%: %s", name, state.plan.version, event, state.share, state.reason)
+        self._logs.add(
+            name,
+            {
+                "at": time.time(),
+                "event": event,
+                "from": state.old,
+                "to": state.plan.version,
+                "step": state.step + 1,
+                "share": state.share,
+                "seconds": round(state.seconds, 1),
+                "reason": state.reason,
+                "new": told(state.new),
+                "old": told(state.old_now),
+            },
+        )
+
+
+class _Running:
+    """One that is under way. Within a `with`, the traffic is changed by the rollout itself."""
+
+    timer: asyncio.TimerHandle
+    set: Traffic
+
+    def __init__(self, state: RolloutState) -> None:
+        self.state = state
+        self.seen: dict[str, Counts] = {}  # by version: all that its counters had when they were last read
+        self.looked = self.saved = time.monotonic()
+        self.own = False
+
+    def __enter__(self) -> None:
+        self.own = True
+
+    def __exit__(self, *_: object) -> None:
+        self.own = False
+
+
+class Logs:
+    """A file of JSON lines for each model, written by a thread; without a directory, a list."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory and directory / "rollouts"
+        self._lines: dict[str, list[dict[str, Any]]] = {}
+        self._thread = ThreadPoolExecutor(1, "tsx-rollout-log")
+
+    def add(self, name: str, entry: dict[str, Any]) -> None:
+        lines = self._of(name)
+        lines.append(entry)
+        del lines[:-MOST_LINES]
+        if self._directory is not None:
+            self._thread.submit(self._write, self._directory / f"{name}.jsonl", json.dumps(entry))
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        return list(self._of(name))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _of(self, name: str) -> list[dict[str, Any]]:
+        if name not in self._lines:
+            self._lines[name] = [] if self._directory is None else _read_lines(self._directory / f"{name}.jsonl")
+        return self._lines[name]
+
+    def _write(self, file: Path, line: str) -> None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as out:
+                out.write(f"{line}\n")
+        except OSError as error:
+            logger.warning("a decision of a rollout is in no file: %s cannot be written: %s", file, error.strerror or error)
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()[-MOST_LINES:]
+        return [json.loads(line) for line in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        logger.warning("the log of rollouts %s cannot be read: %s", file, error)
+        return []
+
+
+def told(counts: Counts) -> dict[str, Any]:
+    """As people and programs read it."""
+    p50, p99 = (quantile(counts.latencies, q) for q in (0.5, 0.99))
+    return {
+        "requests": counts.requests,
+        "errors": counts.errors,
+        "error_rate": round(counts.error_rate, 6),
+        "p50_ms": None if p50 is None else round(1000 * p50, 3),
+        "p99_ms": None if p99 is None else round(1000 * p99, 3),
+    }
+
+
+def _failure(version: ModelVersion) -> str:
+    """Why none of its workers will ever serve again, if so."""
+    workers = version.workers
+    if not workers:
+        return "it has no workers"
+    if all(worker.state is WorkerState.FAILED for worker in workers):
+        return f"its workers failed: {(version.last_error or 'no reason is known').strip().splitlines()[-1]}"
+    return ""

@@ -1,0 +1,127 @@
+"""The management routes of rollouts: begin one, look at it, end it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.rollout import RolloutPlan
+from tsx_runtime.core.rollouts import RolloutState, Status, told
+from tsx_runtime.errors import RolloutNotFound
+from tsx_runtime.http import faults, openapi
+from tsx_runtime.http.management import ModelName
+from tsx_runtime.http.replies import json_answer, read_object
+
+PLAN = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'
+EXAMPLE: dict[str, Any] = {"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600, "max_error_rate": 0.005, "max_p99_ratio": 1.2}
+
+
+class Numbers(BaseModel):
+    requests: int
+    errors: int
+    error_rate: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+class ModelRollout(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "status": "running", "plan": EXAMPLE}]})
+
+    model: str
+    status: Status
+    old: str = Field(description="the version that had the requests before")
+    plan: RolloutPlan
+    step: int = Field(description="from 1")
+    share: float = Field(description="of the new version at this step, in percent")
+    seconds: float = Field(description="at this step")
+    reason: str = Field(description="of the last decision")
+    began: float = Field(description="seconds since 1970")
+    changed: float = Field(description="seconds since 1970 of the last step, or of the end")
+    new_counts: Numbers = Field(description="of the new version at this step")
+    old_counts: Numbers = Field(description="of the old version at this step")
+    log: list[dict[str, Any]] = Field(description="each decision with its numbers, the newest last")
+
+
+def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> ModelRollout:
+    return ModelRollout(
+        model=name,
+        status=state.status,
+        old=state.old,
+        plan=state.plan,
+        step=state.step + 1,
+        share=state.share,
+        seconds=round(state.seconds, 1),
+        reason=state.reason,
+        began=state.began,
+        changed=state.changed,
+        new_counts=Numbers(**told(state.new)),
+        old_counts=Numbers(**told(state.old_now)),
+        log=log,
+    )
+
+
+class RolloutRoutes:
+    """The routes' bodies. Each answers with the rollout as it is now, once that is kept on the disk."""
+
+    def __init__(self, registry: Registry, limit: int) -> None:
+        self.registry = registry
+        self.rollouts = registry.rollouts
+        self.limit = limit
+
+    async def start(self, model: str, request: Request) -> Response:
+        given = await read_object(request, self.limit, PLAN)
+        try:
+            plan = RolloutPlan.model_validate(given)
+        except ValidationError as error:
+            raise faults.from_validation(error.errors()) from error
+        self.rollouts.start(model, plan)
+        return await self.show(model)
+
+    async def show(self, model: str) -> Response:
+        self.registry.find(model)
+        state = self.rollouts.find(model)
+        if state is None:
+            raise RolloutNotFound(f"Model {model} has no rollout. Begin one: POST /models/{model}/rollout")
+        await self.registry.state.written()
+        return json_answer(describe(model, state, self.rollouts.log(model)))
+
+    async def stop(self, model: str, back: bool) -> Response:
+        self.registry.find(model)
+        self.rollouts.stop(model, back=back)
+        return await self.show(model)
+
+
+def build_router(registry: Registry, limit: int) -> APIRouter:
+    router = APIRouter(tags=["traffic"])
+    routes = RolloutRoutes(registry, limit)
+
+    @router.post(
+        "/models/{model}/rollout",
+        summary="Move the requests to another version, step by step, as long as it does well",
+        response_model=ModelRollout,
+        responses=openapi.failures(400, 404, 409, 413),
+        openapi_extra=openapi.body_of(RolloutPlan, EXAMPLE),
+    )
+    async def start(model: ModelName, request: Request) -> Response:
+        return await routes.start(model, request)
+
+    @router.get(
+        "/models/{model}/rollout",
+        summary="The rollout under way, or the last one",
+        response_model=ModelRollout,
+        responses=openapi.failures(404),
+    )
+    async def show(model: ModelName) -> Response:
+        return await routes.show(model)
+
+    @router.delete("/models/{model}/rollout", summary="End it", response_model=ModelRollout, responses=openapi.failures(400, 404, 409))
+    async def stop(
+        model: ModelName,
+        back: Annotated[bool, Query(description="to the old version; else the shares stay as they are")] = True,
+    ) -> Response:
+        return await routes.stop(model, back)
+
+    return router

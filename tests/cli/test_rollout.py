@@ -1,0 +1,91 @@
+"""`tsx models rollout` against a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import serving, tsx
+from tsx_cli.failure import UsageError
+from tsx_cli.rollout import _plan, seconds_of
+
+NUMBER = """
+def handle(data, context):
+    return data and [context.manifest["model"]["modelVersion"]] * len(data)
+"""
+
+
+def test_a_plan_is_read() -> None:
+    assert _plan("2.0", "1,5%,100", "10m", "0.5%", "1.2x", 50) == {
+        "version": "2.0",
+        "steps": [1, 5, 100],
+        "bake": 600,
+        "max_error_rate": 0.005,
+        "max_p99_ratio": 1.2,
+        "min_requests": 50,
+    }
+    assert _plan("v2", None, None, "0.01", "250ms", None) == {"version": "v2", "max_error_rate": 0.01, "max_p99_ms": 250}
+    assert _plan("v2", None, "1.5h", None, "2s", None) == {"version": "v2", "bake": 5400, "max_p99_ms": 2000}
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [(("a",), "--steps"), ((None, "soon"), "--bake"), ((None, None, "few"), "--max-error-rate"), ((None, None, None, "1.2"), "--max-p99")],
+)
+def test_what_is_no_plan_is_told_by_its_option(given: tuple[str | None, ...], option: str) -> None:
+    words = [*given, *[None] * 4][:4]
+    with pytest.raises(UsageError, match=f"^{option} takes .* such as"):
+        _plan("2.0", *words, None)  # type: ignore[arg-type]
+
+
+def test_times_have_units() -> None:
+    assert [seconds_of(text, "--bake") for text in ("500ms", "30s", "10m", "2h", "1d")] == [0.5, 30, 600, 7200, 86400]
+
+
+def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(tmp_path: Path, user_environment: dict[str, str]) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    for number in ("1.0", "2.0"):
+        make_model(store / f"digits-{number}.mar", NUMBER, name="digits", version=number)
+    environment = user_environment | {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
+    stop = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=user_environment["TSX_INFERENCE_ADDRESS"], timeout=60) as client:
+            while not stop.is_set():
+                client.post("/predictions/digits", content=b"x").raise_for_status()
+
+    with serving(["serve", "--model-store", store], tmp_path, environment) as running:
+        models = ["models", "rollout", "digits"]
+        shown = tsx(models, tmp_path, environment)
+        assert shown.returncode == 1
+        assert "Model digits has no rollout" in shown.stderr
+        default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic").json()["default"]
+        other = "2.0" if default == "1.0" else "1.0"
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            words = [other, "--steps", "50,100", "--bake", "400ms", "--max-error-rate", "1%", "--min-requests", "10", "--watch"]
+            watched = tsx([*models, *words], tmp_path, environment)
+        finally:
+            stop.set()
+            asking.join()
+        assert watched.returncode == 0, watched.stderr
+        events = [line.split("  ")[1].split(" at ")[0] for line in watched.stdout.splitlines()]
+        assert events == ["start", "advance", "finished"]
+        assert f"{default} -> {other}, finished" in tsx(models, tmp_path, environment).stdout
+        assert json.loads(tsx([*models, "--json"], tmp_path, environment).stdout)["status"] == "finished"
+        wrong = tsx([*models, "--bake", "1m"], tmp_path, environment)
+        assert wrong.returncode == 2
+        assert "--bake belongs to a new rollout" in wrong.stderr
+        assert tsx([*models, "--stop"], tmp_path, environment).returncode == 1
+        begun = tsx([*models, default, "--bake", "1h"], tmp_path, environment)
+        assert "step 1 of 4, 1 % for" in begun.stdout
+        ended = tsx([*models, "--stop"], tmp_path, environment)
+        assert "went back" in ended.stdout
+        assert running.stop() == 0

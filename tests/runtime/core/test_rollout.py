@@ -1,0 +1,139 @@
+"""What a rollout does next."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tsx_runtime.core.durations import FINE, quantile
+from tsx_runtime.core.rollout import Action, Counts, RolloutPlan, Seen, decide, slower
+
+PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2)
+
+
+def counted(seconds: list[float], errors: int = 0) -> Counts:
+    latencies = [0] * (len(FINE) + 1)
+    for each in seconds:
+        latencies[bisect_left(FINE, each)] += 1
+    return Counts(len(seconds), errors, tuple(latencies))
+
+
+def drawn(count: int, rate: float, scale: float, seed: int) -> Counts:
+    source = random.Random(seed)
+    return counted([source.lognormvariate(0, 0.4) * scale for _ in range(count)], sum(source.random() < rate for _ in range(count)))
+
+
+def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> Seen:
+    return Seen(step, seconds, new, old)
+
+
+def test_a_version_as_good_as_the_old_one_goes_on_and_finishes() -> None:
+    new, old = drawn(1000, 0.001, 0.01, 1), drawn(99_000, 0.001, 0.01, 2)
+    assert decide(PLAN, seen(new, old)).action is Action.ADVANCE
+    assert decide(PLAN, seen(new, old, step=3)).action is Action.FINISH
+
+
+def test_it_stays_for_the_whole_of_its_bake() -> None:
+    new, old = drawn(1000, 0.001, 0.01, 1), drawn(99_000, 0.001, 0.01, 2)
+    decision = decide(PLAN, seen(new, old, seconds=59))
+    assert decision.action is Action.WAIT
+    assert "1 s" in decision.reason
+
+
+def test_many_errors_send_it_back_at_once() -> None:
+    decision = decide(PLAN, seen(Counts(12, 12), Counts(1000, 0), seconds=2))
+    assert decision.action is Action.BACK
+    assert "12 of 12 requests of version 2 failed" in decision.reason
+
+
+def test_more_errors_than_the_old_version_send_it_back_although_no_rate_was_named() -> None:
+    plan = RolloutPlan(version="2", bake=60)
+    assert decide(plan, seen(drawn(2000, 0.03, 0.01, 1), drawn(50_000, 0.01, 0.01, 2))).action is Action.BACK
+
+
+def test_errors_that_the_old_version_has_too_are_no_reason_without_a_bound() -> None:
+    plan = RolloutPlan(version="2", bake=60)
+    assert decide(plan, seen(drawn(2000, 0.05, 0.01, 1), drawn(50_000, 0.05, 0.01, 2))).action is Action.ADVANCE
+
+
+def test_a_slower_version_goes_back() -> None:
+    decision = decide(PLAN, seen(drawn(2000, 0, 0.03, 1), drawn(50_000, 0, 0.01, 2), seconds=5))
+    assert decision.action is Action.BACK
+    assert "1.2 times the old version's p99" in decision.reason
+
+
+def test_the_p99_may_be_bounded_in_milliseconds() -> None:
+    plan = RolloutPlan(version="2", bake=60, max_p99_ms=500)
+    assert decide(plan, seen(drawn(1000, 0, 0.01, 1), Counts())).action is Action.ADVANCE
+    assert decide(plan, seen(counted([0.6] * 300), Counts())).action is Action.BACK
+
+
+def test_a_bound_exceeded_by_chance_is_looked_at_for_longer() -> None:
+    new, old = Counts(150, 1), Counts(10_000, 5)  # 0.67 % of 150
+    assert decide(PLAN, seen(new, old)).action is Action.WAIT
+    assert decide(PLAN, seen(new, old, seconds=600)).action is Action.BACK
+
+
+@given(requests=st.integers(0, 99), seconds=st.floats(0, 599))
+def test_too_few_requests_move_nothing_forward(requests: int, seconds: float) -> None:
+    assert decide(PLAN, seen(Counts(requests), Counts(10_000), seconds)).action is Action.WAIT
+
+
+def test_a_step_without_requests_ends_when_patience_is_over() -> None:
+    decision = decide(PLAN, seen(Counts(3), Counts(10_000), seconds=600))
+    assert decision.action is Action.BACK
+    assert "3 of the 100 requests" in decision.reason
+
+
+def test_a_version_that_does_not_serve_any_more_goes_back_at_once() -> None:
+    decision = decide(PLAN, Seen(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
+    assert decision == (decision.__class__(Action.BACK, "version 2 does not serve any more: it was unregistered"))
+
+
+def test_chance_alone_seldom_sends_a_good_version_back() -> None:
+    back = 0
+    for seed in range(200):
+        source = random.Random(seed)
+        new = old = Counts()
+        for second in range(1, 61):
+            new = new.plus(drawn(20, 0.004, 0.01, source.getrandbits(32)))
+            old = old.plus(drawn(60, 0.004, 0.01, source.getrandbits(32)))
+            decision = decide(PLAN, seen(new, old, second))
+            if decision.acts:
+                back += decision.action is Action.BACK
+                break
+    assert back <= 20
+
+
+@given(
+    counts=st.lists(st.integers(0, 1000), min_size=len(FINE) + 1, max_size=len(FINE) + 1).map(tuple),
+    seconds=st.floats(0.0001, 100.0),
+)
+def test_as_many_are_slower_than_a_quantile_as_it_says(counts: tuple[int, ...], seconds: float) -> None:
+    assert 0 <= slower(counts, seconds) <= sum(counts)
+    middle = quantile(counts, 0.5)
+    if middle is not None:
+        assert slower(counts, middle) == pytest.approx(sum(counts) / 2, abs=1.5)
+
+
+@given(first=st.integers(0, 100), then=st.integers(0, 100))
+def test_counters_that_began_anew_lose_nothing_that_was_counted_since(first: int, then: int) -> None:
+    before, later = Counts(first, 0, (first, 0)), Counts(then, 0, (then, 0))
+    assert later.since(before).requests == (then - first if then >= first else then)
+
+
+@pytest.mark.parametrize(
+    "given", [{"steps": (5, 1)}, {"steps": ()}, {"steps": (0, 5)}, {"steps": (101,)}, {"bake": 0}, {"max_p99_ms": 1, "max_p99_ratio": 2}]
+)
+def test_a_plan_that_means_nothing_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        RolloutPlan(version="2", **given)
+
+
+def test_steps_end_with_all_requests() -> None:
+    assert RolloutPlan(version="2", steps=(1, 10)).steps == (1, 10, 100)

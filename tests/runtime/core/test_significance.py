@@ -1,0 +1,48 @@
+"""Tests of proportions, beside scipy's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.significance import above, worse
+
+stats = pytest.importorskip("scipy.stats")
+
+
+@given(count=st.integers(1, 5000), share=st.floats(0, 1), rate=st.floats(0.0001, 0.5))
+def test_more_than_a_rate_is_as_likely_as_scipy_says(count: int, share: float, rate: float) -> None:
+    hits = round(count * share)
+    if hits <= count * rate:
+        assert above(hits, count, rate) == 1.0
+    else:
+        assert above(hits, count, rate) == pytest.approx(stats.binom.sf(hits - 1, count, rate), rel=1e-6, abs=1e-300)
+
+
+@given(count=st.integers(1, 3000), base_count=st.integers(1, 3000), share=st.floats(0, 1), base_share=st.floats(0, 1))
+def test_a_difference_of_two_samples_is_as_likely_as_fishers_test_says(
+    count: int, base_count: int, share: float, base_share: float
+) -> None:
+    hits, base_hits = round(count * share), round(base_count * base_share)
+    table = [[hits, count - hits], [base_hits, base_count - base_hits]]
+    if hits * base_count <= base_hits * count:
+        assert worse(hits, count, base_hits, base_count) == 1.0
+    else:
+        assert worse(hits, count, base_hits, base_count) == pytest.approx(
+            stats.fisher_exact(table, alternative="greater").pvalue, rel=1e-5, abs=1e-300
+        )
+
+
+def test_large_samples_are_compared_by_the_normal_distribution() -> None:
+    exact = stats.hypergeom.sf(20_299, 8_040_300, 40_300, 4_000_000)
+    assert worse(20_300, 4_000_000, 20_000, 4_040_300) == pytest.approx(exact, rel=0.05)
+
+
+def test_nothing_seen_is_no_difference() -> None:
+    assert worse(0, 0, 0, 0) == worse(0, 10, 0, 0) == worse(3, 10, 0, 0) == 1.0
+    assert above(0, 0, 0.1) == 1.0
+    assert above(1, 10, 0.0) == 0.0
+    assert not math.isnan(worse(1, 1, 0, 1 << 40))

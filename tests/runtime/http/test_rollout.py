@@ -1,0 +1,199 @@
+"""Rollouts before a real server with real workers and clients that never stop asking."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.runtime.http.conftest import RunningServer, make_settings, running_server
+from tests.support.models import make_model
+from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.traffic import NOTHING
+
+GOOD = "def handle(data, context):\n    return data and ['good'] * len(data)\n"
+BAD = "def handle(data, context):\n    if data:\n        raise RuntimeError('a wrong file of weights')\n"
+SLOW = "import time\n\ndef handle(data, context):\n    if data:\n        time.sleep(0.05)\n    return data and ['slow'] * len(data)\n"
+QUICK = {"bake": 0.3, "min_requests": 20}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("rollouts")
+    for number, handler in (("1.0", GOOD), ("2.0", GOOD), ("3.0", BAD), ("4.0", SLOW)):
+        make_model(directory / f"m{number[0]}.mar", handler, name="m", version=number)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def started(models: Path) -> Iterator[RunningServer]:
+    with running_server(make_settings(models)) as running:
+        for number in range(1, 5):
+            running.register(f"m{number}.mar", initial_workers=1)
+        yield running
+
+
+@pytest.fixture
+def served(started: RunningServer) -> Iterator[RunningServer]:
+    """1.0 answers everything."""
+    yield started
+    with contextlib.suppress(Exception):
+        started.call(lambda: started.registry.rollouts.stop("m", back=False))
+    started.call(lambda: started.registry.set_traffic("m", NOTHING))
+    started.call(lambda: started.registry.set_default("m", "1.0"))
+
+
+@contextlib.contextmanager
+def asked(server: RunningServer, clients: int = 2) -> Iterator[Counter[int]]:
+    """Clients ask one request after the other; the answers by status."""
+    seen: Counter[int] = Counter()
+    stop = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.addresses["inference"], timeout=60) as client:
+            while not stop.is_set():
+                seen[client.post("/predictions/m", content=b"x").status_code] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def begin(server: RunningServer, version: str = "2.0", **plan: Any) -> dict[str, Any]:
+    answer = server.management.post("/models/m/rollout", json={"version": version, **QUICK, **plan})
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def shown(server: RunningServer) -> dict[str, Any]:
+    told: dict[str, Any] = server.management.get("/models/m/rollout").json()
+    return told
+
+
+def test_a_good_version_takes_over_step_by_step_and_no_request_is_lost(served: RunningServer, until: Callable[..., None]) -> None:
+    with asked(served) as seen:
+        assert begin(served, steps=[20, 100])["share"] == 20
+        until(lambda: shown(served)["status"] != "running")
+    told = shown(served)
+    assert (told["status"], told["step"]) == ("finished", 2)
+    assert [entry["event"] for entry in told["log"]][-3:] == ["start", "advance", "finished"]
+    assert told["log"][-2]["new"]["requests"] >= 20
+    assert set(seen) == {200}
+    described = served.management.get("/models/m/traffic").json()
+    assert described["default"] == "2.0"
+    assert not described["traffic"].get("weights")
+
+
+def test_one_call_undoes_a_finished_rollout(served: RunningServer, until: Callable[..., None]) -> None:
+    with asked(served):
+        begin(served, steps=[50, 100])
+        until(lambda: shown(served)["status"] == "finished")
+    assert served.management.post("/models/m/rollback").json()["default"] == "1.0"
+
+
+def test_a_version_that_fails_goes_back_at_once(served: RunningServer, until: Callable[..., None]) -> None:
+    with asked(served) as seen:
+        begin(served, "3.0", steps=[50, 100], bake=60, max_error_rate=0.01)
+        until(lambda: shown(served)["status"] != "running")
+    told = shown(served)
+    assert told["status"] == "went back"
+    assert "requests of version 3.0 failed" in told["reason"]
+    assert served.management.get("/models/m/traffic").json()["traffic"].get("weights", {}) == {}
+    assert served.inference.post("/predictions/m", content=b"x").text == "good"
+    assert seen[200] > 0
+
+
+def test_a_slower_version_goes_back(served: RunningServer, until: Callable[..., None]) -> None:
+    with asked(served, clients=4):
+        begin(served, "4.0", steps=[50, 100], bake=60, max_p99_ms=25)
+        until(lambda: shown(served)["status"] != "running")
+    assert shown(served)["status"] == "went back"
+    assert "took longer than 25 ms" in shown(served)["reason"]
+
+
+def test_a_version_that_is_unregistered_meanwhile_goes_back(served: RunningServer, until: Callable[..., None]) -> None:
+    served.write_mar("m5.mar", handler=GOOD, name="m", version="5.0")
+    served.register("m5.mar", initial_workers=1)
+    begin(served, "5.0", bake=60)
+    assert served.management.delete("/models/m/5.0").status_code == 200
+    until(lambda: shown(served)["status"] == "went back")
+    assert "it was unregistered" in shown(served)["reason"]
+
+
+def test_traffic_that_is_changed_by_hand_ends_it(served: RunningServer) -> None:
+    begin(served, bake=60)
+    served.management.put("/models/m/traffic", json={"weights": {"1.0": 1}})
+    told = shown(served)
+    assert (told["status"], told["reason"]) == ("stopped", "the traffic of the model was changed by hand")
+
+
+@pytest.mark.parametrize(("back", "status", "weights"), [("true", "went back", {}), ("false", "stopped", {"1.0": 95, "2.0": 5})])
+def test_it_can_be_ended_by_hand(served: RunningServer, back: str, status: str, weights: dict[str, float]) -> None:
+    begin(served, steps=[5], bake=60)
+    assert served.management.delete(f"/models/m/rollout?back={back}").json()["status"] == status
+    assert served.management.get("/models/m/traffic").json()["traffic"].get("weights", {}) == weights
+    assert served.management.delete("/models/m/rollout").status_code == 409
+
+
+def test_only_one_is_under_way_and_a_plan_must_mean_something(served: RunningServer) -> None:
+    begin(served, bake=60)
+    for plan, status, words in (
+        ({"version": "2.0"}, 409, "has a rollout of version 2.0 under way"),
+        ({"version": "9.0"}, 404, "9.0 does not exist"),
+        ({"version": "2.0", "steps": [5, 1]}, 400, "percentages that grow"),
+        ({"version": "2.0", "stepz": [5]}, 400, "stepz"),
+        ({}, 400, "version"),
+    ):
+        answer = served.management.post("/models/m/rollout", json=plan)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["message"]
+
+
+def test_a_version_that_has_everything_already_cannot_take_over(served: RunningServer) -> None:
+    answer = served.management.post("/models/m/rollout", json={"version": "1.0"})
+    assert answer.status_code == 400
+    assert "has all requests already" in answer.json()["message"]
+
+
+def test_it_goes_on_where_it_was_after_a_restart(models: Path, tmp_path: Path, until: Callable[..., None]) -> None:
+    settings = make_settings(models, state_dir=tmp_path / "state")
+
+    def load(server: RunningServer) -> None:
+        for file in ("m1.mar", "m2.mar"):
+            server.call(lambda file=file: server.registry.register(RegisterOrder(url=file, initial_workers=1)))
+
+    with running_server(settings) as first:
+        load(first)
+        with asked(first):
+            begin(first, steps=[30, 60, 100], bake=0.5)
+            until(lambda: shown(first)["step"] == 2)
+            first.call(lambda: setattr(first.registry, "stopping", True))  # as a stop does before models go
+    with running_server(settings) as second:
+        load(second)
+        told = shown(second)
+        assert told["status"] == "running"
+        assert told["step"] >= 2
+        shares = {row["version"]: row["share"] for row in second.management.get("/models/m/traffic").json()["table"]}
+        assert shares["2.0"] == pytest.approx(told["share"] / 100)
+        with asked(second) as seen:
+            until(lambda: shown(second)["status"] == "finished")
+    assert set(seen) == {200}
+    lines = [json.loads(line) for line in (tmp_path / "state" / "rollouts" / "m.jsonl").read_text().splitlines()]
+    events = [line["event"] for line in lines]
+    assert events[0] == "start"
+    assert "resume" in events
+    assert events[-1] == "finished"
