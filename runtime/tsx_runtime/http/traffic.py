@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import meant
-from tsx_runtime.errors import BadRequest, ClientLeft, ModelNotFound, ModelVersionNotFound
+from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.management import ModelName
 from tsx_runtime.http.replies import json_answer, read_object
@@ -32,7 +32,7 @@ class Share(BaseModel):
     ready: bool
     share: float = Field(description="of the requests that name no version and that no rule sends anywhere, from 0 to 1")
     requests: int = Field(description="accepted since it was registered, by whatever name")
-    errors: int = Field(description="of them, answered with 500 or more, or refused")
+    errors: int = Field(description="answered with 500 or more, or refused through no fault of the client")
 
 
 class ModelTraffic(BaseModel):
@@ -72,9 +72,7 @@ def _share(number: str, version: ModelVersion | None, said: Traffic, share: floa
     if version is None:
         return Share(version=number, labels=labels, registered=False, ready=False, share=0.0, requests=0, errors=0)
     stats = version.stats
-    failed = sum(count for status, count in stats.answers.items() if status >= 500)
-    refused = sum(count for reason, count in stats.refusals.items() if reason != ClientLeft.__name__)
-    return Share(version=number, labels=labels, ready=version.ready, share=share, requests=stats.requests, errors=failed + refused)
+    return Share(version=number, labels=labels, ready=version.ready, share=share, requests=stats.requests, errors=stats.errors)
 
 
 class TrafficRoutes:
