@@ -41,6 +41,7 @@ class Lossy(io.RawIOBase):
         self._late = False
         self.lost = 0  # bytes that were dropped and not told of yet
         self.copy: Callable[[bytes], None] | None = None  # gets everything as well
+        self.dress: Callable[[bytes], bytes] | None = None  # makes of it what is written
 
     def reopen(self) -> None:
         """The descriptor means something else from now on."""
@@ -59,13 +60,22 @@ class Lossy(io.RawIOBase):
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # the base class promises less than a buffer
         if self.copy is not None:
             self.copy(bytes(view))
+        self._write_out(view if self.dress is None else memoryview(self.dress(bytes(view))))
+        return len(view)
+
+    def put_line(self, line: bytes, copied: bytes) -> None:
+        """A whole line that is dressed already; who gets a copy gets another text of it."""
+        if self.copy is not None:
+            self.copy(copied)
+        self._write_out(memoryview(line))
+
+    def _write_out(self, view: memoryview) -> None:
         told = _DROPPED % self.lost if self.lost else b""
         done = self._put(memoryview(told + view)) if told else self._put(view)
         if done >= len(told):  # the news of it as well
             self.lost = len(told) + len(view) - done
         else:
             self.lost += len(view)
-        return len(view)
 
     def _put(self, view: memoryview) -> int:
         """How much of it was written."""

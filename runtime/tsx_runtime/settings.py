@@ -65,6 +65,18 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _share(value: object) -> object:
+    """Of a whole: true and false, a number from 0 to 1, or a percentage."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        words = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
+        return words[text] if text in words else float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    return float(value) if isinstance(value, bool | int) else value
+
+
+LogShare = Annotated[float, BeforeValidator(_share), Field(ge=0, le=1), Accepts("true, false, a number from 0 to 1, or a percentage")]
+
+
 def check_failure_status(value: int) -> int:
     if value not in (400, 401):
         raise ValueError("it must be 400 or 401")
@@ -204,7 +216,10 @@ class Settings(BaseModel):
     system_metrics_cmd: str | None = Field(None, min_length=1, description="program that prints the machine's numbers, in place of tsx")
     metric_time_interval: int = Field(60, ge=1, description="seconds between two runs of it, and between the machine's lines in the log")
     server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers that say where their time went (Server-Timing)")
-    access_log: bool = Field(False, description="write a line for each answer")
+    access_log: LogShare = Field(0.0, description="write a line for each answer: true or false, or for a share of them, such as 1%")
+    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
+        "auto", description="text, or json; auto: JSON where the log goes to stderr and that is no terminal"
+    )
     log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
     metrics_location: Path | None = Field(None, description="directory for ts_metrics.log and model_metrics.log; log_location if not set")
     log_config: Path | None = Field(None, description="a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config")

@@ -29,7 +29,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         that takes one batch after the other gets it once
                         the batch streams; it is still closed by a REPLY
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
-                        the last one                                            "count"}], "lines": [[time, stream, text]],
+                        the last one                                            "count"}], "lines": [[time, stream, text,
+                                                                            [request id of the batch ...]]],
                                                                             "lost": lines left out}, JSON
 
 `TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of a machine share), the
@@ -128,6 +129,7 @@ class LoadOrder(TypedDict):
     server_version: str
     envelope: str  # what stands around requests and answers; empty where nothing does
     output: str  # socket that takes what the worker prints; empty: it prints to where the front end does
+    log_json: bool  # what it prints becomes JSON lines
     model_metrics: list[DeclaredMetric]
     every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second
     mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task

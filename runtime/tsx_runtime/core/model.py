@@ -28,6 +28,7 @@ from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import TsxError
+from tsx_runtime.loglines import writes_json
 from tsx_runtime.settings import Settings
 from tsx_runtime.version import __version__
 
@@ -280,6 +281,7 @@ class ModelVersion:
             server_version=__version__,
             envelope=self.envelope,
             output=self._host.worker_output,
+            log_json=writes_json(settings.log_format, in_files=settings.log_location is not None),
             model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
             every_prediction_time=self.stats.journal is not None,
             mode=self.plan.strategy.mode,

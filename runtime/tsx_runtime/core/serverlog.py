@@ -12,7 +12,7 @@ from tsx_runtime.core.model import Model
 WORKER = "server"  # in place of a worker's id
 
 _LOGGER = "tsx"
-_LABEL = re.compile(r'Model "([^"]+)" \[Version ([^\]]+)\]')
+LABEL = re.compile(r'Model "([^"]+)" \[Version ([^\]]+)\]')
 
 
 class _ByVersion(logging.Handler):
@@ -22,7 +22,7 @@ class _ByVersion(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        named = _LABEL.search(text)
+        named = LABEL.search(text)
         model = self._models.get(named[1]) if named else None
         version = model.versions.get(named[2]) if model is not None and named else None
         if version is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 KEPT_ERRORS = 50
@@ -25,6 +25,7 @@ class Line(NamedTuple):
     worker: str
     stream: str  # stdout, stderr
     text: str
+    request_ids: list[str]  # of the batch that ran then
 
 
 class Told:
@@ -45,8 +46,8 @@ class Told:
             self.add_error(str(error["message"]), str(error["traceback"]), int(error["count"]))
         if facts["lost"]:
             self.add_line(self._clock(), worker, "stderr", f"[{facts['lost']} lines are left out here]")
-        for at, stream, text in facts["lines"]:
-            self.add_line(float(at), worker, str(stream), str(text))
+        for at, stream, text, ids in facts["lines"]:
+            self.add_line(float(at), worker, str(stream), str(text), [str(each) for each in ids])
 
     def add_error(self, message: str, traceback: str = "", count: int = 1) -> None:
         self.total += count
@@ -55,9 +56,9 @@ class Told:
             count += self.errors.popleft().times
         self.errors.appendleft(Error(self._clock(), count, shortened(message), cut))
 
-    def add_line(self, at: float, worker: str, stream: str, text: str) -> None:
+    def add_line(self, at: float, worker: str, stream: str, text: str, ids: Sequence[str] = ()) -> None:
         self.number += 1
-        self.lines.append(Line(self.number, at, worker, stream, text))
+        self.lines.append(Line(self.number, at, worker, stream, text, list(ids)))
 
 
 def shortened(text: str) -> str:

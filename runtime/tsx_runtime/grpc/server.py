@@ -16,7 +16,7 @@ from tsx_runtime.grpc.management import ManagementCalls
 from tsx_runtime.grpc.open_inference import NAMES, OpenInference
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import build_guards
 from tsx_runtime.http.management import Management
@@ -41,7 +41,7 @@ class GrpcServer:
     ):
         """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers."""
         self.server = grpc.aio.server(options=options(settings, roles))
-        self.log = AccessLog() if settings.access_log else None
+        self.log = access_log(settings)
         services = _services(registry, settings, keys, roles, Ledger(counts, self.log))
         self.health = Health(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts)))

@@ -49,13 +49,13 @@ class Service:
         """`open_to_all`: it asks for no token, as what probes ask by REST."""
 
         async def guarded(message: Any, context: Context) -> Any:
-            with self._logged(method, context) as ended:
+            with self._logged(method, message, context) as ended:
                 try:
                     if not open_to_all:
                         self._check(context)
                     answer = await call(message, context)
                 except Exception as error:  # the boundary of a call
-                    reason = self._reason(method, error)
+                    reason = self._reason(method, error, context)
                 else:
                     ended.code, ended.status = grpc.StatusCode.OK, 200
                     return answer
@@ -76,14 +76,14 @@ class Service:
         """`call` yields the responses. With `both_ways` it gets an iterator of requests in place of one."""
 
         async def guarded(message: Any, context: Context) -> None:
-            with self._logged(method, context) as ended:
+            with self._logged(method, message, context) as ended:
                 try:
                     self._check(context)
                     async with aclosing(call(message, context)) as responses:  # a client that leaves ends it here, not when it is collected
                         async for response in responses:
                             await self._write(context, response)
                 except Exception as error:  # the boundary of a call
-                    reason = self._reason(method, error)
+                    reason = self._reason(method, error, context)
                 else:
                     ended.code, ended.status = grpc.StatusCode.OK, 200
                     return
@@ -121,16 +121,17 @@ class Service:
         if self._guard is not None:
             self._guard.check(as_headers(context.invocation_metadata() or ()))
 
-    def _reason(self, method: str, error: Exception) -> Refusal:
+    def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
         if isinstance(error, TsxError):
             return refusal(error)
         if isinstance(error, Refused):
             return error.refusal
-        logger.error("%s/%s failed unexpectedly", self.name, method, exc_info=error)
+        about = {"request_id": _request_id(context)}
+        logger.error("%s/%s failed unexpectedly", self.name, method, exc_info=error, extra=about)
         return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED)
 
     @contextmanager
-    def _logged(self, method: str, context: Context) -> Generator[_Ended, None, None]:
+    def _logged(self, method: str, message: Any, context: Context) -> Generator[_Ended, None, None]:
         """The call is counted, and has a line of the access log in TorchServe's form: the status there is gRPC's number."""
         ended, began = _Ended(), time.monotonic()
         try:
@@ -138,8 +139,9 @@ class Service:
         finally:
             if ended.status:
                 self._ledger.counts.add(ended.status)
-            if self._ledger.log is not None:
-                self._ledger.log.add(_peer(context), f"gRPC {self.name}/{method} HTTP/2.0", ended.code.value[0], began)
+            if self._ledger.log is not None and self._ledger.log.wants():
+                line, model = f"gRPC {self.name}/{method} HTTP/2.0", getattr(message, "model_name", "")
+                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), model)
 
 
 class _Ended:
@@ -147,6 +149,10 @@ class _Ended:
 
     code = grpc.StatusCode.CANCELLED  # unless it is said otherwise: its client has left
     status = 0  # as REST would answer it; a client that has left gets no answer that could be counted
+
+
+def _request_id(context: Context) -> str:
+    return next((str(value) for key, value in context.trailing_metadata() or () if key == "x-request-id"), "")
 
 
 def _peer(context: Context) -> tuple[str, str] | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.errors import TsxError
@@ -11,39 +14,79 @@ from tsx_runtime.http.asgi import Message, Scope, Send
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.logbook import ACCESS_LOG, Logbook
+from tsx_runtime.loglines import json_line, writes_json
+from tsx_runtime.settings import Settings
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.http.protocol import FastLane
 
+SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
+
 _NOT_SHOWN = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # of a request line: what would break the log's own
 
 
 class AccessLog:
-    def __init__(self) -> None:
-        self._book = Logbook(ACCESS_LOG)
+    """In a file, a line has TorchServe's shape; elsewhere it goes on with the request's id and its model."""
 
-    def add(self, client: Any, line: str, status: int, began: float) -> None:
+    def __init__(self, share: float = 1.0, *, is_json: bool = False, in_file: bool = False) -> None:
+        self.share = share
+        self._book = Logbook(ACCESS_LOG, is_json=is_json)
+        self._in_file = in_file
+        self._left = _gap(share)  # answers until the next one that has a line
+
+    def wants(self) -> bool:
+        """Whether this answer is to have a line."""
+        self._left -= 1
+        if self._left:
+            return False
+        self._left = _gap(self.share)
+        return True
+
+    def add(self, client: Any, line: str, status: int, began: float, request_id: str = "", model: str = "", version: str = "") -> None:
         """`client` is (host, port), or None at a unix socket; `began` is time.monotonic()."""
         peer = f"{client[0]}:{client[1]}" if client else "unix"
-        self._book.add_soon(f'/{peer} "{line}" {status} {int(1000 * (time.monotonic() - began))}', time.time())
+        took, now = int(1000 * (time.monotonic() - began)), time.time()
+        if self._book.is_json:
+            about = {"client": peer, "status": status, "ms": took, "request_id": request_id, "model": model, "version": version}
+            self._book.add_soon(json_line(now, "info", ACCESS_LOG, line, about), now)
+            return
+        text = f'/{peer} "{line}" {status} {took}'
+        if request_id and not self._in_file:
+            text += f" {request_id} {model or '-'} {version or '-'}"
+        self._book.add_soon(text, now)
 
     def flush(self) -> None:
         self._book.flush()
 
     def watch(self, scope: Scope, send: Send) -> Send:
         """A `send` that writes the line once the answer is out."""
-        began, status = time.monotonic(), 0
+        began, status, request_id = time.monotonic(), 0, ""
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, request_id
             await send(message)
             if message["type"] == "http.response.start":
                 status = message["status"]
+                request_id = next((str(value, "latin-1") for name, value in message["headers"] if name == b"x-request-id"), "")
             elif not message.get("more_body", False):
-                self.add(scope.get("client"), _request_line(scope), status, began)
+                self.add(scope.get("client"), _request_line(scope), status, began, request_id, *_served(scope))
 
         return watched
+
+
+def access_log(settings: Settings) -> AccessLog | None:
+    """As the settings ask for; None where there is none."""
+    if not settings.access_log:
+        return None
+    in_file = settings.log_location is not None
+    is_json = writes_json(settings.log_format, in_files=in_file)
+    return AccessLog(settings.access_log, is_json=is_json, in_file=in_file)
+
+
+def _gap(share: float) -> int:
+    """So that each answer has a line with this probability, whatever those before it have: drawn once a line, not once an answer."""
+    return 1 if share >= 1.0 else 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - share))
 
 
 class LoggedExchange(Exchange):
@@ -68,12 +111,31 @@ class LoggedExchange(Exchange):
         log = self.connection.lane.log
         if not self._told and not self.gone and log is not None:
             self._told = True
-            log.add(self.connection.client, shown(self.line), status, self.arrived)
+            served = self.connection.served_by(self)
+            version = getattr(served, "version", "")  # of a split that has not picked one there is none
+            log.add(self.connection.client, shown(self.line), status, self.arrived, self.request_id.decode(), served.name, version)
+
+
+def some_logged(log: AccessLog) -> Callable[..., Exchange]:
+    """Makes exchanges of which a share has a line; the others are plain."""
+
+    def make(connection: FastLane, head: Head, body: Body, arrived: float) -> Exchange:
+        return (LoggedExchange if log.wants() else Exchange)(connection, head, body, arrived)
+
+    return make
 
 
 def shown(line: str) -> str:
     """A request line that stays within its quotes and its line, whatever was sent."""
     return _NOT_SHOWN.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+
+
+def _served(scope: Scope) -> tuple[str, str]:
+    """The name and the version of the model that a request was for."""
+    if SERVED not in scope:
+        return "", ""
+    route, job = scope[SERVED]
+    return route.name, getattr(job.routed or route, "version", "")
 
 
 def _request_line(scope: Scope) -> str:

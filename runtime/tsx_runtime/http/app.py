@@ -12,7 +12,7 @@ from tsx_runtime.core.series import Series
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import debug, faults, health, kserve, management, metrics, openapi, plugged, rollout, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
-from tsx_runtime.http.access import AccessLog
+from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.auth import Guard, build_guards
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
@@ -47,7 +47,7 @@ class ServerApp(FastAPI):
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)
-        self.access_log = AccessLog() if settings.access_log else None
+        self.access_log = access_log(settings)
         self.system = system or System(settings)
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
@@ -62,7 +62,7 @@ class ServerApp(FastAPI):
             return
         if scope.get("root_path"):
             _strip_root(scope)
-        if self.access_log is not None:
+        if self.access_log is not None and self.access_log.wants():
             send = self.access_log.watch(scope, send)
         if self.cors:
             send = adding(send, self.cors)

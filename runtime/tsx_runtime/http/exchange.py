@@ -109,7 +109,7 @@ class Exchange:
         connection = self.connection
         if self._flow is not None:
             self.go_on()
-            logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), error.message)
+            self._tell_broken(error.message)
             connection.break_off()
             return
         default, v2 = connection.server_state.default_headers, speaks_v2(self.meta)
@@ -145,11 +145,15 @@ class Exchange:
             self._held = False
             self._flow.release(self)
 
+    def _tell_broken(self, why: str) -> None:
+        about = {"request_id": self.request_id.decode(), "model": self.connection.served_by(self).name}
+        logger.warning("request %s: its stream broke off: %s", about["request_id"], why, extra=about)
+
     def _end_stream(self, status: int, body: Buffer) -> None:
         self.go_on()
         connection = self.connection
         if status >= 400:  # the handler failed in the middle: its error is no part of the answer
-            logger.warning("request %s: its stream broke off: %s", self.request_id.decode(), str(body, "utf-8", "replace"))
+            self._tell_broken(str(body, "utf-8", "replace"))
             connection.break_off()
         else:
             last = b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"

@@ -61,7 +61,8 @@ def for_v2(body: bytes) -> bytes:
 
 def unexpected(error: BaseException, request_id: bytes) -> TsxError:
     """What nobody foresaw: the traceback goes to the log, once, and stays out of the answer."""
-    logger.error("request %s failed unexpectedly", request_id.decode(), exc_info=error)
+    about = {"request_id": request_id.decode()}
+    logger.error("request %s failed unexpectedly", about["request_id"], exc_info=error, extra=about)
     return TsxError(UNEXPECTED)
 
 

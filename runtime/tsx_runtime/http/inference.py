@@ -20,6 +20,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, TsxError
 from tsx_runtime.http import faults
+from tsx_runtime.http.access import SERVED
 from tsx_runtime.http.asgi import (
     JSON,
     NO_CACHE,
@@ -65,7 +66,7 @@ class Predictions:
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
-            route, job = await self._job(scope, receive, request_id)
+            scope[SERVED] = route, job = await self._job(scope, receive, request_id)
             answer = await _answer(route, job, receive)
             check_status(answer.status)
             headers = handler_headers(answer.headers)
@@ -145,7 +146,9 @@ class Predictions:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except TsxError as error:
-            logger.warning("request %s: its stream broke off: %s", headers[0][1].decode(), error.message)
+            request_id = headers[0][1].decode()
+            about = {"request_id": request_id, "model": route.name}
+            logger.warning("request %s: its stream broke off: %s", request_id, error.message, extra=about)
         finally:
             watcher.cancel()
             job.gone = True

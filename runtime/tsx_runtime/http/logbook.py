@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 
+from tsx_runtime.loglines import json_line
+
 EVERY = 0.5  # seconds for which lines are gathered
 MOST = 50_000  # lines that may wait; a log that cannot follow loses some, and says how many
 
@@ -15,11 +17,13 @@ ACCESS_LOG, TS_METRICS, MODEL_METRICS = "ACCESS_LOG", "TS_METRICS", "MODEL_METRI
 class Logbook:
     """A logger under one of TorchServe's names, whose lines are written as they stand: the time, then what there is to tell.
 
-    With `threads` each line names, as TorchServe's model_log.log does, the level, the thread and the logger too.
+    With `threads` each line names, as TorchServe's model_log.log does, the level, the thread and the logger too. With `is_json`, what
+    is added is a line as it stands.
     """
 
-    def __init__(self, name: str, *, threads: bool = False) -> None:
+    def __init__(self, name: str, *, threads: bool = False, is_json: bool = False) -> None:
         self.name = name
+        self.is_json = is_json
         self._logger = logging.getLogger(name)
         self._threads = threads
         self._lines: list[str] = []
@@ -31,6 +35,9 @@ class Logbook:
         """`now` is time.time(). Exactly two colons stand before `text`, which is where TorchServe's benchmark scripts look for it."""
         if len(self._lines) >= MOST:
             self._lost += 1
+            return
+        if self.is_json:
+            self._lines.append(text)
             return
         second = int(now)
         if second != self._second:
@@ -48,7 +55,8 @@ class Logbook:
     def flush(self) -> None:
         lines, self._lines = self._lines, []
         if self._lost:
-            lines.append(f"[{self._lost} lines were dropped]")
+            told = f"[{self._lost} lines were dropped]"
+            lines.append(json_line(time.time(), "warning", self.name, told) if self.is_json else told)
             self._lost = 0
         if lines:
-            self._logger.info("%s", "\n".join(lines), extra={"whole": True})
+            self._logger.info("%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})

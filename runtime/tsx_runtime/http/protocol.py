@@ -26,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
-from tsx_runtime.http.access import LoggedExchange
+from tsx_runtime.http.access import LoggedExchange, some_logged
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.asks import sometimes_timed
 from tsx_runtime.http.cased import CasedProtocol
@@ -72,7 +72,9 @@ class Lane:
         self.counts = app.counts
         self.lines = Lines(app.cors)
         self.log = app.access_log
-        self.exchange: Callable[..., Exchange] = Exchange if app.access_log is None else LoggedExchange
+        self.exchange: Callable[..., Exchange] = Exchange
+        if app.access_log is not None:
+            self.exchange = LoggedExchange if app.access_log.share >= 1.0 else some_logged(app.access_log)
         if app.server_timing_share > 0:
             self.exchange = sometimes_timed(self.exchange, app.server_timing_share)
         self.timeouts = app.timeouts

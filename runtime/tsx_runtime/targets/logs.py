@@ -8,9 +8,12 @@ import logging.handlers
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
+from tsx_runtime.core.serverlog import LABEL
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.logbook import ACCESS_LOG, MODEL_METRICS, TS_METRICS
+from tsx_runtime.loglines import JsonLines, about, has_colour, is_terminal, level_of, writes_json
 from tsx_runtime.output import log_in_background
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
@@ -25,7 +28,7 @@ FILES = {  # loggers that have files of their own; whether these are metrics
     "ts_metrics.log": (TS_METRICS, True),
     "model_metrics.log": (MODEL_METRICS, True),
 }
-OWN_FILES = frozenset(name for name, _ in FILES.values())
+OWN_LOGGERS = frozenset(name for name, _ in FILES.values())
 METRICS = frozenset({TS_METRICS, MODEL_METRICS})
 
 
@@ -51,25 +54,28 @@ def set_up_logging(settings: Settings) -> None:
 
 def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler]:
     console = logging.StreamHandler(sys.stderr)
-    console.setFormatter(Shape(CONSOLE))
+    is_json = writes_json(settings.log_format, in_files=settings.log_location is not None)
+    console.setFormatter(Json() if is_json else Short(colour=has_colour(sys.stderr)) if is_terminal(sys.stderr) else Shape(CONSOLE))
     if settings.log_location is not None:
         console.addFilter(lambda record: record.name not in METRICS)  # these are for programs, and in files
     yield console
     if settings.log_location is None:
         return
-    yield _file(settings.log_location / SERVER_LOG, config, lambda record: record.name not in OWN_FILES)
+    shape = Json() if is_json else Shape(IN_FILES)
+    yield _file(settings.log_location / SERVER_LOG, config, lambda record: record.name not in OWN_LOGGERS, shape)
     for file, (logger, is_metrics) in FILES.items():
         directory = (settings.metrics_location or settings.log_location) if is_metrics else settings.log_location
-        yield _file(directory / file, config, lambda record, logger=logger: record.name == logger)
+        own = Shape(IN_FILES) if is_metrics else shape  # metrics are for programs that know their lines
+        yield _file(directory / file, config, lambda record, logger=logger: record.name == logger, own)
 
 
-def _file(path: Path, config: LogConfig, takes: object) -> logging.Handler:
+def _file(path: Path, config: LogConfig, takes: object, shape: logging.Formatter) -> logging.Handler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = _Rotating(path, maxBytes=config.max_bytes, backupCount=config.max_files, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SettingError(f"log_location: {path} cannot be written: {error.strerror}; name another directory") from error
-    handler.setFormatter(Shape(IN_FILES))
+    handler.setFormatter(shape)
     handler.addFilter(takes)  # type: ignore[arg-type]  # any callable is a filter
     return handler
 
@@ -87,3 +93,32 @@ class Shape(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return record.getMessage() if getattr(record, "whole", False) else super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        return super().formatMessage(record) + about(record, record.message)
+
+
+class Short(Shape):
+    """For a person who looks at a terminal: the time of day, and colour for what is wrong."""
+
+    _COLOURS: ClassVar = {"warning": "33", "error": "31", "critical": "1;31", "debug": "2"}
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__("%(message)s")
+        self._colour = colour
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        level = level_of(record)
+        clock, word = self.formatTime(record, "%H:%M:%S"), "" if level == "info" else f"{level} "
+        if self._colour:
+            clock, word = f"\x1b[2m{clock}\x1b[0m", f"\x1b[{self._COLOURS[level]}m{word}\x1b[0m" if level in self._COLOURS else word
+        return f"{clock} {word}{super().formatMessage(record)}"
+
+
+class Json(JsonLines):
+    """What the server says of a model names it in its words, too."""
+
+    def about(self, record: logging.LogRecord) -> dict[str, object]:
+        more = super().about(record)
+        named = LABEL.search(record.getMessage())
+        return {"model": named[1], "version": named[2], **more} if named else more

@@ -28,6 +28,7 @@ from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.metric_log import metric_tasks
 from tsx_runtime.http.tokens import Keys, start_keys
 from tsx_runtime.http.uvicorn_contract import http_protocol
+from tsx_runtime.loglines import writes_json
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.grpc_ports import GrpcAddresses, Port, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
@@ -120,7 +121,7 @@ async def serve_async(
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
     """Where there are log files, workers have one of their own."""
     if settings.log_location is not None and hasattr(socket, "AF_UNIX"):
-        return worker_output()
+        return worker_output(is_json=writes_json(settings.log_format, in_files=True))
     return contextlib.nullcontext("")
 
 

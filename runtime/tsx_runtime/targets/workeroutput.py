@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import selectors
 import socket
 import tempfile
@@ -13,21 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tsx_runtime.http.logbook import Logbook
+from tsx_runtime.loglines import MARK, MARK_END, json_line
 
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
 PIECE = 64 << 10
+_NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
 
 logger = logging.getLogger("tsx.server")
 
 
 @contextlib.contextmanager
-def worker_output() -> Iterator[str]:
+def worker_output(*, is_json: bool = False) -> Iterator[str]:
     """The path of the socket; a thread reads it until this is closed."""
     with tempfile.TemporaryDirectory(prefix="tsx-log-") as directory:
         path = str(Path(directory) / "output")
-        reader = _Reader(path)
+        reader = _Reader(path, is_json)
         reader.start()
         try:
             yield path
@@ -54,9 +57,9 @@ class _Source:
 
 
 class _Reader(threading.Thread):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, is_json: bool) -> None:
         super().__init__(name="tsx-model-log", daemon=True)
-        self._book = Logbook(MODEL_LOG, threads=True)
+        self._book = Logbook(MODEL_LOG, threads=True, is_json=is_json)
         self._selector = selectors.DefaultSelector()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(path)
@@ -101,7 +104,25 @@ class _Reader(threading.Thread):
         except OSError:
             data = b""
         for text in source.take(data or (b"\n" if source.begun else b"")):
-            self._book.add(text, time.time(), source.name)
+            self._add(text, source.name)
         if not data:
             self._selector.unregister(sock)
             sock.close()
+
+    def _add(self, text: str, name: str) -> None:
+        """A line that Python printed while requests ran begins with their ids. They stand beside the stream's name, where no text is."""
+        now = time.time()
+        if self._book.is_json:
+            self._book.add(text if text.startswith('{"time": ') else as_json(now, text, name), now)
+            return
+        if text.startswith(MARK) and MARK_END in text:
+            ids, _, text = text[1:].partition(MARK_END)
+            name = f"{name}[{ids}]"
+        self._book.add(text, now, name)
+
+
+def as_json(now: float, text: str, name: str) -> str:
+    """A line that did not come from Python: of native code, or of a program that a handler started."""
+    found = _NAME.fullmatch(name)
+    worker, model, version, stream = found.groups() if found else ("", "", "", "")
+    return json_line(now, "info", "handler", text, {"stream": stream, "model": model, "version": version, "worker": worker})

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker import stages
+from tsx_runtime.worker import printing, stages
 from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.batch import Model, Pieces, read_requests
 from tsx_runtime.worker.binary import dressed
@@ -111,6 +111,7 @@ class ConcurrentRequests:
         context = copy.copy(model.context)
         pieces = Pieces([0], partial(self._send_piece, batch), model.max_response_size)
         context.begin(requests.metas, requests.parts, pieces.send)
+        printing.here.set(context)
         try:
             result = model.entry.call(requests.rows, context)
             if inspect.isawaitable(result):

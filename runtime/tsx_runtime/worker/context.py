@@ -248,6 +248,11 @@ class Context:
         """Those that were asked for; the answers of all others are plain."""
         return self._batch.processors
 
+    def running_ids(self) -> list[str]:
+        """Of the requests that this thread works on now; none between two batches."""
+        state = self._state()
+        return [] if state.over else [meta.partition("\r\n")[0] for meta in state.metas]
+
     def _state(self) -> BatchState:
         return self._elsewhere.get(threading.get_ident(), self._batch) if self._elsewhere else self._batch
 

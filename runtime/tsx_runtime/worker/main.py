@@ -24,7 +24,7 @@ import yaml
 
 from tsx_runtime.output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import concurrent, continuous, loader, profiling, shim, stages
+from tsx_runtime.worker import concurrent, continuous, loader, printing, profiling, shim, stages
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import Context
@@ -56,13 +56,14 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
             signal.pthread_sigmask(
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
             )  # blocked by the fork server; a handler's own programs need not be
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
+    logging.basicConfig(level=logging.INFO, format=printing.TEXT)
     keep_freed_memory()
     channel = channel or Channel(sock)
     pid = os.getpid()
+    running = printing.RunningIds()
     try:
-        with reporting(channel):
-            model = _load(channel)
+        with reporting(channel, running):
+            model = _load(channel, running)
             if model is not None:
                 _serve(channel, model)
     except FrameError as error:
@@ -117,7 +118,7 @@ def _exit_after_hang_up(fd: int) -> None:
         os._exit(1)
 
 
-def _load(channel: Channel) -> Model | None:
+def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
     frame = channel.read()
     if frame is None:
         return None
@@ -127,11 +128,14 @@ def _load(channel: Channel) -> Model | None:
     if order["output"]:
         with suppress(OSError):  # nobody reads it: the server is on its way out
             send_output_to(order["output"], f"W-{order['worker']}-{order['model_name']}_{order['model_version']}")
+    shape: printing.Shape = "json" if order["log_json"] else "marked" if order["output"] else "text"
+    printing.dress_output(shape, printing.Whose(order["model_name"], order["model_version"], order["worker"]), running)
     try:
         model = load_model(order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
+    running.context = model.context
     facts = {
         "device": device_of(model.entry.instance, order),
         "prefetch": model.mode == "batch" and overlaps(model),

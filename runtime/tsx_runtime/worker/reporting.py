@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from tsx_runtime.worker.channel import Channel
 EVERY = 0.5  # seconds for which reports are gathered
 MOST = 200  # lines of one report; of more the newest
 LONGEST = 4096  # characters of a line
+MOST_IDS = 8  # that a line names
 MOST_ERRORS = 20  # different ones of one report
 
 _LOGGER = "tsx.worker"
@@ -32,20 +33,20 @@ class Gathered:
     """What is to be told next. Any thread may add; adding waits for nothing."""
 
     def __init__(self) -> None:
-        self._lines: deque[tuple[float, str, str]] = deque(maxlen=MOST)
+        self._lines: deque[tuple[float, str, str, list[str]]] = deque(maxlen=MOST)
         self._lost = 0
         self._errors: dict[str, dict[str, Any]] = {}
         self._begun = {"stdout": "", "stderr": ""}  # of a line whose end is not there yet
         self._lock = threading.Lock()
         self.due = threading.Event()
 
-    def add_output(self, stream: str, text: str) -> None:
-        now = time.time()
+    def add_output(self, stream: str, text: str, ids: Sequence[str] = ()) -> None:
+        now, ids = time.time(), list(ids[:MOST_IDS])
         with self._lock:
             *lines, begun = (self._begun[stream] + text).split("\n")
             self._begun[stream] = begun[:LONGEST]
             self._lost += max(0, len(lines) + len(self._lines) - MOST)
-            self._lines.extend((now, stream, line[:LONGEST].rstrip("\r")) for line in lines[-MOST:])
+            self._lines.extend((now, stream, line[:LONGEST].rstrip("\r"), ids) for line in lines[-MOST:])
         if lines:
             self.due.set()
 
@@ -83,15 +84,18 @@ class _Errors(logging.Handler):
 
 
 @contextmanager
-def reporting(channel: Channel) -> Iterator[None]:
-    """While this is open, the errors that the worker logs, and what is printed in this process, are told to the front end."""
+def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
+    """While this is open, the errors that the worker logs, and what is printed in this process, are told to the front end.
+
+    `running`: the ids of the requests that run.
+    """
     gathered, over = Gathered(), threading.Event()
     logger, errors = logging.getLogger(_LOGGER), _Errors(gathered)
     streams = [(getattr(getattr(sys, name), "buffer", None), name) for name in ("stdout", "stderr")]
     copied = [(raw, name) for raw, name in streams if isinstance(raw, Lossy)]
     logger.addHandler(errors)
     for raw, name in copied:
-        raw.copy = lambda data, name=name: gathered.add_output(name, str(data, "utf-8", "replace"))
+        raw.copy = lambda data, name=name: gathered.add_output(name, str(data, "utf-8", "replace"), running())
     threading.Thread(target=_send, args=(channel, gathered, over), name="tsx-reports", daemon=True).start()
     try:
         yield

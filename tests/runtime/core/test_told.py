@@ -58,7 +58,7 @@ def test_of_a_long_traceback_both_ends_stay() -> None:
 def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
     kept = Told(Clock())
     for start in range(0, KEPT_LINES + 200, 100):
-        lines = [[1.0, "stdout", f"line {number}"] for number in range(start, start + 100)]
+        lines = [[1.0, "stdout", f"line {number}", []] for number in range(start, start + 100)]
         kept.add_report("9000", {"errors": [], "lost": 0, "lines": lines})
     assert len(kept.lines) == KEPT_LINES
     assert (kept.lines[-1].number, kept.lines[-1].text) == (KEPT_LINES + 200, f"line {KEPT_LINES + 199}")
@@ -67,6 +67,7 @@ def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
 def test_a_report_says_what_it_left_out() -> None:
     kept = Told(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 2}
-    kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last"]]})
+    kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]})
     assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines are left out here]"), ("9000", "last")]
+    assert [line.request_ids for line in kept.lines] == [[], ["id-1"]]
     assert (kept.total, kept.errors[0].times) == (2, 2)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 
 import pytest
 
-from tsx_runtime.http.access import shown
+from tsx_runtime.http.access import AccessLog, shown
 
-LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+)$')
+LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$')
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def told(start_server, until):
     logger = logging.getLogger("ACCESS_LOG")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    with start_server(access_log=True, inference_token="very-secret") as server:
+    with start_server(access_log=True, log_format="text", inference_token="very-secret") as server:
         server.register("talker.mar", initial_workers=1)
         token = {"authorization": "Bearer very-secret"}
         for path, headers in (
@@ -58,6 +59,36 @@ def test_each_answer_has_one_line(told):
         ]
     )
     assert "very-secret" not in "".join(told)
+    served = {match[1].partition("?")[0]: (match[5], match[6]) for match in parsed}
+    assert served["POST /predictions/talker HTTP/1.1"] == served["POST /predictions/talker"] == ("talker", "1.0")
+    assert served["GET /ping HTTP/1.1"] == ("-", "-")
+    assert len({match[4] for match in parsed}) == len(told)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.02])
+def test_of_a_share_each_answer_has_a_line_with_that_probability(share):
+    log = AccessLog(share)
+    wanted = sum(log.wants() for _ in range(20_000))
+    assert abs(wanted - 20_000 * share) < 5 * (20_000 * share * (1 - share)) ** 0.5
+
+
+def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models(start_server, until):
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())
+    logger = logging.getLogger("ACCESS_LOG")
+    logger.addHandler(handler)
+    with start_server(access_log="50%", log_format="json") as server:
+        server.register("talker.mar", initial_workers=1)
+        chunked = {"content": iter([b"a"])}
+        ids = [server.inference.post("/predictions/talker", **(chunked if n == 0 else {})).headers["x-request-id"] for n in range(60)]
+        until(lambda: lines)
+    logger.removeHandler(handler)
+    told = [json.loads(line) for line in lines]
+    assert 5 <= len(told) <= 55  # 30, give or take six deviations
+    assert {line["request_id"] for line in told} <= set(ids)
+    assert {(line["model"], line["version"], line["status"]) for line in told} == {("talker", "1.0", 200)}
+    assert told[0]["message"] == "POST /predictions/talker HTTP/1.1"
 
 
 def test_a_request_cannot_forge_a_line():

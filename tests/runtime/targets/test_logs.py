@@ -19,7 +19,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.output import send_output_to
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logconfig import LogConfig, read_log_config
-from tsx_runtime.targets.logs import FILES, SERVER_LOG, Shape, set_up_logging
+from tsx_runtime.targets.logs import FILES, SERVER_LOG, Json, Shape, Short, set_up_logging
 from tsx_runtime.targets.workeroutput import worker_output
 
 PRINTER = """
@@ -55,11 +55,11 @@ def logs(tmp_path_factory):
         console = running.log
     assert not (directory / "key_file.json").exists()
     files = {path.name: path.read_text() for place in ("logs", "numbers") for path in (directory / place).iterdir()}
-    return {"console": console, "token": token, **files}
+    return {"console": console, "token": token, "request_id": answer.headers["x-request-id"], **files}
 
 
 def test_there_are_torchserves_files(logs):
-    assert {SERVER_LOG, *FILES} == set(logs) - {"console", "token"}
+    assert {SERVER_LOG, *FILES} == set(logs) - {"console", "token", "request_id"}
 
 
 def test_the_access_log_has_the_request(logs):
@@ -70,8 +70,17 @@ def test_the_access_log_has_the_request(logs):
 def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
     lines = {line.partition(" MODEL_LOG - ")[2]: line for line in logs["model_log.log"].splitlines()}
     assert {"loading aloud", "a line of the handler", "an error of the handler", "as native code writes"} <= set(lines)
-    assert re.match(STAMP + r" \[INFO \] W-9000-printer_1\.0-stdout MODEL_LOG - a line", lines["a line of the handler"])
-    assert " W-9000-printer_1.0-stderr MODEL_LOG - " in lines["an error of the handler"]
+    assert re.match(STAMP + r" \[INFO \] W-9000-printer_1\.0-stdout MODEL_LOG - loading aloud", lines["loading aloud"])
+    assert " W-9000-printer_1.0-stdout MODEL_LOG - " in lines["as native code writes"]
+
+
+def test_what_is_printed_while_requests_run_has_their_ids_beside_the_name_of_its_stream(logs):
+    for text, stream in (("a line of the handler", "stdout"), ("an error of the handler", "stderr")):
+        line = next(line for line in logs["model_log.log"].splitlines() if line.endswith(f" MODEL_LOG - {text}"))
+        assert line.split()[3] == f"W-9000-printer_1.0-{stream}[{logs['request_id']}]"
+
+
+def test_the_console_has_what_the_files_have(logs):
     assert "a line of the handler" in logs["console"]  # where `docker logs` shows it
     assert "QueueTime" not in logs["console"]
 
@@ -170,10 +179,44 @@ def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
 
 
 def test_without_files_all_goes_to_stderr(tmp_path):
-    said = log_by(tmp_path)
+    said = log_by(tmp_path, log_format="text")
     assert "WARN    of the server 1" in said
     assert "line 299" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
+    lines = [json.loads(line) for line in log_by(tmp_path).splitlines()]
+    assert lines[0].items() >= {"level": "warning", "logger": "tsx.server", "message": "of the server 1"}.items()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", lines[0]["time"])
+    assert (len(lines), lines[-1]["logger"]) == (301, "ACCESS_LOG")
+
+
+def test_log_files_are_json_only_where_that_is_asked_for(tmp_path):
+    log_by(tmp_path, log_location="logs")
+    assert re.match(STAMP, (tmp_path / "logs" / SERVER_LOG).read_text())
+    log_by(tmp_path, log_location="json", log_format="json")
+    assert json.loads((tmp_path / "json" / SERVER_LOG).read_text())["message"] == "of the server 1"
+
+
+def test_a_person_at_a_terminal_reads_short_lines():
+    record = logging.LogRecord("tsx.http", logging.WARNING, "", 0, "request %s: broken", ("id-1",), None)
+    record.request_id, record.model = "id-1", "digits"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d warning request id-1: broken \[model=digits\]", Short(colour=False).format(record))
+    assert "\x1b[33mwarning \x1b[0m" in Short(colour=True).format(record)
+
+
+def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, 'Model "m" [Version 2.0]: it\nfailed', None, sys.exc_info())
+    record.request_id = "id-1"
+    line = Json().format(record)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told.items() >= {"model": "m", "version": "2.0", "request_id": "id-1", "message": 'Model "m" [Version 2.0]: it\nfailed'}.items()
+    assert told["exception"].endswith("ValueError: why\n")
 
 
 def test_a_configuration_of_pythons_own_kind_stands_for_all(tmp_path):
@@ -209,3 +252,37 @@ def test_output_of_workers_comes_in_lines_whatever_its_pieces(caplog):
 def test_output_cannot_be_sent_to_where_nobody_is(tmp_path):
     with pytest.raises(FileNotFoundError):
         send_output_to(str(tmp_path / "nothing"), "x")
+
+
+TALKER = """
+import asyncio, logging
+
+async def handle(data, context):
+    if data is None:
+        return None
+    print("printed", data[0]["body"].decode())
+    await asyncio.sleep(0)
+    logging.getLogger("own").warning("logged %s", data[0]["body"].decode())
+    if data[0]["body"] == b"bad":
+        raise ValueError("no such image")
+    return ["ok"] * len(data)
+"""
+
+
+def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_with_their_requests(tmp_path):
+    make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
+    with serving(["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}) as running:
+        url = f"{running.address('predictions')}/predictions/talker"
+        answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
+        assert running.stop() == 0
+        told = [json.loads(line) for line in running.log.splitlines() if line.startswith("{")]
+    ids = {body: answer.headers["x-request-id"] for body, answer in answers.items()}
+    for body, request_id in ids.items():
+        logged = next(line for line in told if line["message"] == f"logged {body}")
+        assert logged["request_ids"] == [request_id]
+        assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == ("own", "warning", "talker", "1.0")
+    failed = next(line for line in told if "the handler failed" in line["message"])
+    assert failed["exception"].endswith("ValueError: no such image\n")
+    assert ids["bad"] in failed["message"]
+    answered = [line for line in told if line["logger"] == "ACCESS_LOG"]
+    assert {line["request_id"]: line["status"] for line in answered} == {ids["a"]: 200, ids["b"]: 200, ids["bad"]: 503}

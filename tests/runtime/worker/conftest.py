@@ -185,6 +185,7 @@ ORDER = {
     "server_version": "0.1",
     "envelope": "",
     "output": "",
+    "log_json": False,
     "model_metrics": [],
     "every_prediction_time": True,
     "mode": "batch",

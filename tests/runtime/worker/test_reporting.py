@@ -32,16 +32,18 @@ def test_tracebacks_and_output_are_told(start_worker) -> None:
     assert "the handler failed for the requests id-0" in errors[0]["message"]
     assert "handler.py" in errors[0]["traceback"]
     assert errors[0]["traceback"].rstrip().endswith("ValueError: no such image")
-    lines = [(stream, text) for report in worker.reports for _, stream, text in report["lines"]]
+    lines = [(stream, text) for report in worker.reports for _, stream, text, _ in report["lines"]]
     assert [text for stream, text in lines if stream == "stdout"] == ["while it loads", "seen", "seen"]
     assert [text for stream, text in lines if stream == "stderr"].count("to the other") == 2
+    ids = {text: ids for report in worker.reports for _, _, text, ids in report["lines"]}
+    assert (ids["while it loads"], ids["seen"]) == ([], ["id-0"])
 
 
 def test_what_a_model_that_does_not_load_printed_is_told(start_worker) -> None:
     worker = start_worker("print('half way')\nraise OSError('no weights')\n")
     assert not worker.loaded
     assert worker.receive() is None
-    assert "half way" in [text for report in worker.reports for _, _, text in report["lines"]]
+    assert "half way" in [text for report in worker.reports for _, _, text, _ in report["lines"]]
 
 
 def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
@@ -66,6 +68,6 @@ def test_lines_are_those_that_were_printed_and_never_too_many(pieces: list[str])
     whole = "".join(pieces).split("\n")[:-1]
     assert len(report["lines"]) == min(MOST, len(whole))
     assert report["lost"] == len(whole) - len(report["lines"])
-    for (_, _, text), printed in zip(report["lines"], whole[-MOST:], strict=False):
+    for (_, _, text, _), printed in zip(report["lines"], whole[-MOST:], strict=False):
         assert len(text) <= LONGEST
         assert printed.rstrip("\r").startswith(text[:10]) or len(printed) > LONGEST

@@ -1,0 +1,75 @@
+"""The shape of a line of the log, for all who write one: JSON for programs, and for people what they need to know of a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from typing import TextIO
+
+MOST_IDS = 64  # of one batch that a line names
+
+MARK = "\x1e"  # begins a line of a worker's that goes to the front end with its requests' ids, which MARK_END ends
+MARK_END = "\x1f"
+
+# What a record of the log may say of a request, by `extra`; and where workers are meant, of one of those.
+ABOUT = ("model", "version", "worker", "request_id", "request_ids")
+
+
+def writes_json(log_format: str, *, in_files: bool, stream: TextIO | None = None) -> bool:
+    """Whether the server's log is JSON. `auto`: where it goes to no terminal, unless it is in files: TorchServe's users know their shape."""
+    if log_format != "auto":
+        return log_format == "json"
+    return not in_files and not is_terminal(stream or sys.stderr)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def has_colour(stream: TextIO | None) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def json_line(at: float, level: str, logger: str, message: str, more: dict[str, object] | None = None) -> str:
+    """`at` is time.time(). What is not known is left out."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    line: dict[str, object] = {"time": f"{whole}.{int(at % 1 * 1000):03d}Z", "level": level, "logger": logger}
+    line |= {name: value for name, value in (more or {}).items() if value not in ("", None, [])}
+    line["message"] = message
+    return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; a traceback is a field of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, "whole", False):
+            text = record.getMessage()
+            if getattr(record, "is_json", False):
+                return text
+            return "\n".join(json_line(record.created, "info", record.name, line) for line in text.splitlines())
+        more = self.about(record)
+        if record.exc_info and record.exc_info[0] is not None:
+            more["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        return json_line(record.created, level_of(record), record.name, record.getMessage(), more)
+
+    def about(self, record: logging.LogRecord) -> dict[str, object]:
+        return {name: getattr(record, name) for name in ABOUT if hasattr(record, name)}
+
+
+def level_of(record: logging.LogRecord) -> str:
+    return {"WARN": "warning"}.get(record.levelname, record.levelname.lower())
+
+
+def about(record: logging.LogRecord, message: str) -> str:
+    """What a line for people says of its request, behind its message and beyond it."""
+    known = [(name, str(getattr(record, name, "") or "")) for name in ("model", "version", "request_id")]
+    told = " ".join(f"{name}={value}" for name, value in known if value and value not in message)
+    return f" [{told}]" if told else ""

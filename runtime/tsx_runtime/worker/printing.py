@@ -1,0 +1,121 @@
+"""What a handler prints or logs, with the model's name and the ids of the requests that run: looked up only when something is printed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Literal, NamedTuple
+
+from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, has_colour, json_line
+from tsx_runtime.output import Lossy
+from tsx_runtime.worker.context import Context
+
+LONGEST = 64 << 10  # bytes of a line whose end is not there yet
+TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
+
+Shape = Literal["text", "json", "marked"]  # for a terminal; for programs; for the front end, which writes model_log.log
+Ids = Callable[[], Sequence[str]]  # of the requests that run now
+
+
+here: ContextVar[Context] = ContextVar("tsx_context")  # of a request that is a task of its own
+
+
+class RunningIds:
+    """Asks the context, once there is one. In a thread of the handler's own, the requests are those of the worker's batch."""
+
+    context: Context | None = None
+
+    def __call__(self) -> Sequence[str]:
+        context = here.get(self.context)
+        return () if context is None else context.running_ids()
+
+
+class Whose(NamedTuple):
+    model: str
+    version: str
+    worker: str
+
+
+class Dress:
+    """One stream's: what was printed in, lines for the log out."""
+
+    def __init__(self, stream: str, shape: Shape, whose: Whose, ids: Ids, *, colour: bool = False) -> None:
+        self._stream = stream
+        self._shape = shape
+        self._whose = whose
+        self._ids = ids
+        self._colour = colour
+        self._begun = b""
+        self._at_start = True
+
+    def __call__(self, data: bytes) -> bytes:
+        if self._shape == "json":
+            return self._as_json(data)
+        prefix = self._prefix()
+        if not prefix:
+            return data
+        *lines, rest = data.split(b"\n")
+        dressed = b"".join(((prefix if self._at_start or at else b"") + line + b"\n") for at, line in enumerate(lines))
+        if rest:
+            dressed += (prefix if lines or self._at_start else b"") + rest
+        self._at_start = not rest
+        return dressed
+
+    def _as_json(self, data: bytes) -> bytes:
+        """A progress bar writes one line again and again, and only the last of it is kept."""
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        if len(self._begun) > LONGEST:
+            lines.append(self._begun)
+            self._begun = b""
+        return b"".join([self._json(str(line.rstrip(b"\r").rpartition(b"\r")[2], "utf-8", "replace")) for line in lines])
+
+    def _json(self, text: str) -> bytes:
+        more: dict[str, object] = {"stream": self._stream, **self._whose._asdict(), "request_ids": list(self._ids())[:MOST_IDS]}
+        return json_line(time.time(), "info", "handler", text, more).encode("utf-8", "backslashreplace") + b"\n"
+
+    def _prefix(self) -> bytes:
+        ids = self._ids()
+        shown = ",".join(ids[:MOST_IDS]) + (f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else "")
+        if self._shape == "marked":
+            return f"{MARK}{shown}{MARK_END}".encode() if ids else b""
+        words = f"{self._whose.model} {self._whose.version}{' ' if shown else ''}{shown} |"
+        return (f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} ").encode()
+
+
+class JsonLog(logging.Handler):
+    """The worker's log where it is JSON: a record is one object, and not the lines of a text."""
+
+    def __init__(self, whose: Whose, ids: Ids) -> None:
+        super().__init__()
+        self._whose = whose
+        self._ids = ids
+        self._json = JsonLines()
+        self._text = logging.Formatter(TEXT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for name, value in (*self._whose._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):
+            if not hasattr(record, name):
+                setattr(record, name, value)
+        raw = getattr(sys.stderr, "buffer", None)
+        text = self._text.format(record) + "\n"
+        if isinstance(raw, Lossy):
+            raw.put_line(self._json.format(record).encode("utf-8", "backslashreplace") + b"\n", text.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stderr.write(text)
+
+
+def dress_output(shape: Shape, whose: Whose, ids: Ids) -> None:
+    """For a whole process: it stays so. A process that prints for several models, as tests do, is left alone."""
+    dressed = False
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        raw = getattr(stream, "buffer", None)
+        if isinstance(raw, Lossy):
+            raw.dress = Dress(name, shape, whose, ids, colour=shape == "text" and has_colour(stream))
+            dressed = True
+    if dressed and shape == "json":
+        root = logging.getLogger()
+        root.handlers[:] = [JsonLog(whose, ids) if type(old) is logging.StreamHandler else old for old in root.handlers]
