@@ -20,7 +20,7 @@ ABOUT = ("model", "version", "worker", "request_id", "request_ids")
 
 
 def writes_json(log_format: str, *, in_files: bool, stream: TextIO | None = None) -> bool:
-    """Whether the server's log is JSON. `auto`: where it goes to no terminal, unless it is in files: TorchServe's users know their shape."""
+    """Whether the server's log is JSON. `auto`: where it goes to no terminal, and not to files (TorchServe's users know those)."""
     if log_format != "auto":
         return log_format == "json"
     return not in_files and not is_terminal(stream or sys.stderr)
