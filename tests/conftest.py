@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from benchmarks import servers
 from tests.support.servers import Running, clean, started
+from tsx_runtime.core.devices import cpu_count
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -25,6 +27,12 @@ def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 settings.register_profile("tsx", deadline=None)  # no test asserts speed
 settings.load_profile("tsx")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than there are cores, since tests often wait for processes that they started."""
+    return cpu_count() + 1
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +52,21 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
     """So many ports of loopback that nothing listens on."""
+    return servers.free_ports
 
-    def find(count: int) -> list[int]:
-        with ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            return [each.getsockname()[1] for each in sockets]
 
-    return find
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """For tests that set up logging for their whole process, which is everybody's."""
+    root, name = logging.getLogger(), logging.getLevelName(logging.WARNING)
+    handlers, level = root.handlers[:], root.level
+    libraries = {logger: logger.level for logger in map(logging.getLogger, ("uvicorn", "asyncio"))}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.addLevelName(logging.WARNING, name)
+    for logger, before in libraries.items():
+        logger.setLevel(before)
 
 
 @pytest.fixture

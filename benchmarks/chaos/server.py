@@ -8,13 +8,12 @@ import os
 import re
 import resource
 import signal
-import socket
 import sys
 import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import psutil
 
 from tsx_runtime import errors
 
+from ..servers import free_ports
 from .flatness import Usage
 from .load import Answer, read_answer
 
@@ -141,7 +141,7 @@ class Server:
 async def start(directory: Path, models: Sequence[str | Path], settings: Mapping[str, object], *, output: int | None = None) -> Server:
     """`tsx serve` with these models, once it is healthy. `output` takes its stdout and stderr in place of a file."""
     roles = ("inference", "management", "metrics")
-    ports = dict(zip(roles, _free_ports(3), strict=True))
+    ports = dict(zip(roles, free_ports(3), strict=True))
     mark = f"CHAOS_SERVER={uuid.uuid4().hex}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
     environment |= {f"TSX_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()}
@@ -183,11 +183,3 @@ def _environment(pid: int) -> str:
         return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
     except OSError:  # it has ended, or is a zombie, or somebody else's
         return ""
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -38,7 +38,7 @@ def made(name: str, place: Path) -> Path:
     wanted = f"Python {platform.python_version()}: {' '.join(REQUIREMENTS[name])}\n{CONSTRAINTS.read_text()}"
     environment = place / name.lower()
     label = environment / "made-of.txt"  # written last: half an environment has none
-    if label.exists() and label.read_text() == wanted:
+    if label.exists() and set(label.read_text().splitlines()) <= set(wanted.splitlines()):  # a pin that came since is of something else
         return environment
     print(f"making {environment}", file=sys.stderr)
     shutil.rmtree(environment, ignore_errors=True)

@@ -45,11 +45,11 @@ def address(peer_bin: Path, tmp_path_factory: pytest.TempPathFactory, free_ports
             name, str(directory / "handler.py"), serialized_file=directory / "weights.bin", config_file=directory / "config.yaml"
         )
         write_archive(spec, directory / "store", format=format)  # type: ignore[arg-type]  # each is a Format
-    inference, management, metrics, grpc_inference, grpc_management = free_ports(5)
+    inference, management, metrics, grpc_inference, grpc_management, workers = free_ports(6)
     (directory / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
         f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc_inference}\ngrpc_management_port={grpc_management}\n"
-        "default_workers_per_model=1\n"
+        f"default_workers_per_model=1\ninitial_worker_port={workers}\n"  # or its sockets would be those of another TorchServe here
     )
     environment = {**os.environ, "PATH": f"{peer_bin}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory)}
     command = [peer_bin / "torchserve", "--start", "--foreground", "--ncs", "--disable-token-auth", "--model-store", directory / "store"]

@@ -29,7 +29,9 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(
+    tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], logging_as_it_was: None
+) -> Run:
     """`tsx` with these words, in an empty directory."""
     monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
     monkeypatch.setenv("COLUMNS", "200")

@@ -132,6 +132,7 @@ def test_of_a_log4j2_file_levels_and_sizes_are_taken(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("logging_as_it_was")
 @pytest.mark.parametrize(
     ("name", "text"), [("a.xml", "<a"), ("a.properties", "a=b"), ("a.yaml", "handlers: {x: {class: no.such}}"), ("a.json", "[]")]
 )
@@ -144,6 +145,7 @@ def test_a_log_configuration_that_cannot_be_used_stops_the_start(tmp_path, name,
         set_up_logging(Settings(log_config=tmp_path / "nothing.xml"))
 
 
+@pytest.mark.usefixtures("logging_as_it_was")
 def test_a_place_that_cannot_be_written_stops_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="log_location"):
