@@ -56,6 +56,12 @@ def free_ports() -> Callable[[int], list[int]]:
 
 
 @pytest.fixture
+def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For what makes sockets in it: their paths have an end after a hundred characters, most of which `tmp_path` takes."""
+    return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
 def logging_as_it_was() -> Iterator[None]:
     """For tests that set up logging for their whole process, which is everybody's."""
     root, name = logging.getLogger(), logging.getLevelName(logging.WARNING)

@@ -46,8 +46,8 @@ def run(
 
 
 @pytest.fixture
-def torchserve(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
-    made = TorchServe(tmp_path, free_ports(3))
+def torchserve(short_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
+    made = TorchServe(short_path, free_ports(3))
     try:
         yield made
     finally:

@@ -37,16 +37,16 @@ except RuntimeError as error:
 """
 
 
-def test_a_script_starts_asks_and_stops_a_server(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_a_script_starts_asks_and_stops_a_server(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     for directory in ("store", "tmp"):
-        (tmp_path / directory).mkdir()
-    make_model(tmp_path / "store" / "echo.mar", ECHO)
+        (short_path / directory).mkdir()
+    make_model(short_path / "store" / "echo.mar", ECHO)
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     addresses = f"inference_address={inference}\nmanagement_address={management}\nmetrics_address={metrics}\n"
-    (tmp_path / "config.properties").write_text(addresses)
-    environment = clean({"TMPDIR": str(tmp_path / "tmp"), "TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"})
+    (short_path / "config.properties").write_text(addresses)
+    environment = clean({"TMPDIR": str(short_path / "tmp"), "TSX_CACHE_DIR": str(short_path / "cache"), "TSX_WORKER_PRELOAD": "false"})
     command = [sys.executable, "-c", SCRIPT, str(SHIMS), inference, f"{management}/models"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    done = subprocess.run(command, cwd=short_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("TorchServe")] == [
@@ -58,4 +58,4 @@ def test_a_script_starts_asks_and_stops_a_server(tmp_path: Path, free_ports: Cal
     assert lines.count(READY) == 2
     assert [line for line in lines if line.startswith(("registered", "echo", "other"))] == ["registered 200", "echo hello", "other hello"]
     assert "failed the server did not start; the command ended with 1: --model-store directory not found: none" in done.stdout
-    assert not (tmp_path / "tmp" / ".model_server.pid").exists()
+    assert not (short_path / "tmp" / ".model_server.pid").exists()

@@ -31,11 +31,11 @@ def test_a_bare_model_is_linked_and_never_copied() -> None:
     assert (DIGITS / "digits.pth").exists()
 
 
-def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(tmp_path: Path, session_cache: Path) -> None:
-    place = tmp_path / "temporary"
-    place.mkdir()
+def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
+    tmp_path: Path, short_path: Path, session_cache: Path
+) -> None:
     words = ["serve", f"numbers={DIGITS / 'digits.pt2'}", "--handler", DIGITS / "handler.py", "--workers", 2, *FREE_PORTS]
-    seen, code = screen(words, tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(place)}, until="Ctrl-C")
+    seen, code = screen(words, tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(short_path)}, until="Ctrl-C")
     assert code == 0, seen
     page = " ".join(seen.split())
     for part in (
@@ -47,7 +47,7 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(t
     ):
         assert part in page
     assert "Traceback" not in seen
-    assert [path for path in place.iterdir() if path.name.startswith("tsx-model-")] == []
+    assert [path for path in short_path.iterdir() if path.name.startswith("tsx-model-")] == []
 
 
 @pytest.fixture(scope="module")
