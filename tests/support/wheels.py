@@ -20,6 +20,6 @@ def make_wheel(directory: Path, name: str, version: str, source: str = "", *, re
     }
     with zipfile.ZipFile(path, "w") as wheel:
         for member, text in members.items():
-            wheel.writestr(member, text)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"]))
+            wheel.writestr(zipfile.ZipInfo(member), text)  # without the time: the same bytes whenever it is made
+        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"]))
     return path

@@ -307,7 +307,7 @@ def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(start_se
             sock.sendall(request(b"", "/predictions/flood"))
             (worker,) = version.workers
             until(lambda: worker.channel is not None and worker.channel.held)
-        until(lambda: version.stats.answers[200] == 1)
+        until(lambda: version.stats.answers)  # it had come to its end, or was stopped before it
         assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=60).text.endswith("end")
 
 
