@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.models import make_model
-from tests.support.servers import serving, tsx
+from tests.support.servers import serving
 from tsx_cli.failure import UsageError
 from tsx_cli.traffic import _label, _rule, _weights
 
@@ -52,19 +52,22 @@ def test_weights_and_labels_are_read() -> None:
             _label(wrong)
 
 
-def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(tmp_path: Path, user_environment: dict[str, str]) -> None:
+def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
+    run: Callable[..., Any], tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "store"
     store.mkdir()
     for number in ("1.0", "2.0"):
         make_model(store / f"digits-{number}.mar", NUMBER, name="digits", version=number)
     (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "1.0" = 1 }\nlabels = { stable = "1.0" }\n')
     environment = user_environment | {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
+    monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", user_environment["TSX_MANAGEMENT_ADDRESS"])
     predict = f"{user_environment['TSX_INFERENCE_ADDRESS']}/predictions/digits"
 
     def models(*words: str) -> str:
-        done = tsx(["models", *words], tmp_path, environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        ended = run("models", *words)
+        assert ended.code == 0, ended.err
+        return str(ended.out)
 
     def said() -> Any:
         return json.loads(models("traffic", "digits", "--json"))["traffic"]

@@ -97,6 +97,7 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, server: Runn
     expect(bars).to_have_count(2)
     expect(bars.first).to_contain_text("light")
     expect(bars.first).to_contain_text("80.0 %")
+    expect(page.get_by_role("list", name="Where the time went")).to_contain_text("inference")
     expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B$"))).to_be_visible()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for tool in ("curl", "Python", "tsx"):
@@ -238,6 +239,23 @@ def test_traffic_is_shifted_and_the_change_undone(page: Any, server: Running, ma
     expect(second).to_contain_text("75.0 %")  # the browser itself says that this is no weight
 
 
+def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar", "looks2.mar")
+    look(page, server, "model/looks/traffic")
+    panel = page.get_by_role("region", name="Rollout", exact=True)
+    panel.get_by_label("Steps, percent").fill("40, 100")
+    panel.get_by_role("button", name="Begin the rollout").click()
+    expect(panel.get_by_text("version 1.0 to 2.0, step 1 of 2")).to_be_visible()
+    expect(page.get_by_role("region", name="Versions and their shares").get_by_role("row", name=re.compile("^2.0"))).to_contain_text(
+        "40.0 %"
+    )
+    panel.get_by_role("button", name="Go back").click()
+    page.get_by_role("dialog").get_by_role("button", name="Go back").click()
+    expect(panel.locator(".chip")).to_have_text("went back")
+    expect(panel.get_by_role("button", name="Begin the rollout")).to_be_visible()
+    assert management.get("/models/looks/rollout").json()["status"] == "went back"
+
+
 def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/metrics")
@@ -245,6 +263,8 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, server: R
     expect(table).to_contain_text("ts_inference_requests_total")
     page.get_by_label("Filter").fill("queue_depth")
     expect(table).not_to_contain_text("ts_inference_requests_total")
+    httpx.post(f"{server.address('predictions')}/predictions/echo", json=[1])
+    expect(page.get_by_role("table").first.get_by_role("row")).to_have_count(2)
     expect(table).to_contain_text("tsx_queue_depth")
 
 

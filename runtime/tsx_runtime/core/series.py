@@ -78,8 +78,10 @@ class Series:
         for version in [version for model in self._models() for version in model.versions.values()]:
             key = (version.name, version.version)
             track = tracks.get(key)
-            if track is None or track.version is not version:
+            if track is None:
                 track = _Track(version, now)
+            elif track.version is not version:  # another took its place, whose counters begin anew
+                track.version, track.last = version, read(version.stats, now)
             else:
                 reading = read(version.stats, now)
                 track.points.append(between(track.last, reading, self.number, version.pending))

@@ -22,7 +22,7 @@ from tsx_runtime.http.cased import NAMES
 from tsx_runtime.http.families import Families
 from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.http.inference import Predictions
-from tsx_runtime.http.uifiles import HEADERS, SHELL, files
+from tsx_runtime.http.uifiles import DATA_HEADERS, HEADERS, SHELL, files
 
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
@@ -61,7 +61,7 @@ def _add_files(router: APIRouter) -> None:
 def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
     server = uistate.describe_server(registry.settings, addresses, uuid.uuid4().hex)
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:
         if guard is not None:
             guard.check(request.scope["headers"])
 
@@ -147,4 +147,4 @@ def _type_of(name: str) -> str:
 
 
 def _json(value: Any) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=DATA_HEADERS)

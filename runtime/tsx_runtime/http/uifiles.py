@@ -29,13 +29,12 @@ POLICY = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-HEADERS = {
+DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}  # read by the page, and by no other
+HEADERS = DATA_HEADERS | {
     "content-security-policy": POLICY,
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
     "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
 }
 
 

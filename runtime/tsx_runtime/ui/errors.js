@@ -33,12 +33,12 @@ function logPanel(name) {
   const draw = () => {
     const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 30;
     const wanted = filter.value.trim().toLowerCase();
-    keyed(lines, found.filter(({ text, worker }) => `${worker} ${text}`.toLowerCase().includes(wanted)), ({ version, number }) => `${version} ${number}`, logRow);
+    keyed(lines, found.filter(({ text, worker, request_ids: ids = [] }) => `${worker} ${text} ${ids.join(" ")}`.toLowerCase().includes(wanted)), ({ version, number }) => `${version} ${number}`, logRow);
     if (atEnd) lines.scrollTop = lines.scrollHeight;
   };
   return {
     node: h("section", { class: "card", "aria-label": "Log" }, h("h2", {}, "Log"),
-      field("Filter", filter, "the last lines that workers printed from Python, and what the server logged of them"), lines),
+      field("Filter", filter, "by text, worker or request id; the last lines that workers printed from Python, and what the server logged of them"), lines),
     async load() {
       found = await get(`ui/api/log/${path(name)}`);
       draw();
@@ -46,9 +46,10 @@ function logPanel(name) {
   };
 }
 
-function logRow({ at, worker, stream, text }) {
+function logRow({ at, worker, stream, text, request_ids: ids }) {
   const bad = ["error", "critical", "warn", "warning"].includes(stream);
-  return { node: h("p", { class: bad ? "bad" : null }, h("time", {}, clock(at)), h("span", { class: "quiet" }, worker), h("span", {}, text)) };
+  const told = ids?.length ? `printed while these requests ran: ${ids.join(", ")}` : null;
+  return { node: h("p", { class: bad ? "bad" : null, title: told }, h("time", {}, clock(at)), h("span", { class: "quiet" }, worker), h("span", {}, text)) };
 }
 
 function errorRow(error) {

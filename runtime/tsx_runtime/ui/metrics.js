@@ -1,7 +1,8 @@
-// All numbers that the server counts for a model, as Prometheus gets them.
+// All numbers that the server counts for a model, as Prometheus gets them; and where the time of its slowest requests went.
 
 import { get, path } from "./api.js";
-import { field, h, keyed, say, show } from "./dom.js";
+import { field, h, keyed, say, show, table } from "./dom.js";
+import { duration } from "./format.js";
 import { watched } from "./watched.js";
 
 export function metricsTab(name) {
@@ -19,16 +20,42 @@ export function metricsTab(name) {
     const told = await get(`ui/api/metrics/${path(name)}`);
     found = told.map((metric) => ({ ...metric, key: `${metric.name} ${labelsOf(metric)}` }));
     draw();
+    await slowest.load();
   }, 2000);
+  const slowest = slowestPanel(name);
   return {
-    node: h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
+    node: h("div", {}, slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" },
         h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "What it is"))), body)),
-      empty),
+      empty)),
     wake: poll.start,
     rest: poll.stop,
   };
 }
+
+const PARTS = ["total", "queue", "batch", "preprocess", "inference", "postprocess", "other"];
+
+function slowestPanel(name) {
+  const place = h("div");
+  const node = h("section", { class: "card", "aria-label": "Slowest requests", hidden: true }, h("h2", {}, "Slowest requests"),
+    h("p", { class: "quiet" }, "Of the last half hour to hour, and where their time went. tsx explain REQUEST tells the same of any of the newest requests."), place);
+  let known = "";
+  return {
+    node,
+    async load() {
+      const { requests } = await get("debug/slowest", { model: name, count: 10 });
+      show(node, requests.length);
+      const text = JSON.stringify(requests);
+      if (text === known) return;
+      known = text;
+      const parts = PARTS.filter((part) => requests.some(({ milliseconds }) => part in milliseconds));
+      place.replaceChildren(table("Slowest requests", ["Request", "Version", "Status", ...parts], requests.map((request) =>
+        [h("span", { class: "code" }, request.requestId), request.modelVersion, String(request.status), ...parts.map((part) => millis(request.milliseconds[part]))]), parts.map((_, place) => place + 3)));
+    },
+  };
+}
+
+const millis = (value) => (value === undefined ? "" : duration(value / 1000));
 
 function labelsOf({ labels }) {
   return Object.entries(labels).map(([label, value]) => `${label}=${value}`).join(" ");

@@ -3,7 +3,8 @@
 import { call, path, put, Refused } from "./api.js";
 import { field, h, keyed, say, show } from "./dom.js";
 import { number, percent } from "./format.js";
-import { factsPanel } from "./facts.js";
+import { rolloutPanel } from "./rollout.js";
+import { shadowPanel } from "./shadow.js";
 import { act, firstLines, note } from "./talk.js";
 import { watched } from "./watched.js";
 
@@ -24,10 +25,13 @@ export function trafficTab(name) {
     rules, h("div", { class: "row" }, apply, back, clear));
   const labels = labelForm(name, () => poll.now());
   const none = h("p", { class: "quiet", hidden: true });
-  const rollout = factsPanel("Rollout", path("models", name, "rollout"));
-  const shadow = factsPanel("Shadow", path("models", name, "shadow"));
+  const rollout = rolloutPanel(name, () => poll.now());
+  const shadow = shadowPanel(name, () => poll.now());
   const poll = watched(async () => {
-    await Promise.all([load(), rollout.load(), shadow.load()]);
+    await load();
+    if (!told) return;
+    const versions = told.table.filter((row) => row.registered !== false).map((row) => row.version);
+    await Promise.all([rollout.load(versions, told.default), shadow.load(versions, told.default)]);
   }, 2000);
 
   function touch() {

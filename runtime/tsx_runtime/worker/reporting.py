@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from tsx_runtime.worker.channel import Channel
 
 EVERY = 0.5  # seconds for which reports are gathered
 MOST = 200  # lines of one report; of more the newest
-LONGEST = 4096  # characters of a line
+LONGEST = 1000  # characters of a line
 MOST_IDS = 8  # that a line names
 MOST_ERRORS = 20  # different ones of one report
 
@@ -37,10 +38,13 @@ class Gathered:
         self._lost = 0
         self._errors: dict[str, dict[str, Any]] = {}
         self._begun = {"stdout": "", "stderr": ""}  # of a line whose end is not there yet
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may print while this thread holds it
+        self._pid = os.getpid()  # a process that a handler forks has no thread that sends, and maybe a lock that nobody lets go
         self.due = threading.Event()
 
     def add_output(self, stream: str, text: str, ids: Sequence[str] = ()) -> None:
+        if os.getpid() != self._pid:
+            return
         now, ids = time.time(), list(ids[:MOST_IDS])
         with self._lock:
             *lines, begun = (self._begun[stream] + text).split("\n")
@@ -52,6 +56,8 @@ class Gathered:
 
     def add_error(self, message: str, trace: str) -> None:
         """The same one again is counted: a handler that always fails must not pay for each time."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             known = self._errors.get(trace or message)
             if known is not None:

@@ -1,4 +1,4 @@
-"""Points of charts: rates from counters, a bounded ring, a version that was replaced begins anew."""
+"""Points of charts: rates from counters, a bounded ring, what takes the place of a version goes on."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
     assert (point.number, point.rate, point.failures, point.waiting) == (2, 24.0, 6.0, 7)
 
 
+def test_latencies_are_those_of_that_second_alone() -> None:
+    server = Server()
+    server.version.stats.latency.add(5.0, 1000)
+    server.second()
+    server.version.stats.answers[200] = 100
+    server.version.stats.latency.add(0.01, 98)
+    server.version.stats.latency.add(0.2, 2)
+    server.second()
+    (point,) = server.points()
+    assert 0.008 < point.p50 < 0.012
+    assert 0.15 < point.p99 < 0.25
+
+
 def test_a_second_without_answers_has_no_latency() -> None:
     stats = Stats()
     reading = read(stats, 1.0)
@@ -57,17 +70,16 @@ def test_only_what_is_newer_is_told_and_ten_minutes_are_kept() -> None:
     assert server.points(server.series.number) == []
 
 
-def test_a_version_that_was_replaced_begins_anew() -> None:
+def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_begin_anew() -> None:
     server = Server()
     server.second()
     server.version.stats.answers[200] = 1000
     server.second()
     server.renew()
     server.second()
-    assert server.points() == []
     server.version.stats.answers[200] = 5
     server.second()
-    assert [point.rate for point in server.points()] == [5.0]
+    assert [point.rate for point in server.points()] == [1000.0, 5.0]
 
 
 def test_of_a_version_that_is_gone_nothing_is_kept() -> None:

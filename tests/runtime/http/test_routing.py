@@ -111,9 +111,9 @@ def test_weights_count_from_the_next_request_on_the_same_connection(routed: Runn
     assert TOLD not in ask(routed, lane).headers
 
 
-def test_shares_of_requests_are_those_of_the_weights(routed: RunningServer, lane: str) -> None:
+def test_shares_of_requests_are_those_of_the_weights(routed: RunningServer) -> None:
     arrange(routed, {"weights": {"1.0": 30, "2.0": 70}})
-    counted = Counter(version_of(ask(routed, lane)) for _ in range(200))
+    counted = Counter(version_of(ask(routed, "fast lane")) for _ in range(200))
     assert 140 - 40 < counted["2.0"] < 140 + 40  # six deviations
 
 
@@ -138,7 +138,7 @@ def test_cookies_and_fields_make_requests_stick_as_well(routed: RunningServer, l
 
 def test_a_sticky_request_without_its_header_goes_by_weight(routed: RunningServer, lane: str) -> None:
     arrange(routed, {"weights": {"1.0": 50, "2.0": 50}, "sticky": "header:X-User"})
-    assert len({version_of(ask(routed, lane)) for _ in range(40)}) == 2
+    assert len({version_of(ask(routed, lane)) for _ in range(20)}) == 2  # all alike: once in half a million
 
 
 def test_a_rule_goes_before_weights(routed: RunningServer, lane: str) -> None:

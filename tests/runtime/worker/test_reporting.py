@@ -46,6 +46,30 @@ def test_what_a_model_that_does_not_load_printed_is_told(start_worker) -> None:
     assert "half way" in [text for report in worker.reports for _, _, text, _ in report["lines"]]
 
 
+FORKS = """
+import os
+
+def handle(data, context):
+    if data is None:
+        return None
+    child = os.fork()
+    if not child:
+        print("of the child")
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("of the worker")
+    return ["done"] * len(data)
+"""
+
+
+def test_a_process_that_a_handler_forks_tells_nothing_and_waits_for_nobody(start_worker) -> None:
+    worker = start_worker(FORKS)
+    assert [answer.status for answer in worker.ask(b"x")] == [200]
+    worker.sock.shutdown(1)
+    assert worker.receive() is None
+    assert [text for report in worker.reports for _, _, text, _ in report["lines"]] == ["of the worker"]
+
+
 def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
     gathered = Gathered()
     for number in range(5):

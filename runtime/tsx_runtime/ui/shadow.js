@@ -1,0 +1,146 @@
+// A shadow: a share of the requests goes to another version too, whose answers nobody gets; what came of it.
+
+import { call, path, put, Refused } from "./api.js";
+import { field, h, keyed, say, show, table } from "./dom.js";
+import { chip, tile } from "./figures.js";
+import { bytes, clock, duration, number, percent } from "./format.js";
+import { act, firstLines, note } from "./talk.js";
+
+const KINDS = { exact: "exactly", numeric: "numbers within a tolerance", "top-k": "the likeliest labels", plugin: "by a plugin" };
+const STATES = { running: "ready", waiting: "loading", off: "idle" };
+
+export function shadowPanel(name, changed) {
+  const where = path("models", name, "shadow");
+  const begin = beginForm(where, path("models", name, "traffic"), changed);
+  const results = resultsView(where, changed);
+  const node = h("section", { class: "card", "aria-label": "Shadow", hidden: true }, h("h2", {}, "Shadow"),
+    h("p", { class: "quiet" }, "Another version gets copies of requests. Clients see nothing of it; both answers are compared."), results.node, begin.node);
+  return {
+    node,
+    async load(versions, preset) {
+      let report;
+      try {
+        report = await call("GET", where);
+      } catch (error) {
+        if (error instanceof Refused) show(node, false); // a server without shadows
+        return;
+      }
+      show(node, versions.length > 1 || report.state !== "off");
+      results.draw(report);
+      begin.update(versions, preset, report.state === "off" ? null : report.shadow);
+    },
+  };
+}
+
+function beginForm(where, traffic, changed) {
+  const version = h("select");
+  const share = h("input", { type: "number", min: "0.01", max: "100", step: "any", value: "10", required: true });
+  const kind = h("select", { onchange: () => show(named, kind.value === "plugin") }, Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
+  const plugin = h("input", { class: "short", autocomplete: "off", spellcheck: "false" });
+  const named = field("Plugin", plugin);
+  const submit = h("button", { type: "submit" }, "Copy requests");
+  const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "No request is copied any more.") }, "Stop copying");
+  let now = null;
+  const node = h("form", { class: "inline", onsubmit: (event) => {
+    event.preventDefault();
+    const kept = now?.compare?.kind === kind.value ? now.compare : {};
+    const compare = { ...kept, kind: kind.value, ...(kind.value === "plugin" ? { name: plugin.value.trim() } : {}) };
+    change(() => put("PUT", where, { to: version.value, share: Number(share.value), compare }), `${share.value} % of the requests go to version ${version.value} as well.`);
+  } }, field("Copy to version", version), field("Percent of the requests", share), field("Compare answers", kind), named, submit, off);
+  named.hidden = true;
+
+  async function change(work, done) {
+    submit.disabled = off.disabled = true;
+    try {
+      await work();
+      note(done);
+    } catch (error) {
+      note(firstLines(error.message), true);
+    } finally {
+      submit.disabled = off.disabled = false;
+      changed();
+    }
+  }
+
+  let known = "";
+  return {
+    node,
+    update(versions, preset, shadow) {
+      now = shadow;
+      show(off, shadow);
+      const told = JSON.stringify([versions, preset, shadow]);
+      if (told === known) return;
+      known = told;
+      const before = version.value;
+      const others = versions.filter((each) => each !== preset);
+      version.replaceChildren(...others.map((value) => h("option", { value }, value)));
+      if (others.includes(shadow?.to ?? before)) version.value = shadow?.to ?? before;
+      if (shadow) {
+        share.value = shadow.share;
+        kind.value = shadow.compare.kind;
+        plugin.value = shadow.compare.name ?? "";
+        show(named, kind.value === "plugin");
+      }
+    },
+  };
+}
+
+function resultsView(where, changed) {
+  const state = chip();
+  const about = h("span", { class: "quiet" });
+  const why = h("p", { class: "problem" });
+  const tiles = { copied: tile("Copied"), agreed: tile("Agreed"), disagreed: tile("Disagreed"), rate: tile("Disagreement"), shed: tile("Left out") };
+  const sides = h("div");
+  const shed = h("p", { class: "quiet" });
+  const examples = h("div", { class: "errors" });
+  const reset = h("button", { type: "button", onclick: async () => (await act(reset, "DELETE", where, {}, "Counted from nothing.")) && changed() }, "Count from nothing");
+  const more = h("h3", {}, "Answers that differ");
+  const node = h("div", { hidden: true }, h("div", { class: "row" }, state.node, about, h("span", { class: "grow" }), reset), why,
+    h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)), shed, sides, more, examples);
+  let known = "";
+  return {
+    node,
+    draw(report) {
+      show(node, report.requests);
+      if (!report.requests) return;
+      state.update(STATES[report.state] ?? "idle");
+      say(state.node, report.state);
+      say(about, `version ${report.version}`);
+      say(why, report.why ?? report.last_problem ?? "");
+      const left = Object.entries(report.requests.shed).filter(([, count]) => count);
+      tiles.copied.update(number(report.requests.copied));
+      tiles.agreed.update(number(report.agreed));
+      tiles.disagreed.update(number(report.disagreed));
+      tiles.rate.update(report.disagreement ? percent(report.disagreement.rate, 2) : "–");
+      tiles.shed.update(number(left.reduce((sum, [, count]) => sum + count, 0)));
+      const range = report.disagreement && `The true disagreement lies between ${percent(report.disagreement.low, 2)} and ${percent(report.disagreement.high, 2)} (95 % confidence). `;
+      say(shed, `${range ?? ""}${left.length ? `Not copied: ${left.map(([reason, count]) => `${number(count)} ${reason}`).join(", ")}.` : ""}`);
+      drawSides(report);
+      show(more, report.examples?.length);
+      keyed(examples, report.examples ?? [], ({ request_id: id }) => id, exampleRow);
+    },
+  };
+
+  function drawSides({ latency, errors }) {
+    const text = JSON.stringify([latency, errors]);
+    if (text === known) return;
+    known = text;
+    const row = (label, side) => [label, number(errors[side]), ...["p50", "p99"].map((name) => (latency ? duration(latency[side][name] / 1000) : "–"))];
+    sides.replaceChildren(table("Both versions, of the requests that were compared", ["", "Errors", "p50", "p99"], [row("what clients got", "primary"), row("shadow", "shadow")], [1, 2, 3]));
+  }
+}
+
+function exampleRow(example) {
+  const answer = (side) => h("div", {}, h("h4", {}, `version ${side.version}: ${side.status}, ${duration(side.ms / 1000)}`), h("pre", { tabindex: "0" }, content(side.body)));
+  return {
+    node: h("details", {},
+      h("summary", {}, h("time", {}, clock(Date.parse(example.at) / 1000)), h("span", { class: "headline" }, example.why)),
+      h("p", { class: "quiet code" }, `request ${example.request_id}`), h("pre", { tabindex: "0" }, content(example.body)),
+      h("div", { class: "halves" }, answer(example.primary), answer(example.shadow))),
+  };
+}
+
+function content({ size, text, base64 }) {
+  if (text === undefined || text === null) return `${bytes(size)}, in base64: ${base64 ?? ""}`;
+  return text.length < size ? `${text}\n… of ${bytes(size)}` : text;
+}
