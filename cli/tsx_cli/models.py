@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tsx_archiver.limits import human
-from tsx_cli import rollout, traffic
+from tsx_cli import rollout, shadow, traffic
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
@@ -160,6 +160,7 @@ app.command("traffic")(traffic.traffic)
 app.command("label")(traffic.label)
 app.command("rollback")(traffic.rollback)
 app.command("rollout")(rollout.rollout)
+app.command("shadow")(shadow.shadow)
 
 
 def _changes(values: list[str]) -> dict[str, str]:

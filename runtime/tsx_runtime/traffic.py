@@ -68,6 +68,13 @@ def _check_sticky(value: str) -> str:
     return value
 
 
+def _check_path(value: str) -> str:
+    if not value or not all(value.split(".")):
+        raise ValueError("it takes the name of a field, or of one inside others: outputs.*.name")
+    return value
+
+
+FieldPath = Annotated[str, AfterValidator(_check_path)]
 Target = Annotated[str, AfterValidator(_check_target)]  # a version, or a label
 Label = Annotated[str, AfterValidator(_check_label)]
 Weight = Annotated[int | float, Field(ge=0, le=MOST, allow_inf_nan=False)]
@@ -98,9 +105,29 @@ class Rule(_Part):
 
 
 class Compare(_Part):
-    """How the answers of a shadow are compared with those that clients got."""
+    """How the answers of a shadow are compared with those that clients got (`core/comparing.py`)."""
 
     kind: Literal["exact", "numeric", "top-k", "plugin"] = "exact"
+    ignore: list[FieldPath] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
+    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # how far a number may be off, as a part of the client's
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # and how far in any case
+    k: Annotated[int, Field(ge=1, le=1000)] | None = None
+    name: str | None = None  # of the plugin
+    timeout: Annotated[float, Field(gt=0, le=60)] | None = None  # seconds that the plugin may take for one comparison
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> Compare:
+        for name, kind in _BELONGS.items():
+            if getattr(self, name) is not None and self.kind != kind:
+                raise ValueError(f"'{name}' is for the kind {kind}, not for {self.kind}")
+        if self.kind == "plugin" and self.name is None:
+            raise ValueError("the kind plugin takes the 'name' of one")
+        if self.kind == "plugin" and self.ignore:
+            raise ValueError("'ignore' is not for the kind plugin: the plugin itself says what counts")
+        return self
+
+
+_BELONGS = {"rtol": "numeric", "atol": "numeric", "k": "top-k", "name": "plugin", "timeout": "plugin"}
 
 
 class Shadow(_Part):
@@ -109,6 +136,7 @@ class Shadow(_Part):
     to: Target
     share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
     compare: Compare = Compare()
+    examples: Annotated[int, Field(ge=0, le=100)] | None = None  # of answers that differ are kept, the newest; 20 where it is not set
 
 
 class Traffic(_Part):

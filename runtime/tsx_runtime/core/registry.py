@@ -22,6 +22,7 @@ from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.replacing import Handover, Said, catch_up, in_place_of
 from tsx_runtime.core.rollouts import Rollouts
+from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.errors import (
@@ -79,6 +80,7 @@ class Registry:
         self._replacing: set[str] = set()  # models of which a version is being replaced
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
         self.plugins = load_plugins(settings.plugins)
+        self.shadows = Shadows(self.models, splits, self.plugins.comparisons)
         self._downloads = Downloads(settings, self.plugins.sources)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -351,6 +353,7 @@ class Registry:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
         self._downloads.close()
         self.rollouts.close()
+        self.shadows.close()
         versions = self._all()
         if drain:
             finished = [asyncio.ensure_future(version.finished()) for version in versions]

@@ -35,6 +35,7 @@ class Splits:
 
     def __init__(self, models: dict[str, Model], configured: Mapping[str, Traffic], state: State, tell: Callable[[], None]) -> None:
         """`tell` is called when requests may go elsewhere than before; it calls `refresh`. `configured` is what the settings say."""
+        self.checks: list[Callable[[Model, Traffic], None]] = []  # each raises for traffic that a model cannot have
         self.on_traffic: list[Callable[[str], None]] = []  # called with a model's name when its traffic was set, or it came or went
         self._models = models
         self._configured = configured
@@ -79,6 +80,8 @@ class Splits:
         """
         model = self._model(name)
         _check(model, traffic)
+        for check in self.checks:
+            check(model, traffic)
         self._change(model, Arrangement(traffic, model.default), undoable=undoable)
 
     def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:

@@ -19,10 +19,12 @@ from tsx_runtime.core.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.running import Usage
+from tsx_runtime.core.shadow import Shadowing
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, accepts_openmetrics
 from tsx_runtime.http.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
+from tsx_runtime.http.shadow import add_shadows
 from tsx_runtime.http.system import System, SystemMetric
 from tsx_runtime.http.version_metrics import add_handler_metrics, add_version
 
@@ -45,6 +47,7 @@ class Reading(NamedTuple):
     usage: Mapping[str, Usage] = {}  # by the ids of workers
     process: Sequence[Metric] = ()  # of the front end
     shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
+    shadows: Sequence[Shadowing] = ()
 
     @property
     def versions(self) -> list[ModelVersion]:
@@ -60,6 +63,7 @@ def build_families(reading: Reading) -> Families:
         labels = {"model_name": version.name, "model_version": version.version, "hostname": reading.host}
         share = reading.shares.get(version.name, {}).get(version.version, 0.0)
         families.add("tsx_traffic_share", "gauge", "share of the requests of a model that name no version, from 0 to 1", [(labels, share)])
+    add_shadows(families, reading.shadows, reading.host)
     families.keep(reading.config.shows)
     own_names = families.names()
     for version in reading.versions:
@@ -106,7 +110,8 @@ def reader(registry: Registry, counts: Counts, system: System) -> Callable[[], A
         usage, process = await asyncio.to_thread(lambda: (usage_of(workers), list(own_process.collect())))
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
-        return build_families(Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares))
+        shadows = registry.shadows.all()
+        return build_families(Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows))
 
     return read
 

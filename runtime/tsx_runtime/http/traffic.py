@@ -88,12 +88,12 @@ class TrafficRoutes:
 
     async def replace(self, model: str, request: Request) -> Response:
         given = await read_object(request, self.limit, TRAFFIC)
-        self.registry.set_traffic(model, _parsed(lambda: parse_traffic(given)))
+        self.registry.set_traffic(model, parsed(lambda: parse_traffic(given)))
         return await self.show(model)
 
     async def merge(self, model: str, request: Request) -> Response:
         given = await read_object(request, self.limit, TRAFFIC)
-        self.registry.set_traffic(model, _parsed(lambda: self.registry.traffic(model).changed(given)))
+        self.registry.set_traffic(model, parsed(lambda: self.registry.traffic(model).changed(given)))
         return await self.show(model)
 
     async def clear(self, model: str) -> Response:
@@ -108,7 +108,7 @@ class TrafficRoutes:
         if not isinstance(version, str) or len(given) != 1:
             raise BadRequest(f"A label takes the version that it means: {LABEL}.")
         changes = {"labels": {label: version}}
-        self.registry.set_traffic(model, _parsed(lambda: self.registry.traffic(model).changed(changes)))
+        self.registry.set_traffic(model, parsed(lambda: self.registry.traffic(model).changed(changes)))
         return await self.show(model)
 
     async def unlabel(self, model: str, label: str) -> Response:
@@ -123,7 +123,7 @@ class TrafficRoutes:
         return await self.show(model)
 
 
-def _parsed(parse: Any) -> Traffic:
+def parsed(parse: Any) -> Traffic:
     try:
         traffic: Traffic = parse()
     except ValueError as error:

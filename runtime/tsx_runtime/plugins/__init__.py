@@ -3,6 +3,8 @@
 from tsx_runtime.plugins.api import (
     Authenticate,
     BatchPolicy,
+    ComparedAnswer,
+    Comparison,
     Endpoint,
     EndpointRequest,
     EndpointResponse,
@@ -19,6 +21,8 @@ from tsx_runtime.plugins.finding import Plugins, load_plugins
 __all__ = [
     "Authenticate",
     "BatchPolicy",
+    "ComparedAnswer",
+    "Comparison",
     "Endpoint",
     "EndpointRequest",
     "EndpointResponse",

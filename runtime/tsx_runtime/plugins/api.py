@@ -104,3 +104,17 @@ MetricsSink: TypeAlias = Callable[[list[Sample]], None]
 # Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at most so many bytes; raises OSError or
 # ValueError with the reason. Runs in a thread. `allowed_urls` was asked before.
 Source: TypeAlias = Callable[[str, Path, int], None]
+
+
+class ComparedAnswer(NamedTuple):
+    """What a version answered; of an answer that streamed, all parts."""
+
+    status: int
+    headers: Mapping[str, str]  # those that the handler set, names in lower case
+    body: bytes
+
+
+# Group `tsx.comparisons`, by the name that a shadow has as its compare.name: (body of the request, the client's answer, the shadow's) ->
+# True where they agree; else False, or a text that says why not. Runs in a thread, and may take `compare.timeout` seconds. Answers whose
+# statuses differ never get here.
+Comparison: TypeAlias = Callable[[bytes, ComparedAnswer, ComparedAnswer], bool | str]

@@ -11,11 +11,11 @@ from typing import Any
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.nearest import suggestion
-from tsx_runtime.plugins.api import Authenticate, BatchPolicy, Endpoint, MetricsSink, Source, Waiting
+from tsx_runtime.plugins.api import Authenticate, BatchPolicy, Comparison, Endpoint, MetricsSink, Source, Waiting
 
 logger = logging.getLogger("tsx.plugins")
 
-GROUPS = ("endpoints", "authentication", "batch_policies", "metrics_sinks", "sources")
+GROUPS = ("endpoints", "authentication", "batch_policies", "metrics_sinks", "sources", "comparisons")
 OWN_SCHEMES = ("http", "https", "s3", "file")
 OWN_POLICIES = ("wait",)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -30,6 +30,7 @@ class Plugins:
     batch_policies: Mapping[str, BatchPolicy] = field(default_factory=dict)
     metrics_sinks: Mapping[str, MetricsSink] = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict)
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
 
 
 def load_plugins(names: Iterable[str]) -> Plugins:

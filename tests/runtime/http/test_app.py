@@ -30,7 +30,7 @@ def test_each_listener_describes_its_own_routes(server):
     models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
     kserve = {"/v1/models", "/v1/models/{model}"}
     workflows = {"/workflows", "/workflows/{workflow}"}
-    traffic = {f"/models/{{model}}/{what}" for what in ("traffic", "labels/{label}", "rollback", "rollout")}
+    traffic = {f"/models/{{model}}/{what}" for what in ("traffic", "labels/{label}", "rollback", "rollout", "shadow")}
     debug = {"/debug/requests/{request_id}", "/debug/slowest"}
     assert set(management["paths"]) == models | workflows | health | kserve | traffic | debug
     assert set(metrics["paths"]) == {"/metrics"} | health

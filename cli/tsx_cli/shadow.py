@@ -1,0 +1,149 @@
+"""`tsx models shadow`: copy a share of a model's requests to another version, and see where the answers differ."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.client import Server, path
+from tsx_cli.failure import UsageError
+from tsx_cli.options import AsJson, Config, Url, management
+from tsx_cli.output import print_json, print_table
+
+WIDE = 100  # characters of a line of a body
+NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
+
+Name = Annotated[str, typer.Argument(help="Name of the model.")]
+
+
+def shadow(
+    name: Name,
+    to: Annotated[str | None, typer.Option(help="Version or label that gets the copies.")] = None,
+    share: Annotated[str | None, typer.Option(help="How many of the requests, such as 10%.")] = None,
+    how: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="HOW", help="exact, numeric[:rtol=1e-3,atol=1e-6], top-k[:k=5] or plugin:NAME[,timeout=1]."),
+    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Of JSON answers, what does not count: a.b, or a.*.b.")] = None,
+    examples: Annotated[int, typer.Option(min=0, help="How many answers that differ are shown.")] = 3,
+    off: Annotated[bool, typer.Option("--off", help="Copy nothing any more; what was seen stays to be read.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Count from nothing.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Show what a model's shadow has shown, or begin one, or change it; what is not named stays."""
+    server, target = management(url, config), path("models", name, "shadow")
+    wanted = to is not None or share is not None or how is not None or bool(ignore)
+    if off and (wanted or reset):
+        raise UsageError("--off ends the shadow; say what it should be without it")
+    told: dict[str, Any] = server.call("GET", target).json()
+    if off:
+        _send(server, "PATCH", path("models", name, "traffic"), {"shadow": None})
+        told = server.call("GET", target).json()
+    if wanted:
+        told = _send(server, "PUT", target, _said(told, name, to, share, how, ignore))
+    if reset:
+        told = server.call("DELETE", target).json()
+    if as_json:
+        print_json(told)
+    else:
+        _show(told, examples)
+
+
+def _said(told: dict[str, Any], name: str, to: str | None, share: str | None, how: str | None, ignore: list[str] | None) -> dict[str, Any]:
+    """What there was, with what is named now."""
+    said: dict[str, Any] = dict(told.get("shadow", {}))
+    if to is not None:
+        said["to"] = to
+    if share is not None:
+        said["share"] = read_share(share)
+    if how is not None:
+        said["compare"] = read_compare(how)
+    if ignore:
+        said["compare"] = said.get("compare", {}) | {"ignore": ignore}
+    if "to" not in said or "share" not in said:
+        raise UsageError(f"a shadow takes a version and a share: `tsx models shadow {name} --to 2.0 --share 10%`")
+    return said
+
+
+def read_share(text: str) -> float:
+    number = text.removesuffix("%").strip()
+    try:
+        return int(number) if number.isdecimal() else float(number)
+    except ValueError:
+        raise UsageError(f"--share takes a percentage such as 10%, not '{text}'") from None
+
+
+def read_compare(text: str) -> dict[str, Any]:
+    kind, _, rest = text.partition(":")
+    said: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if kind == "plugin" and not equals and "name" not in said:
+            said["name"] = key
+            continue
+        try:
+            said[key] = NUMBERS[key](value)
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"--compare takes exact, numeric:rtol=1e-3,atol=1e-6, top-k:k=5 or plugin:NAME,timeout=1; not '{text}'"
+            ) from None
+    return said
+
+
+def _send(server: Server, method: str, target: str, body: dict[str, Any]) -> Any:
+    return server.call(method, target, json.dumps(body).encode(), {"Content-Type": "application/json"}).json()
+
+
+def _show(told: dict[str, Any], examples: int) -> None:
+    name = told["model"]
+    if "shadow" not in told:
+        print(f"model {name} has no shadow; `tsx models shadow {name} --to VERSION --share 10%` begins one")
+        return
+    said, requests, errors = told["shadow"], told["requests"], told["errors"]
+    state = told["state"] + (f": {told['why']}" if "why" in told else "")
+    print(f"{name}: {said['share']:g} % to version {told['version']}, compared by {_how(said['compare'])}; {state}")
+    print(f"since {told['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of them under way")
+    if requests["shed"]:
+        print(f"not copied: {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}")
+    rate = told.get("disagreement")
+    sure = f" ({_percent(rate['rate'])}; 95 % sure: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
+    print(f"{told['agreed']} agreed, {told['disagreed']} disagreed{sure}")
+    if errors["comparison"]:
+        print(f"{errors['comparison']} could not be compared: {told.get('last_problem', '')}")
+    latency = told.get("latency")
+    if latency:
+        rows = [(side, latency[side]["p50"], latency[side]["p99"], errors[side]) for side in ("primary", "shadow")]
+        print_table([f"newest {latency['requests']}", "p50 ms", "p99 ms", "errors"], rows)
+    for example in told["examples"][:examples]:
+        _show_example(example)
+
+
+def _show_example(example: dict[str, Any]) -> None:
+    print(f"\n{example['at'][:19]}Z request {example['request_id']}: {example['why']}")
+    print(f"  request  {_body(example['body'])}")
+    for side in ("primary", "shadow"):
+        answer = example[side]
+        print(f"  {side:8} {answer['version']}: {answer['status']} after {answer['ms']:g} ms: {_body(answer['body'])}")
+
+
+def _body(body: dict[str, Any]) -> str:
+    """One line of it. What clients sent is shown with its control characters escaped: it must not steer a terminal."""
+    if "text" not in body:
+        return f"{body['size']} bytes"
+    text = body["text"]
+    shown = "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text[:WIDE])
+    return shown if len(text) <= WIDE and len(text.encode()) == body["size"] else f"{shown}... ({body['size']} bytes)"
+
+
+def _how(compare: dict[str, Any]) -> str:
+    options = [f"{key} {value}" for key, value in compare.items() if key not in ("kind", "ignore")]
+    ignored = [f"without {', '.join(compare['ignore'])}"] if compare.get("ignore") else []
+    return ", ".join([compare["kind"], *options, *ignored])
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.3g} %"

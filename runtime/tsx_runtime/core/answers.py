@@ -1,0 +1,60 @@
+"""The body of an answer as a JSON value, so that it can be compared: also one whose tensors follow as bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Final
+
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.wire import TENSORS_HEAD
+
+_LETTERS = {"BOOL": "?", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
+LETTERS = _LETTERS | {"FP16": "e", "FP32": "f", "FP64": "d"}  # of `struct`, for the datatypes of the Open Inference Protocol
+
+
+class _NoJson:
+    def __repr__(self) -> str:
+        return "NO_JSON"
+
+
+NO_JSON: Final = _NoJson()
+
+
+def read_answer(answer: ComparedAnswer) -> Any:
+    """NO_JSON where it is none."""
+    head = answer.headers.get(TENSORS_HEAD.decode())
+    length = int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
+    try:
+        value = json.loads(answer.body[:length].decode(), parse_float=_float, parse_int=_int)
+        return value if head is None else _with_tensors(value, answer.body[length:])
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError, struct.error):
+        return NO_JSON
+
+
+def _with_tensors(value: Any, raw: bytes) -> Any:
+    """The outputs whose data follow as bytes, in their order, as if they were written out."""
+    start = 0
+    for output in value["outputs"]:
+        size = output.get("parameters", {}).pop("binary_data_size", None)
+        if size is None:
+            continue
+        if not 0 <= size <= len(raw) - start:
+            raise ValueError("the tensors are not all there")
+        data, letter = raw[start : start + size], LETTERS.get(output["datatype"])
+        start += size
+        output["data"] = list(data) if letter is None else list(struct.unpack(f"<{size // struct.calcsize('<' + letter)}{letter}", data))
+    if start != len(raw):
+        raise ValueError("there is more than the tensors")
+    return value
+
+
+# As calls of Python's own they let the event loop have its turn while a large body is parsed in a thread; the parser itself would not.
+
+
+def _float(text: str) -> float:
+    return float(text)
+
+
+def _int(text: str) -> int:
+    return int(text)

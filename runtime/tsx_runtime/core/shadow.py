@@ -1,0 +1,264 @@
+"""The shadow of a model: a share of its requests is copied to another version, and both answers are compared.
+
+A copy is made once the client has its answer, so that nothing of this is in the client's way, and it is the first to be given up: where
+there is more to do than can be done, requests are not copied, and `Tally.shed` counts why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import Flow, Job
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.tally import EXAMPLES, Tally
+from tsx_runtime.core.watched import Watched
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.traffic import Shadow
+from tsx_runtime.wire import Body, Buffer
+
+MOST_COPIES = 32  # under way at a time, until they are compared
+MOST_BYTES = 64 << 20  # of their requests' bodies
+LONGEST = 1 << 20  # bytes of an answer that is compared
+PATIENCE = 10.0  # seconds that a copy may wait for a worker
+LAST = -1_000_000  # a priority below all that clients can name
+TOLD = b"x-tsx-shadow: 1\r\n"  # so that a handler with effects elsewhere can leave them out
+
+Reason = Literal["not-ready", "same-version", "under-way", "size", "unanswered", "primary-busy", "shadow-busy", "refused"]
+
+
+class Shadowing:
+    """The observer of one model, and what it has seen. `judge` compares two answers, and calls `agreed`, `differed` or `failed`."""
+
+    def __init__(
+        self,
+        name: str,
+        number: str,
+        said: Shadow,
+        find: Callable[[], ModelVersion | None],
+        judge: Callable[[Pair], Coroutine[Any, Any, None]],
+    ) -> None:
+        """`find` gives the version `number` of the model while it is registered."""
+        self.name = name
+        self.number = number
+        self.said = said
+        self.problem: str | None = None  # why it does nothing, where it never will
+        self.observed = False
+        self.tally = Tally(_examples(said))
+        self.under_way: set[Copy] = set()
+        self._size = 0  # bytes of the bodies of those
+        self._find = find
+        self._judge = judge
+        self._tasks: set[asyncio.Task[None]] = set()  # comparisons; those of a shadow that has ended still end, and count in its tally
+
+    def change(self, said: Shadow) -> None:
+        """Another share, with the same to compare."""
+        self.said = said
+        self.tally.keep_examples(_examples(said))
+
+    def reset(self) -> None:
+        """Count from nothing. What is under way is counted by nobody."""
+        self.tally = Tally(_examples(self.said))
+
+    def let_go(self, but: ModelVersion | None = None) -> None:
+        """Nobody waits for the copies any more that went elsewhere: they are not to hold up the end of whom they were sent to."""
+        for copy in list(self.under_way):
+            if copy.target is not but and not copy.gone:
+                copy.target.leave(copy)
+
+    # What the split calls
+
+    def wants(self, draw: float) -> bool:
+        return draw * 100 < self.said.share
+
+    def watch(self, job: Job, version: ModelVersion) -> Job:
+        target = self._find()
+        reason = self._before(target, version, len(job.body))
+        if reason is not None:
+            self.tally.shed[reason] += 1
+            return job
+        return _Seen(job, version, self)
+
+    def _before(self, target: ModelVersion | None, version: ModelVersion, size: int) -> Reason | None:
+        """Why a request that this version answers is not copied now."""
+        if target is version:
+            return "same-version"
+        if target is None or not target.ready:
+            return "not-ready"
+        if len(self.under_way) >= MOST_COPIES or (self.under_way and self._size + size > MOST_BYTES):
+            return "under-way"
+        return None
+
+    # What watched requests and copies call
+
+    def unanswered(self) -> None:
+        self.tally.shed["unanswered"] += 1
+
+    def answered(self, job: Job, version: ModelVersion, answer: ComparedAnswer | None) -> None:
+        """The client has its answer (None: it is too large). Others of its batch may not have theirs yet, so more is done when they do."""
+        if answer is None:
+            self.tally.shed["size"] += 1
+        else:
+            asyncio.get_running_loop().call_soon(self._copy, job, version, answer, time.monotonic() - job.arrived)
+
+    def _copy(self, job: Job, version: ModelVersion, answer: ComparedAnswer, seconds: float) -> None:
+        if not self.observed:  # since this turn of the loop
+            return
+        target = self._find()
+        reason = self._before(target, version, len(job.body)) or self._busy(target, version)
+        if reason is not None or target is None:
+            self.tally.shed[reason or "not-ready"] += 1
+            return
+        copy = Copy(self, target, job, version.version, answer, seconds)
+        self.under_way.add(copy)
+        self._size += len(copy.body)
+        self.tally.copied += 1
+        target.submit(copy)
+
+    def _busy(self, target: ModelVersion | None, version: ModelVersion) -> Reason | None:
+        if _is_busy(version):
+            return "primary-busy"
+        return "shadow-busy" if target is not None and target.pending >= target.batch_size else None
+
+    def returned(self, copy: Copy, answer: ComparedAnswer | None) -> None:
+        """Its answer; None where there is none that could be compared, and that is counted. Others of its batch may wait for theirs."""
+        if answer is None or copy.gone:
+            self._finish(copy)
+            return
+        pair = Pair(self, copy, answer, time.monotonic() - copy.arrived)
+        task = asyncio.get_running_loop().create_task(self._judge(pair))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._judged(task, copy))
+
+    def _judged(self, task: asyncio.Task[None], copy: Copy) -> None:
+        self._tasks.discard(task)
+        self._finish(copy)
+
+    def _finish(self, copy: Copy) -> None:
+        if copy in self.under_way:
+            self.under_way.discard(copy)
+            self._size -= len(copy.body)
+
+
+class _Seen(Watched):
+    """A client's request: gathers its answer."""
+
+    def __init__(self, job: Job, version: ModelVersion, shadowing: Shadowing) -> None:
+        super().__init__(job)
+        self._version = version
+        self._shadowing = shadowing
+        self._gathered = Gathered()
+
+    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
+        self._gathered.add(headers, body)
+
+    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        if self.job.gone:
+            self._shadowing.unanswered()
+        else:
+            self._shadowing.answered(self.job, self._version, self._gathered.whole(status, headers, body))
+
+    def seen_refusal(self, error: TsxError) -> None:
+        self._shadowing.unanswered()
+
+
+class Copy:
+    """The job of the shadow: `job` once more, under an id of its own."""
+
+    def __init__(self, shadowing: Shadowing, target: ModelVersion, job: Job, version: str, answer: ComparedAnswer, seconds: float) -> None:
+        """`answer` is what the client got from `version`, after so many seconds."""
+        self.tally = shadowing.tally  # of the time when it was made
+        self.target = target
+        self.of = job
+        self.version = version
+        self.first = answer
+        self.seconds = seconds
+        self.request_id = str(uuid.uuid4()).encode()
+        self.meta = self.request_id + job.meta[job.meta.index(b"\r\n") :] + TOLD
+        self.body: Body = job.body
+        self.arrived = time.monotonic()
+        self.deadline: float | None = self.arrived + PATIENCE
+        self.priority = LAST
+        self.gone = False
+        self._shadowing = shadowing
+        self._gathered = Gathered()
+
+    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        self._return(self._gathered.whole(status, headers, body))
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        self._gathered.add(headers, body)
+        if self._gathered.too_large:
+            self.gone = True  # nobody reads on
+
+    def refuse(self, error: TsxError) -> None:
+        if isinstance(error, Unavailable):
+            self.tally.shed["refused"] += 1
+            self._shadowing.returned(self, None)
+        else:
+            self._return(ComparedAnswer(error.status, {}, error.message.encode()[:LONGEST]))
+
+    def _return(self, answer: ComparedAnswer | None) -> None:
+        if answer is None:
+            self.tally.uncompared += 1
+            self.tally.last_problem = f"an answer of the shadow has more than {LONGEST} bytes"
+        self._shadowing.returned(self, answer)
+
+
+class Pair:
+    """Two answers to one request, to be compared."""
+
+    def __init__(self, shadowing: Shadowing, copy: Copy, second: ComparedAnswer, seconds: float) -> None:
+        """`seconds` the shadow took for its answer, `second`."""
+        self.shadowing = shadowing
+        self.copy = copy
+        self.first = copy.first
+        self.second = second
+        self.seconds = seconds
+
+
+class Gathered:
+    """An answer, as long as it is not too large to be kept."""
+
+    __slots__ = ("_headers", "_parts", "_size", "too_large")
+
+    def __init__(self) -> None:
+        self._headers: bytes | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.too_large = False
+
+    def add(self, headers: Buffer, body: Buffer) -> None:
+        """The buffers are valid during the call."""
+        if self._headers is None:
+            self._headers = bytes(headers)
+        self._size += len(body)
+        if self._size > LONGEST:
+            self.too_large = True
+            self._parts.clear()
+        else:
+            self._parts.append(bytes(body))
+
+    def whole(self, status: int, headers: Buffer, body: Buffer) -> ComparedAnswer | None:
+        """With the last part. None where it is too large."""
+        self.add(headers, body)
+        if self.too_large:
+            return None
+        lines = wire.parse_header_block(str(self._headers or b"", "latin-1"))
+        return ComparedAnswer(status, {name.lower(): value for name, value in lines}, b"".join(self._parts))
+
+
+def _is_busy(version: ModelVersion) -> bool:
+    """Whether more waits than its workers take next: then what computes beside them is in their way."""
+    ready = sum(worker.state is WorkerState.READY for worker in version.workers)
+    return version.pending > version.batch_size * ready
+
+
+def _examples(said: Shadow) -> int:
+    return EXAMPLES if said.examples is None else said.examples

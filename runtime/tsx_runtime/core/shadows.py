@@ -1,0 +1,171 @@
+"""The shadows of all models: begins and ends them as their traffic says, and has answers compared where that holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import partial
+
+from tsx_runtime.core.comparing import compare
+from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.routing import meant
+from tsx_runtime.core.shadow import Pair, Shadowing
+from tsx_runtime.core.splits import Splits
+from tsx_runtime.core.tally import Example, cut, side_of, without_secrets
+from tsx_runtime.core.threads import Threads
+from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.plugins import ComparedAnswer, Comparison
+from tsx_runtime.traffic import Compare, Shadow, Traffic
+from tsx_runtime.wire import Body, Parts, parse_header_block, parse_request_meta
+
+MOST_COMPARISONS = 4  # in threads at a time, of all models
+SMALL = 4096  # bytes of two answers that are compared where they are: that is quicker than a thread is begun
+PATIENCE = 1.0  # seconds for a plugin, where nothing else is said
+OWN_PATIENCE = 30.0  # seconds for the server's own comparisons, whose answers are of a bounded size
+
+logger = logging.getLogger("tsx.shadow")
+
+
+class Shadows:
+    """By model. What was seen stays to be read once a shadow is off, until there is another one or the model goes."""
+
+    def __init__(self, models: Mapping[str, Model], splits: Splits, plugins: Mapping[str, Comparison]) -> None:
+        self._models = models
+        self._splits = splits
+        self._plugins = plugins
+        self._by_model: dict[str, Shadowing] = {}
+        self._threads = Threads(MOST_COMPARISONS, "comparisons")
+        self._turns = asyncio.Semaphore(MOST_COMPARISONS)
+        splits.checks.append(self._check)
+        splits.on_traffic.append(self._arrange)
+
+    def get(self, name: str) -> Shadowing | None:
+        return self._by_model.get(name)
+
+    def all(self) -> list[Shadowing]:
+        return list(self._by_model.values())
+
+    def close(self) -> None:
+        for shadowing in self.all():
+            self._stop(shadowing)
+
+    def _check(self, model: Model, traffic: Traffic) -> None:
+        """Raises BadRequest, Conflict."""
+        problem = None if traffic.shadow is None else self._problem(model, traffic.shadow)
+        if problem is not None:
+            raise problem
+
+    def _problem(self, model: Model, said: Shadow) -> TsxError | None:
+        """Why the model cannot have this shadow."""
+        stateful = next((version for version in model.versions.values() if version.plan.strategy.terms is not None), None)
+        if stateful is not None:
+            why = (
+                f"version {stateful.version} is stateful (sequenceBatching), and copies of some of its requests would make other sequences"
+            )
+            return Conflict(f"Model {model.name} cannot have a shadow: {why}.")
+        plugin = said.compare.name
+        if plugin is not None and plugin not in self._plugins:
+            known = f"; loaded are {', '.join(self._plugins)}" if self._plugins else "; the setting 'plugins' names none of this kind"
+            return BadRequest(f"shadow.compare.name: no plugin '{plugin}' compares{suggestion(plugin, [*self._plugins]) or known}.")
+        return None
+
+    def _arrange(self, name: str) -> None:
+        """As the traffic of the model says now."""
+        model, old = self._models.get(name), self._by_model.get(name)
+        said = None if model is None else self._splits.traffic(name).shadow
+        if old is not None and (model is None or said is None):
+            self._stop(old)
+            if model is None:
+                del self._by_model[name]
+        if model is None or said is None:
+            return
+        number = meant(said.to, model.versions, self._splits.traffic(name).labels)
+        if old is None or (old.number, old.said.compare) != (number, said.compare):
+            if old is not None:
+                self._stop(old)
+            old = self._by_model[name] = Shadowing(name, number, said, partial(self._find, name, number), self._judge)
+        old.change(said)
+        old.let_go(but=model.versions.get(number))
+        self._set_problem(old, self._problem(model, said))
+
+    def _set_problem(self, shadowing: Shadowing, problem: TsxError | None) -> None:
+        text = None if problem is None else problem.message
+        if text is not None and text != shadowing.problem:
+            logger.warning("%s Nothing is copied.", text)
+        shadowing.problem = text
+        if text is not None:
+            self._stop(shadowing)
+        elif not shadowing.observed:
+            shadowing.observed = True
+            self._splits.observe(shadowing.name, shadowing)
+
+    def _stop(self, shadowing: Shadowing) -> None:
+        shadowing.let_go()
+        if shadowing.observed:
+            shadowing.observed = False
+            self._splits.unobserve(shadowing.name, shadowing)
+
+    def _find(self, name: str, number: str) -> ModelVersion | None:
+        model = self._models.get(name)
+        return None if model is None else model.versions.get(number)
+
+    async def _judge(self, pair: Pair) -> None:
+        tally, how = pair.copy.tally, pair.shadowing.said.compare
+        primary, shadow = (
+            side_of(pair.copy.version, pair.first, pair.copy.seconds),
+            side_of(pair.shadowing.number, pair.second, pair.seconds),
+        )
+        try:
+            why = await self._compare(how, pair)
+        except (TimeoutError, asyncio.TimeoutError):
+            problem = f"{_named(how)} took more than {_patience(how):g} s"
+        except Unavailable:
+            problem = f"{MOST_COMPARISONS} comparisons that took too long have not ended yet, and no more are begun"
+        except Exception as error:  # the boundary to a plugin's code
+            problem = f"{_named(how)} failed: {type(error).__name__}: {error}"[:1000]
+            if not tally.last_problem:
+                logger.exception("model %s: %s; further failures are not told", pair.shadowing.name, problem)
+        else:
+            tally.add_pair(primary, shadow)
+            if why is None:
+                tally.agreed += 1
+            else:
+                tally.disagreed += 1
+                id, _, headers = parse_request_meta(pair.copy.of.meta)
+                shown = without_secrets(dict(parse_header_block(headers)))
+                tally.add_example(Example(datetime.now(timezone.utc), why[:1000], id, shown, cut(pair.copy.body), primary, shadow))
+            return
+        tally.uncompared += 1
+        tally.last_problem = problem
+
+    async def _compare(self, how: Compare, pair: Pair) -> str | None:
+        first, second = pair.first, pair.second
+        plugin = None if how.name is None else self._plugins[how.name]
+        quick = first.status != second.status or first.body == second.body or len(first.body) + len(second.body) <= SMALL
+        if plugin is None and quick:
+            return compare(how, b"", first, second)
+        async with self._turns:
+            work = partial(_work, how, pair.copy.body, first, second, plugin)
+            return await asyncio.wait_for(self._threads.call(work), _patience(how))
+
+
+def _work(how: Compare, request: Body, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None) -> str | None:
+    """In a thread."""
+    return compare(how, b"" if plugin is None else _whole(request), first, second, plugin)
+
+
+def _whole(body: Body) -> bytes:
+    return b"".join(body.pieces) if isinstance(body, Parts) else bytes(body)
+
+
+def _named(how: Compare) -> str:
+    return f"the comparison {how.kind}" if how.name is None else f"the plugin '{how.name}'"
+
+
+def _patience(how: Compare) -> float:
+    if how.name is None:
+        return OWN_PATIENCE
+    return PATIENCE if how.timeout is None else how.timeout

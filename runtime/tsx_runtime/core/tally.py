@@ -1,0 +1,130 @@
+"""What a shadow has shown so far: counts, how sure they are, latencies side by side, and examples of answers that differ."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.wire import Body, Parts
+
+NEWEST = 2000  # comparisons whose latencies are kept
+CUT = 2048  # bytes of each body of an example
+SURE = 1.959964  # standard deviations: 95 %
+EXAMPLES = 20
+
+# Parts of the names of headers that hold what lets somebody in.
+SECRET = ("auth", "cookie", "credential", "csrf", "jwt", "key", "pass", "secret", "session", "signature", "token")
+
+
+class Cut(NamedTuple):
+    """The beginning of a body."""
+
+    start: bytes
+    size: int  # of the whole
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two answers."""
+
+    version: str
+    status: int
+    seconds: float
+    headers: Mapping[str, str]
+    body: Cut
+
+
+@dataclass(frozen=True)
+class Example:
+    at: datetime
+    why: str
+    request_id: str
+    headers: Mapping[str, str]
+    body: Cut
+    primary: Side
+    shadow: Side
+
+
+class Latency(NamedTuple):
+    """Seconds."""
+
+    p50: float
+    p99: float
+
+
+@dataclass
+class Tally:
+    """Not thread safe. Of each copy, one of `agreed`, `disagreed` and `uncompared` is counted, or that it was shed by the shadow."""
+
+    most_examples: int = EXAMPLES
+    since: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    copied: int = 0
+    shed: Counter[str] = field(default_factory=Counter)
+    agreed: int = 0
+    disagreed: int = 0
+    uncompared: int = 0
+    primary_errors: int = 0  # answers of 500 and more, of the requests that were compared
+    shadow_errors: int = 0
+    last_problem: str = ""  # why an answer was not compared
+    pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    examples: deque[Example] = field(default_factory=deque)
+
+    def add_pair(self, primary: Side, shadow: Side) -> None:
+        self.pairs.append((primary.seconds, shadow.seconds))
+        self.primary_errors += primary.status >= 500
+        self.shadow_errors += shadow.status >= 500
+
+    def add_example(self, example: Example) -> None:
+        self.examples.append(example)
+        self.keep_examples(self.most_examples)
+
+    def keep_examples(self, most: int) -> None:
+        self.most_examples = most
+        while len(self.examples) > most:
+            self.examples.popleft()
+
+    def latencies(self) -> tuple[Latency, Latency] | None:
+        """The client's and the shadow's, of the newest requests that were compared."""
+        if not self.pairs:
+            return None
+        first, second = (sorted(seconds) for seconds in zip(*self.pairs, strict=True))
+        return Latency(quantile(first, 0.5), quantile(first, 0.99)), Latency(quantile(second, 0.5), quantile(second, 0.99))
+
+
+def interval(hits: int, count: int) -> tuple[float, float]:
+    """Where a rate lies with 95 % confidence, of which `hits` of `count` were seen (Wilson's score interval)."""
+    if not count:
+        return 0.0, 1.0
+    rate, square = hits / count, SURE**2
+    middle = (rate + square / (2 * count)) / (1 + square / count)
+    half = SURE / (1 + square / count) * math.sqrt(rate * (1 - rate) / count + square / (4 * count**2))
+    return (0.0 if not hits else max(0.0, middle - half)), (1.0 if hits == count else min(1.0, middle + half))
+
+
+def quantile(ordered: list[float], part: float) -> float:
+    """The least value that so large a part of them does not exceed."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+
+def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value[:CUT] for name, value in headers.items() if not any(part in name.lower() for part in SECRET)}
+
+
+def cut(body: Body) -> Cut:
+    if not isinstance(body, Parts):
+        return Cut(bytes(body[:CUT]), len(body))
+    start = b""
+    for piece in body.pieces:
+        start += bytes(piece[: CUT - len(start)])
+        if len(start) == CUT:
+            break
+    return Cut(start, body.size)
+
+
+def side_of(version: str, answer: ComparedAnswer, seconds: float) -> Side:
+    return Side(version, answer.status, seconds, without_secrets(answer.headers), cut(answer.body))

@@ -1,0 +1,225 @@
+"""The management routes of shadows: what a copied share of a model's requests has shown, and how to begin."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.shadow import Shadowing
+from tsx_runtime.core.tally import Cut, Example, Latency, Side, interval
+from tsx_runtime.errors import ModelNotFound
+from tsx_runtime.http import openapi
+from tsx_runtime.http.families import Families
+from tsx_runtime.http.management import ModelName
+from tsx_runtime.http.replies import json_answer, read_object
+from tsx_runtime.http.traffic import parsed
+from tsx_runtime.traffic import Shadow, parse_traffic
+
+SHADOW = '{"to": "2.0", "share": 10}'
+EXAMPLE = {"to": "2.0", "share": 10, "compare": {"kind": "top-k", "k": 1}}
+
+
+class Requests(BaseModel):
+    copied: int
+    under_way: int = Field(description="of them, not compared yet")
+    shed: dict[str, int] = Field(description="of the share, not copied or refused by the shadow, by reason")
+
+
+class Errors(BaseModel):
+    """Of the requests that were compared, answers with 500 or more; and comparisons that could not be made."""
+
+    primary: int
+    shadow: int
+    comparison: int
+
+
+class Rate(BaseModel):
+    """Of the answers that were compared, from 0 to 1. With 95 % confidence the true rate lies between `low` and `high`."""
+
+    rate: float
+    low: float
+    high: float
+
+
+class Milliseconds(BaseModel):
+    p50: float
+    p99: float
+
+
+class Latencies(BaseModel):
+    """From the request to its answer, of the newest requests that were compared."""
+
+    requests: int
+    primary: Milliseconds
+    shadow: Milliseconds
+
+
+class Content(BaseModel):
+    """The beginning of a body: as text, or where it is none in base64."""
+
+    size: int
+    text: str | None = None
+    base64: str | None = None
+
+
+class Answered(BaseModel):
+    version: str
+    status: int
+    ms: float
+    headers: dict[str, str]
+    body: Content
+
+
+class Difference(BaseModel):
+    at: datetime
+    why: str
+    request_id: str
+    headers: dict[str, str] = Field(description="without those whose names sound like credentials")
+    body: Content
+    primary: Answered
+    shadow: Answered
+
+
+class ShadowReport(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "state": "off"}]})
+
+    model: str
+    state: str = Field(description="off, running, or waiting", examples=["running"])
+    why: str | None = Field(default=None, description="it waits")
+    shadow: Shadow | None = Field(default=None, description="as the traffic says; where it is off, the last one")
+    version: str | None = Field(default=None, description="that gets the copies")
+    since: datetime | None = None
+    requests: Requests | None = None
+    agreed: int | None = None
+    disagreed: int | None = None
+    disagreement: Rate | None = None
+    errors: Errors | None = None
+    last_problem: str | None = Field(default=None, description="why an answer was not compared")
+    latency: Latencies | None = None
+    examples: list[Difference] | None = Field(default=None, description="of answers that differ, the newest first")
+
+
+def report(registry: Registry, name: str) -> ShadowReport:
+    """Raises ModelNotFound."""
+    if name not in registry.models:
+        raise ModelNotFound(f"Model not found: {name}")
+    shadowing = registry.shadows.get(name)
+    if shadowing is None:
+        return ShadowReport(model=name, state="off")
+    tally = shadowing.tally
+    compared = tally.agreed + tally.disagreed
+    low, high = interval(tally.disagreed, compared)
+    state, why = _state(registry, shadowing)
+    return ShadowReport(
+        model=name,
+        state=state,
+        why=why,
+        shadow=shadowing.said,
+        version=shadowing.number,
+        since=tally.since,
+        requests=Requests(copied=tally.copied, under_way=len(shadowing.under_way), shed=dict(tally.shed)),
+        agreed=tally.agreed,
+        disagreed=tally.disagreed,
+        disagreement=Rate(rate=tally.disagreed / compared, low=low, high=high) if compared else None,
+        errors=Errors(primary=tally.primary_errors, shadow=tally.shadow_errors, comparison=tally.uncompared),
+        last_problem=tally.last_problem or None,
+        latency=_latencies(len(tally.pairs), tally.latencies()),
+        examples=[_difference(example) for example in reversed(tally.examples)],
+    )
+
+
+def _state(registry: Registry, shadowing: Shadowing) -> tuple[str, str | None]:
+    if registry.traffic(shadowing.name).shadow is None:
+        return "off", None
+    if shadowing.problem is not None:
+        return "waiting", shadowing.problem
+    version = registry.models[shadowing.name].versions.get(shadowing.number)
+    if version is None:
+        return "waiting", f"Version {shadowing.number} is not registered."
+    return ("running", None) if version.ready else ("waiting", f"No worker serves version {shadowing.number} now.")
+
+
+def _latencies(count: int, both: tuple[Latency, Latency] | None) -> Latencies | None:
+    if both is None:
+        return None
+    first, second = (Milliseconds(p50=round(1000 * one.p50, 3), p99=round(1000 * one.p99, 3)) for one in both)
+    return Latencies(requests=count, primary=first, shadow=second)
+
+
+def _difference(example: Example) -> Difference:
+    return Difference(
+        at=example.at,
+        why=example.why,
+        request_id=example.request_id,
+        headers=dict(example.headers),
+        body=_content(example.body),
+        primary=_answered(example.primary),
+        shadow=_answered(example.shadow),
+    )
+
+
+def _answered(side: Side) -> Answered:
+    headers = dict(side.headers)
+    return Answered(version=side.version, status=side.status, ms=round(1000 * side.seconds, 3), headers=headers, body=_content(side.body))
+
+
+def _content(body: Cut) -> Content:
+    whole = body.size == len(body.start)
+    for end in (0,) if whole else (0, 1, 2, 3):  # the cut may have gone through a letter
+        try:
+            return Content(size=body.size, text=body.start[: len(body.start) - end].decode())
+        except UnicodeDecodeError:
+            continue
+    return Content(size=body.size, base64=base64.b64encode(body.start).decode())
+
+
+def add_shadows(families: Families, shadowings: Iterable[Shadowing], host: str) -> None:
+    """The metrics of shadows."""
+    for shadowing in shadowings:
+        tally = shadowing.tally
+        model = {"model_name": shadowing.name, "model_version": shadowing.number, "hostname": host}
+        results = {"agreed": tally.agreed, "disagreed": tally.disagreed, "uncompared": tally.uncompared}
+        text = "copies of requests, by what the comparison of the answers said"
+        families.add("tsx_shadow_requests_total", "counter", text, [(model | {"result": name}, count) for name, count in results.items()])
+        shed = [(model | {"reason": reason}, count) for reason, count in sorted(tally.shed.items())]
+        families.add("tsx_shadow_shed_total", "counter", "requests of the share that were not copied, or that the shadow refused", shed)
+        errors = [(model | {"side": "primary"}, tally.primary_errors), (model | {"side": "shadow"}, tally.shadow_errors)]
+        families.add("tsx_shadow_errors_total", "counter", "answers of 500 and more, of the requests that were compared", errors)
+
+
+def build_router(registry: Registry, limit: int) -> APIRouter:
+    router = APIRouter(tags=["traffic"])
+    answers: dict[str, Any] = {"response_model": ShadowReport}
+
+    @router.get("/models/{model}/shadow", summary="What the shadow has shown", responses=openapi.failures(404), **answers)
+    async def show(model: ModelName) -> Response:
+        return json_answer(report(registry, model))
+
+    @router.put(
+        "/models/{model}/shadow",
+        summary="Copy a share of the requests to another version",
+        responses=openapi.failures(400, 404, 409, 413),
+        openapi_extra=openapi.body_of(Shadow, EXAMPLE),
+        **answers,
+    )
+    async def begin(model: ModelName, request: Request) -> Response:
+        given = await read_object(request, limit, SHADOW)
+        registry.set_traffic(model, parsed(lambda: parse_traffic(registry.traffic(model).told() | {"shadow": given})))
+        await registry.state.written()
+        return json_answer(report(registry, model))
+
+    @router.delete("/models/{model}/shadow", summary="Count from nothing", responses=openapi.failures(404), **answers)
+    async def reset(model: ModelName) -> Response:
+        """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends it."""
+        report(registry, model)
+        if (shadowing := registry.shadows.get(model)) is not None:
+            shadowing.reset()
+        return json_answer(report(registry, model))
+
+    return router

@@ -1,0 +1,232 @@
+"""When two answers agree: exactly, within a tolerance, by their best labels, and as a plugin says."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.answers import NO_JSON, read_answer
+from tsx_runtime.core.comparing import compare, differing, same_exactly, within, without
+from tsx_runtime.core.ranking import agree, first_difference, ranking_of
+from tsx_runtime.plugins import ComparedAnswer, Comparison
+from tsx_runtime.traffic import Compare
+
+numbers = st.integers() | st.floats()
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=3), inside, max_size=4),
+    max_leaves=20,
+)
+rankings = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4) | st.floats(), min_size=1)
+bodies = st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode())
+ways = st.sampled_from(
+    [Compare(), Compare(kind="numeric"), Compare(kind="top-k", k=2), Compare(kind="numeric", rtol=0, atol=0), Compare(ignore=["a.*"])]
+)
+
+
+def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedAnswer:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return ComparedAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, content)
+
+
+def told(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
+    one, other = (value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second))
+    return compare(how, b"asked", one, other, plugin)
+
+
+@given(ways, bodies)
+def test_an_answer_agrees_with_itself(how: Compare, body: bytes) -> None:
+    assert told(how, body, bytes(bytearray(body))) is None
+
+
+@given(json_values)
+def test_a_value_differs_nowhere_from_its_copy(value: Any) -> None:
+    copy = json.loads(json.dumps(value))
+    assert differing(value, copy, same_exactly) is None
+    assert differing(value, copy, within(0, 0)) is None
+    assert first_difference(value, copy, 1) is None
+
+
+@given(ways, bodies, bodies)
+def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_relative(how: Compare, first: bytes, second: bytes) -> None:
+    if how.kind != "numeric" or how.rtol == 0:
+        assert (told(how, first, second) is None) == (told(how, second, first) is None)
+
+
+@given(bodies, bodies)
+def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: bytes) -> None:
+    if told(Compare(), first, second) is None:
+        assert told(Compare(kind="numeric"), first, second) is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.1), st.floats(0, 1), st.data())
+def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], rtol: float, atol: float, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(values) - 1))
+    room = atol + rtol * abs(values[place])
+    how = Compare(kind="numeric", rtol=rtol, atol=atol)
+
+    def moved(by: float) -> dict[str, Any]:
+        return {"scores": [value + by if place == index else value for index, value in enumerate(values)]}
+
+    assert told(how, moved(0), moved(room * 0.99)) is None
+    beyond = told(how, moved(0), moved(room * 1.01 + 1e-3))
+    assert beyond is not None
+    assert beyond.startswith(f"scores.{place}: ")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 2.00001}]}, None),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
+        ({"a": 1}, {"a": 1.0}, None),
+        ({"a": math.nan, "b": math.inf}, {"a": math.nan, "b": math.inf, "c": 1}, "c: only the shadow's answer has it"),
+        ([math.nan], [1], "0: nan, and 1 of the shadow"),
+        ([math.inf], [1e308], "0: inf, and 1e+308 of the shadow"),
+        ([math.inf], [-math.inf], "0: inf, and -inf of the shadow"),
+        ([10**400], [1.5], "0: 1000000"),
+        ([10**400], [10**400], None),
+        ([1], [True], "0: 1, and True of the shadow"),
+        ({"a": 1}, {}, "a: only the client's answer has it"),
+        ([1, 2], [1], "the whole: 2 items, and 1 of the shadow"),
+        ([[1, 2], "x"], [[1, 2], "y"], "1: 'x', and 'y' of the shadow"),
+        ({"a": [1]}, {"a": {}}, "a: a list, and an object of the shadow"),
+        (b"plain", b"plain text", "5 bytes, and 10 of the shadow; the bodies differ from byte 5 on"),
+        (b"{}", b"plain", "the client's answer is JSON, and the other is not"),
+    ],
+)
+def test_where_numbers_differ_is_told(first: Any, second: Any, why: str | None) -> None:
+    found = told(Compare(kind="numeric"), first, second)
+    assert found is None if why is None else found is not None and found.startswith(why)
+
+
+def test_exactly_means_each_byte() -> None:
+    assert told(Compare(), b'{"a": 1}', b'{"a":1}') == "8 bytes, and 7 of the shadow; the bodies differ from byte 5 on"
+    assert told(Compare(), {"a": 1}, {"a": 2}) == "a: 1, and 2 of the shadow"
+    image = bytes(range(256)) * 100
+    assert told(Compare(), image, image[:20_001] + b"x" + image[20_002:]) == "the bodies differ from byte 20001 on"
+
+
+def test_statuses_come_first() -> None:
+    for how in (Compare(), Compare(kind="top-k"), Compare(kind="numeric")):
+        assert told(how, answer(b"x"), answer(b"x", 404)) == "status 200, and 404 of the shadow"
+        assert told(how, answer(b"one error", 500), answer(b"another", 500)) is None
+        assert told(how, answer(b"no", 404), answer(b"not", 404)) is not None
+
+
+def test_fields_that_are_ignored_do_not_count() -> None:
+    first = {"id": "1", "outputs": [{"took": 5, "y": 1}, {"took": 6, "y": 2}]}
+    second = {"id": "2", "outputs": [{"took": 7, "y": 1}, {"took": 8, "y": 2}]}
+    both = ["id", "outputs.*.took"]
+    assert told(Compare(ignore=both), first, second) is None
+    assert told(Compare(kind="numeric", ignore=both), first, second) is None
+    assert told(Compare(kind="top-k", ignore=both), first, second) is None
+    assert told(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6, and 8 of the shadow"
+    assert told(Compare(ignore=["id"]), {"id": 1}, {}) is None
+    assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {"a": {"b": 1, "c": [1]}}
+
+
+def tensors(version: str, values: list[float], *, name: str = "scores") -> ComparedAnswer:
+    """As an answer of the Open Inference Protocol has them: JSON, and behind it bytes."""
+    raw = struct.pack(f"<{len(values)}f", *values)
+    output = {"name": name, "datatype": "FP32", "shape": [1, len(values)], "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({"model_name": "m", "model_version": version, "outputs": [output]}).encode()
+    return answer(head + raw, inference_header_content_length=str(len(head)))
+
+
+def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
+    first, same = tensors("1.0", [0.1, 0.9]), tensors("2.0", [0.1, 0.9])
+    near, far = tensors("2.0", [0.10001, 0.9]), tensors("2.0", [0.9, 0.1])
+    assert told(Compare(), first, same) is None
+    assert told(Compare(kind="numeric", rtol=1e-3), first, near) is None
+    assert str(told(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
+    assert told(Compare(kind="top-k"), first, near) is None
+    assert told(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1, and 0 of the shadow"
+    assert str(told(Compare(), first, near)).startswith("outputs.0.data.0: ")
+
+
+@pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
+def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
+    whole = tensors("1.0", [1.0, 2.0])
+    broken = ComparedAnswer(200, {"inference-header-content-length": length}, whole.body)
+    assert told(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x")) is not None
+    for body in (b"{}", b"[]", b"1", b'{"outputs": [1]}', b'{"outputs": [{"parameters": {"binary_data_size": 7}, "datatype": "FP32"}]}'):
+        assert read_answer(ComparedAnswer(200, {"inference-header-content-length": str(len(body))}, body)) is NO_JSON
+
+
+@given(rankings, st.integers(1, 9))
+def test_a_ranking_agrees_with_itself_in_any_order(ranking: dict[str, float], k: int) -> None:
+    assert agree(ranking, dict(reversed(ranking.items())), k)
+
+
+@given(rankings, rankings, st.integers(1, 9))
+def test_rankings_agree_where_some_k_labels_are_the_best_of_both(first: dict[str, float], second: dict[str, float], k: int) -> None:
+    def bests(ranking: dict[str, float], count: int) -> list[set[str]]:
+        """Every choice of so many labels of which no other label is better, found by trying all."""
+        order = {label: -math.inf if math.isnan(value) else value for label, value in ranking.items()}
+        choices = [{label for index, label in enumerate(order) if bits >> index & 1} for bits in range(1 << len(order))]
+        return [
+            chosen
+            for chosen in choices
+            if len(chosen) == count and all(order[inside] >= order[out] for inside in chosen for out in order.keys() - chosen)
+        ]
+
+    count = min(k, len(first))
+    expected = count == min(k, len(second)) and any(chosen in bests(second, count) for chosen in bests(first, count))
+    assert agree(first, second, k) == agree(second, first, k) == expected
+
+
+@pytest.mark.parametrize(
+    ("k", "first", "second", "why"),
+    [
+        (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.6, "dog": 0.4}, None),
+        (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.4, "dog": 0.6}, "the best: cat, and dog of the shadow"),
+        (2, {"cat": 0.9, "dog": 0.1, "cow": 0}, {"dog": 0.6, "cat": 0.4, "cow": 0}, None),
+        (3, {"cat": 0.9, "dog": 0, "cow": 0, "elk": 0}, {"cat": 0.9, "elk": 0, "cow": 0, "dog": 0}, None),
+        (1, [0.1, 0.9], [0.2, 0.8], None),
+        (1, [[0.1, 0.9], [1, 0]], [[0.2, 0.8], [0, 1]], "1: 0, and 1 of the shadow"),
+        (2, ["a", "b", "c"], ["b", "a", "d"], None),
+        (1, ["a", "b"], ["b", "a"], "the best: a, and b of the shadow"),
+        (1, [{"label": "x", "score": 0.9}, {"label": "y", "score": 0.1}], [{"label": "x", "score": 0.7}], None),
+        (1, {"label": "x", "score": 0.9}, {"label": "x", "score": 0.7}, None),
+        (1, {"label": "x", "score": 0.9}, {"label": "y", "score": 0.7}, "the best: x, and y of the shadow"),
+        (1, {"predictions": [{"cat": 1, "dog": 0}]}, {"predictions": [{"cat": 0, "dog": 1}]}, "predictions.0: cat, and dog of the shadow"),
+        (1, {"predictions": [1]}, {"predictions": [1]}, None),
+        (1, {"predictions": [1]}, {"predictions": [2]}, "predictions.0: no ranking of labels in both, and not the same"),
+        (1, {"a": {"x": 1}}, {"b": {"x": 1}}, "the whole: no ranking of labels in both, and not the same"),
+        (1, [], [], None),
+        (1, b"cat", b"dog", "the bodies differ from byte 0 on"),
+        (2, {"cat": math.nan, "dog": 1}, {"dog": 1, "cat": 0}, None),
+    ],
+)
+def test_the_best_labels_are_found_wherever_they_are(k: int, first: Any, second: Any, why: str | None) -> None:
+    assert told(Compare(kind="top-k", k=k), first, second) == why
+
+
+@given(json_values)
+def test_a_ranking_is_found_or_not_in_anything(value: Any) -> None:
+    ranking = ranking_of(value)
+    assert ranking is None or (len(ranking) > 0 and agree(ranking, ranking, 3))
+
+
+def test_a_plugin_has_the_last_word_where_the_statuses_are_alike() -> None:
+    how = Compare(kind="plugin", name="mine")
+    seen: list[Any] = []
+
+    def judge(request: bytes, first: ComparedAnswer, second: ComparedAnswer) -> bool | str:
+        seen.append((request, first.body, second.body))
+        return {b"same": True, b"other": False}.get(second.body, "the labels differ")
+
+    assert told(how, b"x", b"same", judge) is None
+    assert told(how, b"x", b"other", judge) == "the plugin says that they differ"
+    assert told(how, b"x", b"x", judge) == "the labels differ"
+    assert seen[0] == (b"asked", b"x", b"same")
+    assert told(how, b"x", answer(b"same", 201), judge) == "status 200, and 201 of the shadow"
+    with pytest.raises(TypeError, match="it returned a NoneType"):
+        told(how, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]

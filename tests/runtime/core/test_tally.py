@@ -1,0 +1,58 @@
+"""What is told of a shadow: how sure its rate is, latencies, and examples that keep no secrets and no large bodies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.tally import CUT, NEWEST, Cut, Tally, cut, interval, quantile, side_of, without_secrets
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.wire import Parts
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_a_rate_lies_in_its_interval_and_more_requests_make_it_narrower(first: int, second: int) -> None:
+    hits, count = min(first, second), max(first, second)
+    low, high = interval(hits, count)
+    assert 0 <= low <= (hits / count if count else 0) <= high <= 1
+    more = interval(hits * 4, count * 4)
+    assert more[1] - more[0] <= high - low
+
+
+def test_an_interval_is_that_of_the_books() -> None:
+    assert interval(0, 0) == (0.0, 1.0)
+    assert interval(5, 100) == pytest.approx((0.02154, 0.11175), abs=1e-4)
+    assert interval(0, 300) == pytest.approx((0.0, 0.01264), abs=1e-4)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
+def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(values: list[float], part: float) -> None:
+    found = quantile(sorted(values), part)
+    assert found in values
+    assert sum(value <= found for value in values) >= part * len(values)
+
+
+def test_latencies_are_those_of_the_newest_pairs() -> None:
+    tally = Tally()
+    assert tally.latencies() is None
+    fast, slow = (side_of(version, ComparedAnswer(200, {}, b""), seconds) for version, seconds in (("1.0", 0.1), ("2.0", 0.3)))
+    failed = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)
+    tally.add_pair(fast, failed)
+    for _ in range(NEWEST):
+        tally.add_pair(fast, slow)
+    assert tally.latencies() == ((0.1, 0.1), (0.3, 0.3))
+    assert (tally.primary_errors, tally.shadow_errors) == (0, 1)
+
+
+def test_headers_that_let_somebody_in_are_left_out() -> None:
+    kept = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
+    secret = ("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-API-Key", "apikey", "X-Auth-Token", "X-Amz-Security-Token")
+    assert without_secrets(kept | dict.fromkeys(secret, "s3cret")) == kept
+
+
+def test_of_a_body_the_beginning_is_kept() -> None:
+    assert cut(b"abc") == Cut(b"abc", 3)
+    assert cut(memoryview(b"x" * 5000)) == Cut(b"x" * CUT, 5000)
+    assert cut(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Cut(b"a" * 2000 + b"b" * 48, 4001)
+    assert cut(Parts([b"a", b"b"], 2)) == Cut(b"ab", 2)
