@@ -90,19 +90,6 @@ def test_a_truncated_file_is_called_that(written: Path, tmp_path: Path, name: st
         assert "cut short" in str(told.problem)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling an AOTInductor package needs g++")
-def test_an_aotinductor_package_is_told_with_its_device(tmp_path: Path) -> None:
-    code = (
-        "import torch\n"
-        "program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2),))\n"
-        "faster = {'aot_inductor.compile_wrapper_opt_level': 'O0'}\n"
-        "torch._inductor.aoti_compile_and_package(program, package_path='net.pt2', inductor_configs=faster)"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True, timeout=180, capture_output=True)
-    told = describe_model_file(tmp_path / "net.pt2")
-    assert (told.kind, told.device, told.detail) == ("aotinductor", "cpu", "compiled for cpu")
-
-
 def make(path: Path, *names: str, prefix: str = "net/") -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from tsx_archiver import describe_model_file
+
 from ..conftest import Request, StartWorker, Worker
 from .conftest import MODEL, Net
 
@@ -111,25 +113,26 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
             return x * 2
 
     program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    package = tmp_path / "double.pt2"
-    torch._inductor.aoti_compile_and_package(program, package_path=str(package))
     exported = tmp_path / "exported.pt2"
     torch.export.save(program, exported)
-    with zipfile.ZipFile(package) as archive:
-        library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))  # what older releases of torch wrote
+    source = f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n" + textwrap.dedent(ROWS)
     ahead = {"pt2": {"export": {"aot_compile": True}}}
-    for name, content, config in (
-        ("double.pt2", package.read_bytes(), {}),
-        ("double.so", library, ahead),
-        ("double.pt2", exported.read_bytes(), ahead),
-    ):
-        source = f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n" + textwrap.dedent(ROWS)
+
+    def right(name: str, content: bytes, config: Any) -> bool:
         worker = start_worker(source, files={name: content}, model={"serializedFile": name}, model_config=config)
-        assert ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]]
-    (kept,) = (tmp_path / "cache" / "tsx").iterdir()
-    kept.write_bytes(package.read_bytes())  # the next worker takes what is there
-    again = start_worker(source, files={name: content}, model={"serializedFile": name}, model_config=config)
-    assert ask(again, [1, 2, 3]) == [[2, 4, 6]]
+        return bool(ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]])
+
+    assert right("double.pt2", exported.read_bytes(), ahead)
+    (kept,) = (tmp_path / "cache" / "tsx").iterdir()  # as anybody's call of torch writes it
+    written = kept.stat()
+    assert right("double.pt2", exported.read_bytes(), ahead)  # by what is there
+    assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    told = describe_model_file(kept)
+    assert (told.kind, told.device, told.detail) == ("aotinductor", "cpu", "compiled for cpu")
+    with zipfile.ZipFile(kept) as archive:
+        library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))  # what older releases of torch wrote
+    assert right("double.pt2", kept.read_bytes(), {})
+    assert right("double.so", library, ahead)
     worker = start_worker(ROWS, files={"double.so": library}, model={"serializedFile": "double.so"})
     assert "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
 
