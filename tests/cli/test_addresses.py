@@ -47,7 +47,9 @@ def pair(place: Path) -> Pair:
 @pytest.fixture(scope="module")
 def at_sockets(place: Path, session_cache: Path) -> Iterator[Running]:
     addresses = {f"TSX_{role.upper()}_ADDRESS": f"unix:{place / role}.sock" for role in ROLES}
-    with serving(["serve", "echo.mar"], place, {"TSX_CACHE_DIR": str(session_cache), **addresses}) as running:
+    with serving(
+        ["serve", "echo.mar"], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false", **addresses}
+    ) as running:
         yield running
         assert running.stop() == 0
     assert not list(place.glob("*.sock"))
@@ -57,7 +59,7 @@ def at_sockets(place: Path, session_cache: Path) -> Iterator[Running]:
 def with_tls(place: Path, pair: Pair, session_cache: Path) -> Iterator[Running]:
     words = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
     words += [f"--set=certificate_file={pair.certificate}", f"--set=private_key_file={pair.key}"]
-    with serving(["serve", "echo.mar", *words], place, {"TSX_CACHE_DIR": str(session_cache)}) as running:
+    with serving(["serve", "echo.mar", *words], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}) as running:
         yield running
         with client_of(running, pair) as idle:  # it does not read, so it never agrees to the end of TLS
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")

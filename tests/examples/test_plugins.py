@@ -59,6 +59,7 @@ def environment(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "EXAMPLE_TOKEN_SECRET": SECRET,
         "EXAMPLE_SHARE": str(share),
         "TSX_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "TSX_WORKER_PRELOAD": "false",
     }
 
 

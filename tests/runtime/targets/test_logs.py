@@ -44,7 +44,7 @@ def logs(tmp_path_factory):
     make_model(directory / "printer.mar", PRINTER)
     settings = ["log_location=logs", "metrics_location=numbers", "access_log=true", "metrics_mode=log", "generate_tokens=true"]
     words = ["serve", "printer.mar", *FREE_PORTS, *(word for setting in settings for word in ("--set", setting))]
-    with serving(words, directory, {}) as running:
+    with serving(words, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
         token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
         answer = httpx.post(

@@ -57,7 +57,7 @@ def test_a_server_has_the_workflows_that_its_settings_name(stores: tuple[Path, P
         "--set",
         "load_workflows=all",
     ]
-    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
+    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}) as server:
         assert "workflow loud is loaded: POST /wfpredict/loud" in server.log
         assert httpx.post(f"{server.address('predictions')}/wfpredict/loud", content=b"hello").text == "hello!!"
         (node,) = httpx.get(f"{server.address('models')}/models/loud__say").json()
@@ -79,7 +79,7 @@ def test_one_that_cannot_be_registered_ends_the_start(stores: tuple[Path, Path],
         "--set",
         "load_workflows=silent.war",
     ]
-    ended = tsx(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    ended = tsx(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"})
     assert ended.returncode != 0
     assert "Workflow silent has failed to register. Failures: [Workflow Node silent__say failed to register." in ended.stderr
 
@@ -111,7 +111,15 @@ def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(stores: tu
         assert f"try: curl {server.address('predictions')}/wfpredict/shouted -T FILE" in server.lines
         assert httpx.post(f"{server.address('predictions')}/wfpredict/shouted", content=b"hello").text == "hello!!"
         assert server.stop() == 0
-    ended = tsx(["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    ended = tsx(
+        ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS],
+        tmp_path,
+        {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"},
+    )
     assert "--workers, --batch-size and --device go with models" in ended.stderr
-    ended = tsx(["serve", "quiet.war", "--model-store", models, *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")})
+    ended = tsx(
+        ["serve", "quiet.war", "--model-store", models, *FREE_PORTS],
+        tmp_path,
+        {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"},
+    )
     assert f"there is no file 'quiet.war', nor in the workflow store '{models}'" in ended.stderr
