@@ -31,7 +31,7 @@ from .errors import (
 from .inspecting import Finding, Inspection, MemberInfo, inspect_archive, verify_archive
 from .limits import Limits
 from .manifest import Manifest, split_handler
-from .modelconfig import ModelConfig, Problem, TorchRun, load_model_config, parse_model_config
+from .modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
 from .modelfile import ModelFile, describe_model_file
 from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_model_name
 from .opening import OpenArchive, open_archive
@@ -80,6 +80,7 @@ __all__ = [
     "UnsafeArchive",
     "UnsafePath",
     "UnsupportedCompression",
+    "WarmUp",
     "WrongChecksum",
     "default_cache",
     "default_model_name",

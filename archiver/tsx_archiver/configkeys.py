@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from .names import normal, path_fault
+
 # A reader gives the value, or None and the reason why it is of no use.
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
 
@@ -68,6 +70,22 @@ def mapping(value: Any) -> tuple[dict[Any, Any] | None, str | None]:
     return (value, None) if isinstance(value, dict) else (None, "it must hold keys and values of its own")
 
 
+def sequence(value: Any) -> tuple[list[Any] | None, str | None]:
+    return (value, None) if isinstance(value, list) else (None, "it must be a list")
+
+
+def member_file(value: Any) -> tuple[str | None, str | None]:
+    if not isinstance(value, str) or not value or (fault := path_fault(value)):
+        return None, "it must be the name of a file of the archive" + (f": {fault}" if isinstance(value, str) and value else "")
+    return normal(value), None
+
+
+def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
+    if isinstance(value, dict) and all(isinstance(name, str) and not isinstance(text, (dict, list)) for name, text in value.items()):
+        return {name: str(text) for name, text in value.items() if text is not None}, None
+    return None, "it must hold names and values, such as {accept-language: de}"
+
+
 TORCHSERVE_KEYS = (
     Key("minWorkers", "min_workers", whole(0)),
     Key("maxWorkers", "max_workers", whole(0)),
@@ -107,6 +125,7 @@ TSX_KEYS = (
     Key("maxWorkerRequests", "max_worker_requests", whole(0)),
     Key("maxWorkerMemory", "max_worker_memory", whole(0)),
     Key("maxWorkerAge", "max_worker_age", whole(0)),
+    Key("warmup", "warmup", sequence),
 )
 
 KEYS = TORCHSERVE_KEYS + TSX_KEYS
@@ -120,6 +139,14 @@ TORCHRUN_KEYS = (
     Key("monitor-interval", "monitor_interval", whole(0)),
     Key("node-rank", "node_rank", whole(0)),
     Key("OMP_NUMBER_THREADS", "omp_number_threads", whole(1)),
+)
+
+WARM_UP_KEYS = (
+    Key("file", "file", member_file),
+    Key("contentType", "content_type", text),
+    Key("headers", "headers", texts),
+    Key("count", "count", whole(1)),
+    Key("strict", "strict", flag),
 )
 
 # Read by handlers, not by the server; known here so that a slip in one of them is noticed.

@@ -15,7 +15,7 @@ from .errors import CorruptMember, InvalidConfig, WrongChecksum
 from .formats import open_container
 from .limits import MIB, Limits
 from .manifest import MANIFEST_PATH, Manifest
-from .modelconfig import ModelConfig, read_model_config
+from .modelconfig import ModelConfig, missing_warm_up, read_model_config
 from .modelfile import ModelFile, describe_model_stream
 from .names import default_model_name, normal, shown
 from .opening import (
@@ -83,7 +83,8 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
             if not member.is_directory
         ]
         config, problems = _config(source)
-        problems += source.manifest.missing_files({member.name: None for member in members})
+        present = {member.name: None for member in members}
+        problems += source.manifest.missing_files(present) + missing_warm_up(config, present)
         return Inspection(
             path,
             source.form,
@@ -105,10 +106,11 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
     with _opened(path, limits) as source:
         findings = _check_members(source, path)
         try:
-            _, problems = _config(source)
+            config, problems = _config(source)
         except InvalidConfig as error:
             findings.append(Finding(True, source.manifest.config_file, error.message))
         else:
+            problems += missing_warm_up(config, {source.inside(member) for member in source.container.members})
             findings += [Finding(False, source.manifest.config_file, text) for text in problems]
         present = {source.inside(member): None for member in source.container.members}
         findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, Key
+from .configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, Key
 from .errors import InvalidConfig
 from .safeyaml import load_yaml, load_yaml_file
 
@@ -38,6 +38,17 @@ class TorchRun:
     monitor_interval: int | None = None
     node_rank: int | None = None
     omp_number_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """An entry of `warmup`: a file that is sent as a request, or a recording of requests, before the model is served."""
+
+    file: str = ""  # its path in the archive
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+    count: int | None = None  # requests
+    strict: bool | None = None  # whether the model is not served where one fails
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,7 @@ class ModelConfig:
     max_worker_requests: int | None = None
     max_worker_memory: int | None = None  # megabytes
     max_worker_age: int | None = None  # seconds
+    warmup: tuple[WarmUp, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,6 +110,9 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[Problem]]:
         inner, inner_problems = _read(nested, TORCHRUN_KEYS, known=[key.name for key in TORCHRUN_KEYS], under="torchrun.")
         values["torchrun"] = TorchRun(**inner)
         problems += inner_problems
+    if values.get("warmup") is not None:
+        values["warmup"], entry_problems = _read_warm_up(values["warmup"])
+        problems += entry_problems
     problems += _workers_problem(values)
     return ModelConfig(**values, raw=data), problems
 
@@ -118,6 +133,36 @@ def check_model_config(path: Path) -> list[Problem]:
     if data is not None and not isinstance(data, dict):
         raise InvalidConfig(f"{path} is no model configuration: {problems[0].text}.")
     return problems
+
+
+def missing_warm_up(config: ModelConfig, present: Container[str]) -> list[str]:
+    """Of the files that are to be sent, those that are not there, in words."""
+    return [f"warmup: {entry.file} is not in the archive" for entry in config.warmup or () if entry.file not in present]
+
+
+def _read_warm_up(given: list[Any]) -> tuple[tuple[WarmUp, ...], list[Problem]]:
+    """An entry that names no file is none."""
+    entries, problems = [], []
+    names = [key.name for key in WARM_UP_KEYS]
+    for number, said in enumerate(given, 1):
+        under = f"warmup[{number}]."
+        entry = {"file": said} if isinstance(said, str) else said
+        if not isinstance(entry, dict):
+            text = f"{under[:-1]}: {said!r} is not usable: it must hold keys, such as 'file: sample.png'"
+            problems.append(Problem("value", under[:-1], text))
+            continue
+        inner, faults = _read(entry, WARM_UP_KEYS, known=names, under=under)
+        told = {fault.key for fault in faults}
+        for name in entry:
+            if name not in names and f"{under}{name}" not in told:
+                text = f"{under}{name} is not a key that the server reads; there are {', '.join(names)}"
+                faults.append(Problem("near-miss", f"{under}{name}", text))
+        problems += faults
+        if inner.get("file"):
+            entries.append(WarmUp(**inner))
+        elif f"{under}file" not in told:
+            problems.append(Problem("value", f"{under}file", f"{under}file is missing: it names the file of the archive that is sent"))
+    return tuple(entries), problems
 
 
 def _read(data: Mapping[Any, Any], keys: tuple[Key, ...], *, known: list[str], under: str = "") -> tuple[dict[str, Any], list[Problem]]:

@@ -20,7 +20,7 @@ from .formats import open_container
 from .limits import MIB, Limits
 from .locks import FileLock
 from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
-from .modelconfig import ModelConfig, load_model_config
+from .modelconfig import ModelConfig, load_model_config, missing_warm_up
 from .modelfile import describe_model_stream
 from .names import default_model_name, normal, shown
 
@@ -212,6 +212,7 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
     named = [name for name in (manifest.handler_file, manifest.serialized_file, manifest.model_file, manifest.requirements_file) if name]
     present = {normal(name): None for name in [*named, manifest.config_file or ""] if name and (root / name).exists()}
     problems += manifest.missing_files(present)
+    problems += missing_warm_up(config, {entry.file for entry in config.warmup or () if (root / entry.file).is_file()})
     return OpenArchive(source or directory, root.absolute(), manifest, config, problems)
 
 

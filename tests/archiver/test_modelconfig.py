@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_archiver import InvalidConfig, ModelConfig, load_model_config, parse_model_config
+from tsx_archiver import InvalidConfig, ModelConfig, WarmUp, load_model_config, parse_model_config
 from tsx_archiver.configkeys import KEYS, TORCHRUN_KEYS
 from tsx_archiver.modelconfig import TorchRun
 from tsx_archiver.safeyaml import MAX_BYTES, load_yaml
@@ -50,6 +50,7 @@ threads: 2
 maxWorkerRequests: 1000
 maxWorkerMemory: 2000
 maxWorkerAge: 86400
+warmup: [{file: a/b.png, contentType: image/png, headers: {x-a: 1}, count: 3, strict: true}]
 handler: {profile: true}
 """
 
@@ -84,6 +85,12 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("batchPolicy: 3", "batch_policy", "must be a text"),
         ("torchrun: 4", "torchrun", "keys and values"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
+        ("warmup: 3", "warmup", "must be a list"),
+        ("warmup: [{file: ../a}]", "batch_size", r"warmup\[1\].file: '../a' is not usable: .* leads out of the directory"),
+        ("warmup: [a, {count: 2}]", "batch_size", r"warmup\[2\].file is missing"),
+        ("warmup: [3]", "batch_size", r"warmup\[1\]: 3 is not usable"),
+        ("warmup: [{file: a, count: 0}]", "batch_size", r"warmup\[1\].count"),
+        ("warmup: [{file: a, headers: [x]}]", "batch_size", "names and values"),
         ("torchrun: {rdzv-backend: 1}", "batch_size", "must be a text"),
     ],
 )
@@ -92,6 +99,15 @@ def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, 
     assert getattr(config, field) is None
     assert [problem.kind for problem in problems] == ["value"]
     assert re.search(words, str(problems[0]))
+
+
+def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> None:
+    config, problems = parse_model_config({"warmup": ["a.png", {"file": "./b.bin", "contenttype": "image/png", "weight": 1}]})
+    assert config.warmup == (WarmUp("a.png"), WarmUp("b.bin"))
+    assert [str(problem) for problem in problems] == [
+        "warmup[2].contenttype is not a key that the server reads; did you mean warmup[2].contentType?",
+        "warmup[2].weight is not a key that the server reads; there are file, contentType, headers, count, strict",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -22,6 +22,7 @@ from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is
 from tsx_runtime.worker.batch import Model, Pieces, read_requests
 from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.context import SendPiece
 from tsx_runtime.worker.continuous import with_metrics
 from tsx_runtime.worker.overlap import keep
 from tsx_runtime.worker.stages import Laps
@@ -85,7 +86,7 @@ class ConcurrentRequests:
 
     async def _answer(self, batch: int, items: list[Item]) -> Answer:
         try:
-            return await self._answer_of(batch, items)
+            return await _answer_of(self._model, items, partial(self._send_piece, batch))
         except asyncio.CancelledError:  # by the front end, or by a library of the handler's
             raise
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
@@ -102,28 +103,6 @@ class ConcurrentRequests:
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
             self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], stages.times(began, laps))]))
 
-    async def _answer_of(self, batch: int, items: list[Item]) -> Answer:
-        model = self._model
-        refused: dict[int, Answer] = {}
-        requests = read_requests(items, range(1), model, refused)
-        if refused:
-            return refused[0]
-        context = copy.copy(model.context)
-        pieces = Pieces([0], partial(self._send_piece, batch), model.max_response_size)
-        context.begin(requests.metas, requests.parts, pieces.send)
-        printing.here.set(context)
-        try:
-            result = model.entry.call(requests.rows, context)
-            if inspect.isawaitable(result):
-                result = await result
-        finally:
-            context.end()
-        if problem := mismatch(result, 1, model.entry.name):
-            raise problem
-        if requests.parts:
-            result = dressed(result, requests.parts, context, model.version, pieces.begun)
-        return encode_answers(result, context, model.max_response_size)[0]
-
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
         self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
 
@@ -137,5 +116,44 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
     model.coroutines.finish(run())
 
 
-def _id_of(items: list[Item]) -> str:
+def answer(model: Model, items: Sequence[Item]) -> list[Answer]:
+    """To requests that come together, when all are there."""
+
+    async def one(item: Item) -> Answer:
+        try:
+            return await _answer_of(model, [item], lambda *piece: None)
+        except Exception as error:  # the boundary to a user's code
+            logger.error("the handler failed for the request %s", _id_of([item]), exc_info=error)
+            return failure(error)
+
+    async def run() -> list[Answer]:
+        return await asyncio.gather(*map(one, items))
+
+    answers: list[Answer] = model.coroutines.finish(run())
+    return answers
+
+
+async def _answer_of(model: Model, items: Sequence[Item], send: SendPiece) -> Answer:
+    refused: dict[int, Answer] = {}
+    requests = read_requests(items, range(1), model, refused)
+    if refused:
+        return refused[0]
+    context = copy.copy(model.context)
+    pieces = Pieces([0], send, model.max_response_size)
+    context.begin(requests.metas, requests.parts, pieces.send)
+    printing.here.set(context)
+    try:
+        result = model.entry.call(requests.rows, context)
+        if inspect.isawaitable(result):
+            result = await result
+    finally:
+        context.end()
+    if problem := mismatch(result, 1, model.entry.name):
+        raise problem
+    if requests.parts:
+        result = dressed(result, requests.parts, context, model.version, pieces.begun)
+    return encode_answers(result, context, model.max_response_size)[0]
+
+
+def _id_of(items: Sequence[Item]) -> str:
     return str(items[0][1], "latin-1").partition("\r\n")[0]

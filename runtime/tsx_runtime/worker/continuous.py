@@ -187,6 +187,17 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
         batch.step()
 
 
+def answer(model: Model, items: Sequence[Item]) -> list[Answer]:
+    """The last parts of the answers to requests that come together, when all are there."""
+    last: dict[int, Answer] = {}
+    batch = ContinuousBatch(model, lambda frames: last.update({number: told[0] for kind, number, told, _ in frames if kind is Kind.REPLY}))
+    for number, item in enumerate(items):
+        batch.join(number, [item])
+    while batch:
+        batch.step()
+    return [last[number] for number in sorted(last)]
+
+
 def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:
     """What handlers report goes with the next reply."""
     told = list(frames)

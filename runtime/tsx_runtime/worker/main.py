@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import yaml
 
+from tsx_archiver import parse_model_config
 from tsx_runtime.output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import concurrent, continuous, loader, printing, profiling, shim, stages
@@ -35,6 +36,7 @@ from tsx_runtime.worker.micro_batching import with_micro_batches
 from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.recovery import Ceiling
 from tsx_runtime.worker.reporting import reporting
+from tsx_runtime.worker.warmup import warm_up
 
 INPUT_KINDS = ("image", "text", "json", "file")
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
@@ -132,6 +134,7 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
     printing.dress_output(shape, printing.Whose(order["model_name"], order["model_version"], order["worker"]), running)
     try:
         model = load_model(order)
+        _warm_up(model, order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
@@ -143,6 +146,14 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
     }
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
     return model
+
+
+def _warm_up(model: Model, order: LoadOrder) -> None:
+    if not model.context.model_yaml_config.get("warmup"):
+        return
+    config, _ = parse_model_config(model.context.model_yaml_config)  # what is wrong in it was told when it was registered
+    id, start, end = order["sequence_headers"]
+    warm_up(model, config, Path(order["model_dir"]), order["batch_size"], (id, start, end) if order["stateful"] else None)
 
 
 def _serve(channel: Channel, model: Model) -> None:

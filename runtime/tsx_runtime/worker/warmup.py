@@ -1,0 +1,104 @@
+"""The first requests of a model, before the server knows that it is loaded: `warmup` of its model-config.yaml.
+
+What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is slow for nobody who waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mimetypes
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tsx_archiver import ModelConfig, WarmUp
+from tsx_runtime import wire
+from tsx_runtime.recordings import SUFFIX, NotARecording, read
+from tsx_runtime.wire import Buffer, Item
+from tsx_runtime.worker import concurrent, continuous
+from tsx_runtime.worker.answers import Answer
+from tsx_runtime.worker.batch import Model, answer_batch
+from tsx_runtime.worker.exceptions import LoadError
+
+MOST = 100  # requests of a recording, where no `count` says more
+
+logger = logging.getLogger("tsx.worker")
+
+
+def warm_up(model: Model, config: ModelConfig, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None) -> None:
+    """`sequence`: of a stateful model, the names of the headers that tell a request's sequence, its start and its end.
+
+    Raises LoadError where a request fails that must not.
+    """
+    began, count = time.monotonic(), 0
+    numbers = itertools.count(1)
+    for entry in config.warmup or ():
+        try:
+            for items in _batches(entry, directory, batch_size, sequence, numbers):
+                count += len(items)
+                _check(entry, _answers(model, items))
+        except (OSError, NotARecording) as error:
+            _tell(entry, f"{entry.file} cannot be read: {getattr(error, 'strerror', None) or error}")
+    if config.warmup:
+        model.metrics.pending.take()  # nobody asked for them
+        logger.info("warmed up by %d requests in %.2f s", count, time.monotonic() - began)
+
+
+def _check(entry: WarmUp, answers: list[Answer]) -> None:
+    bad = next(((status, body) for status, _, body in answers if status >= 400), None)
+    if bad is not None:
+        _tell(entry, f"a request of {entry.file} was answered with {bad[0]}: {bytes(bad[1])[:1000].decode(errors='replace').strip()}")
+
+
+def _tell(entry: WarmUp, what: str) -> None:
+    if entry.strict:
+        raise LoadError(f"The warm-up of the model failed: {what}")
+    logger.warning("warm-up: %s; the model is served nevertheless (`strict: true` would not)", what)
+
+
+def _batches(
+    entry: WarmUp, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None, numbers: Iterator[int]
+) -> Iterator[list[Item]]:
+    """Batches of the size that is served. Of a file, without a `count`, one request alone and one full batch."""
+    file = directory / entry.file
+    if file.name.endswith(SUFFIX):
+        found = itertools.islice(read(file), entry.count or MOST)
+        requests = ((recorded.query, recorded.headers, recorded.body) for recorded in found)
+        while batch := list(itertools.islice(requests, batch_size)):
+            yield [_item(next(numbers), query, dict(headers), body, sequence) for query, headers, body in batch]
+        return
+    body = file.read_bytes()
+    kind = entry.content_type or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    headers = {"content-type": kind, **dict(entry.headers or {})}
+    left = entry.count or batch_size
+    if entry.count is None and batch_size > 1:
+        yield [_item(next(numbers), "", headers, body, sequence)]
+    while left > 0:
+        yield [_item(next(numbers), "", headers, body, sequence) for _ in range(min(left, batch_size))]
+        left -= batch_size
+
+
+def _item(number: int, query: str, headers: dict[str, str], body: bytes, sequence: tuple[str, str, str] | None) -> Item:
+    id = f"warm-up-{number}"
+    if sequence is not None:
+        of_sequence = dict(zip(sequence, (id, "true", "true"), strict=True))
+        named = {name.lower() for name in headers}
+        headers = headers | {name: value for name, value in of_sequence.items() if name.lower() not in named}
+    block = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    return 0, wire.request_meta(id, query.encode("latin-1", "replace"), block), body
+
+
+def _answers(model: Model, items: list[Item]) -> list[Answer]:
+    if model.mode == "continuous":
+        return continuous.answer(model, items)
+    if model.mode == "async":
+        return concurrent.answer(model, items)
+    outcome = answer_batch(model, items, _send_nowhere)
+    if outcome.device_lost:
+        raise LoadError("The device does not answer this process any more: that happened in the warm-up of the model.")
+    return outcome.answers
+
+
+def _send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:
+    """A part of an answer that streams."""

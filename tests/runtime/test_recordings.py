@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsx_runtime.recordings import NotARecording, Recorded, encode, file_head, model_of, read
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+HEADERS = st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple)
+ENTRIES = st.lists(
+    st.tuples(
+        st.integers(0, 10**10).map(float),
+        TEXT,
+        TEXT,
+        HEADERS,
+        st.binary(max_size=50),
+        st.integers(0, 599),
+        st.integers(0, 1000).map(float),
+    )
+    .map(lambda values: Recorded(*values))
+    .flatmap(
+        lambda entry: st.one_of(
+            st.just(entry),
+            st.tuples(HEADERS, st.binary(max_size=50)).map(lambda pair: entry._replace(answer_headers=pair[0], answer=pair[1])),
+        )
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=60)
+@given(ENTRIES, st.integers(0, 60))
+def test_what_was_written_is_read_in_the_order_in_which_it_came_up_to_where_the_file_ends(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Recorded], cut: int
+) -> None:
+    file = tmp_path_factory.mktemp("recordings") / "a.tsxrec"
+    parts = [encode(entry) for entry in entries]
+    whole = b"".join(parts)
+    file.write_bytes(file_head("m") + whole)
+    assert list(read(file)) == sorted(entries, key=lambda entry: entry.at)
+    assert model_of(file) == "m"
+    left = len(whole) - min(cut, len(whole))
+    file.write_bytes(file_head("m") + whole[:left])
+    complete = next(count for count in range(len(parts), -1, -1) if sum(map(len, parts[:count])) <= left)
+    assert list(read(file)) == sorted(entries[:complete], key=lambda entry: entry.at)
+
+
+def test_the_files_of_a_directory_are_one_recording(tmp_path: Path) -> None:
+    one, two, three = (Recorded(at, "1.0", "", [], b"%d" % at) for at in (1, 2, 3))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "a.tsxrec").write_bytes(file_head("m") + encode(three) + encode(one))
+    (tmp_path / "m" / "b.tsxrec").write_bytes(file_head("m") + encode(two))
+    assert [entry.body for entry in read(tmp_path)] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is no recording"),
+        (b"\x89PNG\r\n", "is no recording"),
+        (b'{"tsx": "recording", "format": 2}\n', "format 2; this tsx reads format 1"),
+        (file_head("m") + b"nonsense\n", "damaged at byte 48"),
+        (file_head("m") + b'{"at": 1, "body": -5}\n', "damaged"),
+        (file_head("m") + b'{"at": 1, "body": 2, "answer": 3}\n', "damaged"),
+    ],
+)
+def test_what_is_no_recording_is_told(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "a.tsxrec"
+    file.write_bytes(content)
+    with pytest.raises(NotARecording, match=words):
+        list(read(file))
+    file.unlink()
+    with pytest.raises(NotARecording, match="holds no recording"):
+        list(read(tmp_path))

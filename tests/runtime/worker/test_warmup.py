@@ -1,0 +1,130 @@
+"""`warmup` of a model-config.yaml, before a real worker says that it has loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.worker.conftest import StartWorker, Worker
+from tsx_runtime.recordings import Recorded, encode, file_head
+
+NOTES = """
+import json
+
+def handle(data, context):
+    if data is None:
+        return None
+    heads = [dict(context.get_all_request_header(idx)) for idx in range(len(data))]
+    bodies = [row["body"] if type(row["body"]) is str else bytes(row["body"]).decode() for row in data]
+    lower = [{k.lower(): v for k, v in head.items()} for head in heads]
+    with open("notes", "a") as notes:
+        notes.write(json.dumps([[len(data), *pair] for pair in zip(bodies, lower)]) + "\\n")
+    if bodies[0] == "bad":
+        raise ValueError("no such thing")
+    context.metrics.add_counter("seen", len(data))
+    return ["ok"] * len(data)
+"""
+CONTINUOUS = """
+class Handler:
+    def initialize(self, context):
+        self.steps = {}
+
+    def handle(self, data, context):
+        criteria = []
+        for idx, row in enumerate(data):
+            id = context.get_request_id(idx)
+            if id not in self.steps and bytes(row["body"]) == b"bad":
+                raise ValueError("no such thing")
+            self.steps[id] = self.steps.get(id, 0) + 1
+            criteria.append(lambda result, id=id: self.steps[id] == 3)
+        context.stopping_criteria = criteria
+        open("notes", "a").write(f"[{len(data)}]\\n")
+        return ["part "] * len(data)
+"""
+ASYNC = """
+import asyncio
+
+class Handler:
+    async def initialize(self, context):
+        self.now = 0
+
+    async def handle(self, data, context):
+        if bytes(data[0]["body"]) == b"bad":
+            raise ValueError("no such thing")
+        self.now += 1
+        await asyncio.sleep(0)
+        open("notes", "a").write(f"[{self.now}]\\n")
+        return ["ok"]
+"""
+
+
+def notes(worker: Worker) -> list[Any]:
+    file = Path(worker.directory) / "notes"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_file_comes_alone_and_in_a_full_batch_before_the_worker_has_loaded(start_worker: StartWorker) -> None:
+    worker = start_worker(NOTES, files={"a/x.txt": "x"}, model_config={"warmup": ["a/x.txt"]}, batch_size=3)
+    assert worker.loaded
+    batches = notes(worker)
+    assert [len(batch) for batch in batches] == [1, 3]
+    size, body, headers = batches[0][0]
+    assert (size, body, headers) == (1, "x", {"content-type": "text/plain"})
+    worker.ask(b"y")
+    assert [metric["value"] for metric in worker.metrics] == [1]  # what the warm-up reported is nobody's
+
+
+def test_as_many_requests_come_as_are_asked_for_with_their_type_and_headers(start_worker: StartWorker) -> None:
+    entry = {"file": "x", "contentType": "a/b", "headers": {"explain": "True"}, "count": 5}
+    worker = start_worker(NOTES, files={"x": "x"}, model_config={"warmup": [entry]}, batch_size=2)
+    batches = notes(worker)
+    assert sum(len(batch) for batch in batches) == 5
+    assert batches[-1][-1][2] == {"content-type": "a/b", "explain": "True"}
+
+
+def test_a_recording_is_sent_in_its_order(start_worker: StartWorker) -> None:
+    entries = [Recorded(float(at), "1.0", "", [("X-A", str(at))], b"%d" % at) for at in (3, 1, 2)]
+    recording = file_head("m") + b"".join(map(encode, entries))
+    worker = start_worker(NOTES, files={"r.tsxrec": recording}, model_config={"warmup": [{"file": "r.tsxrec"}]}, batch_size=2)
+    assert [[(row[1], row[2]) for row in batch] for batch in notes(worker)] == [
+        [("1", {"x-a": "1"}), ("2", {"x-a": "2"})],
+        [("3", {"x-a": "3"})],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("handler", "mode"), [(NOTES, "batch"), (CONTINUOUS, "continuous"), (ASYNC, "async")], ids=["batch", "continuous", "async"]
+)
+def test_a_request_that_fails_fails_the_load_only_where_that_is_asked_for(start_worker: StartWorker, handler: str, mode: str) -> None:
+    files: dict[str, str | bytes] = {"bad": "bad", "good": "good"}
+    lenient = start_worker(handler, files=files, model_config={"warmup": ["bad", "good"]}, mode=mode, batch_size=2)
+    assert lenient.loaded
+    assert notes(lenient)
+    strict = start_worker(handler, files=files, model_config={"warmup": ["good", {"file": "bad", "strict": True}]}, mode=mode)
+    assert not strict.loaded
+    assert strict.report["message"].startswith("The warm-up of the model failed: a request of bad was answered with 5")
+    assert strict.ended() == 0
+
+
+def test_a_file_that_is_missing_fails_the_load_only_where_that_is_asked_for(start_worker: StartWorker) -> None:
+    assert start_worker(NOTES, model_config={"warmup": ["absent"]}).loaded
+    worker = start_worker(NOTES, model_config={"warmup": [{"file": "absent", "strict": True}]})
+    assert worker.report["message"] == "The warm-up of the model failed: absent cannot be read: No such file or directory"
+
+
+def test_continuous_and_asynchronous_handlers_get_their_requests_at_once(start_worker: StartWorker) -> None:
+    config = {"warmup": [{"file": "x", "count": 3}]}
+    flow = start_worker(CONTINUOUS, files={"x": "x"}, model_config=config, mode="continuous", batch_size=3)
+    assert notes(flow) == [[3]] * 3
+    tasks = start_worker(ASYNC, files={"x": "x"}, model_config=config, mode="async", batch_size=3)
+    assert notes(tasks) == [[3]] * 3
+
+
+def test_requests_of_a_stateful_model_are_sequences_of_their_own(start_worker: StartWorker) -> None:
+    worker = start_worker(NOTES, files={"x": "x"}, model_config={"warmup": [{"file": "x", "count": 2}]}, stateful=True, batch_size=2)
+    ids = [row[2]["ts_request_sequence_id"] for batch in notes(worker) for row in batch]
+    assert len(set(ids)) == 2
+    assert all(row[2]["ts_request_sequence_end"] == "true" for batch in notes(worker) for row in batch)
