@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tsx_runtime.core.times import BatchTimes
+from tsx_runtime.core.times import BatchTimes, Points, batch_times
 
 NEWEST = 2000  # requests
 SLOWEST = 100
@@ -26,13 +26,13 @@ class Seen(NamedTuple):
     error: str = ""  # the class of the refusal
 
 
-Batch: TypeAlias = tuple[BatchTimes, list[bytes], list[float], list[int] | None]  # times, ids, arrivals, statuses (None: all 200)
+Batch: TypeAlias = tuple[Points, list[bytes], list[float], list[int] | None]  # ids, arrivals, statuses (None: all 200)
 
 
 def _of_batch(batch: Batch, position: int) -> Seen:
-    times, ids, arrived, statuses = batch
+    points, ids, arrived, statuses = batch
     status = 200 if statuses is None else statuses[position]
-    return Seen(ids[position], arrived[position], status, times.answered - arrived[position], times)
+    return Seen(ids[position], arrived[position], status, points[2] - arrived[position], batch_times(points, len(ids)))
 
 
 class Recent:
@@ -49,15 +49,14 @@ class Recent:
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
-    def add(self, times: BatchTimes, ids: list[bytes], arrived: list[float], statuses: list[int] | None, first: float) -> None:
-        """`first`: the earliest arrival. The lists are kept as they are."""
-        batch = (times, ids, arrived, statuses)
+    def add(self, batch: Batch) -> None:
+        """Its lists are kept as they are."""
+        (_, _, answered, _), ids, arrived, _ = batch
         self._newest.append(batch)
         self._kept += len(ids)
         if self._kept > NEWEST:
             self._forget()
-        answered = times.answered
-        if answered - first > self.threshold or answered >= self._turn:
+        if answered - min(arrived) > self.threshold or answered >= self._turn:
             self._rank(answered, (_of_batch(batch, position) for position in range(len(ids))))
 
     def refused(self, seen: Seen) -> None:

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
-from tsx_runtime.core.times import NOTHING, batch_times
+from tsx_runtime.core.times import NOTHING
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
     arrived = [now - each for each in took]
     ids = [b"%d-%d" % (number, position) for position in range(len(took))]
-    recent.add(batch_times(now, now, now, len(took), NOTHING), ids, arrived, statuses, min(arrived))
+    recent.add(((now, now, now, NOTHING), ids, arrived, statuses))
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
