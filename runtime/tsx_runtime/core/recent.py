@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 from tsx_runtime.core.times import BatchTimes, Points, batch_times
 
 NEWEST = 2000  # requests
+ASKED = 200  # requests that asked where their time went, or whose trace is kept: these are remembered however many others there are
 SLOWEST = 100
 PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
 
@@ -38,9 +39,10 @@ def _of_batch(batch: Batch, position: int) -> Seen:
 class Recent:
     """A batch costs one entry however many requests it has; the slowest are looked for only among those that might be."""
 
-    __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "threshold")
+    __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "asked", "threshold")
 
     def __init__(self) -> None:
+        self.asked: deque[Seen] = deque(maxlen=ASKED)
         self._newest: deque[Batch | Seen] = deque()
         self._kept = 0  # requests in it
         self._number = itertools.count()  # tells those apart that took as long
@@ -68,7 +70,7 @@ class Recent:
             self._rank(seen.arrived + seen.took, (seen,))
 
     def find(self, request_id: bytes) -> Seen | None:
-        for entry in reversed(self._newest):
+        for entry in itertools.chain(self.asked, reversed(self._newest)):
             if isinstance(entry, Seen):
                 if entry.request_id == request_id:
                     return entry

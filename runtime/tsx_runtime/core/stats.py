@@ -145,6 +145,12 @@ class Stats:
         """The newest, also while its requests are answered."""
         return None if self._newest is None else batch_times(*self._newest)
 
+    def keep(self, request_id: bytes, arrived: float, status: int) -> None:
+        """Remember this request of the newest batch, however many others there are."""
+        times = self.batch
+        if times is not None:
+            self.counted.recent.asked.append(Seen(request_id, arrived, status, times.total(arrived), times))
+
     def point_out(self, trace_id: str, arrived: float) -> None:
         """A request of the newest batch belongs to a trace that somebody keeps."""
         times, now = self.batch, time.time()

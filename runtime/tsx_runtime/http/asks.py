@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.jobs import Job, WaitingJob
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.times import BatchTimes
 from tsx_runtime.http.asgi import Pair
@@ -59,11 +59,13 @@ def server_timing(times: BatchTimes, arrived: float) -> bytes:
     return ", ".join(f"{name};dur={MILLI * seconds:.3f}" for name, seconds in parts if name != "other").encode()
 
 
-def reply(asks: Asks, stats: Stats, arrived: float) -> bytes:
+def reply(asks: Asks, stats: Stats, job: Job, status: int) -> bytes:
     """What goes into the header, if it is asked for; to be called while the request's batch is the newest."""
+    stats.keep(job.request_id, job.arrived, status)
     if asks.trace_id:
-        stats.point_out(asks.trace_id, arrived)
-    return server_timing(stats.batch, arrived) if asks.timing and stats.batch is not None else b""
+        stats.point_out(asks.trace_id, job.arrived)
+    times = stats.batch if asks.timing else None
+    return b"" if times is None else server_timing(times, job.arrived)
 
 
 def sometimes_timed(kind: Callable[..., ExchangeT], share: float) -> Callable[..., ExchangeT]:
@@ -91,5 +93,5 @@ class AskingJob(WaitingJob):
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         version = cast("ModelVersion", self.routed or self._route)
-        self.timing = reply(self._asks, version.stats, self.arrived)
+        self.timing = reply(self._asks, version.stats, self, status)
         super().answer(status, headers, body)

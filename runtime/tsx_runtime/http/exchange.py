@@ -75,7 +75,7 @@ class Exchange:
         self.go_on()
 
     def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer) -> None:
-        timing = b"" if self._asks is None else reply(self._asks, self.connection.served_by(self).stats, self.arrived)
+        timing = b"" if self._asks is None else reply(self._asks, self.connection.served_by(self).stats, self, status)
         if self._flow is not None:
             self._end_stream(status, body)
             return

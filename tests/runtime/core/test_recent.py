@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
+from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.times import NOTHING
 
 
@@ -42,6 +46,18 @@ def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
     assert recent.find(b"1-2005") is not None
     add(recent, 2, [0.1], 10.0)
     assert [seen.request_id for seen in recent.newest()] == [b"2-0"]
+
+
+def test_who_asked_is_remembered_however_many_others_there_are() -> None:
+    stats = Stats()
+    job: Any = SimpleNamespace(arrived=10.0, request_id=b"asked")
+    stats.add_batch([job], [(418, b"", b"")], (10.0, 10.0, 10.5, NOTHING))
+    stats.keep(b"asked", 10.0, 418)
+    for number in range(NEWEST + 1):
+        add(stats.recent, number, [1.0], 1000.0 + number)
+    found = stats.recent.find(b"asked")
+    assert found is not None
+    assert (found.status, found.took) == (418, 0.5)
 
 
 def test_a_slow_start_is_forgotten_after_two_periods() -> None:
