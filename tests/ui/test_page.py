@@ -335,6 +335,10 @@ def test_no_view_has_a_serious_finding_of_axe(page: Any, server: Running, manage
     for tab in ("overview", "try", "traffic", "errors", "metrics"):
         look(page, server, f"model/looks/{tab}")
         expect(page.locator(".tabs [aria-current=page]")).to_be_visible()
+        if tab == "traffic":
+            expect(page.get_by_role("region", name="Rollout", exact=True)).to_be_visible()
+        if tab == "metrics":
+            expect(page.get_by_text("ts_inference_requests_total").first).to_be_visible()
         _check(axe, page, tab)
     look(page, server, "model/echo/try")
     send_json(page, {"cat": 0.75, "dog": 0.25})
