@@ -256,6 +256,24 @@ def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, m
     assert management.get("/models/looks/rollout").json()["status"] == "went back"
 
 
+def test_requests_are_copied_to_a_shadow_and_answers_that_differ_are_shown(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar", "looks2.mar")
+    look(page, server, "model/looks/traffic")
+    panel = page.get_by_role("region", name="Shadow", exact=True)
+    panel.get_by_label("Percent of the requests").fill("100")
+    panel.get_by_role("button", name="Copy requests").click()
+    expect(panel.get_by_text("running", exact=True)).to_be_visible()
+    with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
+        for light in (10, 200):
+            assert "new" not in client.post("/predictions/looks", content=png(light), headers={"content-type": "image/png"}).json()
+    expect(panel.locator(".tile", has_text="Disagreed")).to_contain_text("2")
+    panel.locator("details summary").first.click()
+    expect(panel.get_by_role("heading", name=re.compile("^version 2.0: 200"))).to_be_visible()
+    panel.get_by_role("button", name="Stop copying").click()
+    expect(panel.get_by_text("off", exact=True)).to_be_visible()
+    assert management.get("/models/looks/traffic").json()["traffic"].get("shadow") is None
+
+
 def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/metrics")
