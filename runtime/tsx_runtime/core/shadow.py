@@ -34,26 +34,19 @@ Reason = Literal["not-ready", "same-version", "under-way", "size", "unanswered",
 
 
 class Shadowing:
-    """The observer of one model, and what it has seen. `judge` compares two answers, and calls `agreed`, `differed` or `failed`."""
+    """The observer of one model, and what it has seen. `judge` compares two answers, and counts what comes of it in `Copy.tally`."""
 
-    def __init__(
-        self,
-        name: str,
-        number: str,
-        said: Shadow,
-        find: Callable[[], ModelVersion | None],
-        judge: Callable[[Pair], Coroutine[Any, Any, None]],
-    ) -> None:
-        """`find` gives the version `number` of the model while it is registered."""
+    def __init__(self, name: str, number: str, said: Shadow, judge: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
         self.name = name
-        self.number = number
+        self.number = number  # of the version that gets copies
+        self.target: ModelVersion | None = None  # which is that, while it is registered
         self.said = said
         self.problem: str | None = None  # why it does nothing, where it never will
         self.observed = False
         self.tally = Tally(_examples(said))
         self.under_way: set[Copy] = set()
         self._size = 0  # bytes of the bodies of those
-        self._find = find
+        self._before: ModelVersion | None = None  # the last that was a target
         self._judge = judge
         self._tasks: set[asyncio.Task[None]] = set()  # comparisons; those of a shadow that has ended still end, and count in its tally
 
@@ -61,6 +54,13 @@ class Shadowing:
         """Another share, with the same to compare."""
         self.said = said
         self.tally.keep_examples(_examples(said))
+
+    def aim(self, target: ModelVersion | None) -> None:
+        """Send copies there; None: nowhere, for now. Another version of the same number has nothing to do with what was counted."""
+        if target is not None and self._before not in (None, target):
+            self.reset()
+        self.target, self._before = target, target or self._before
+        self.let_go(but=target)
 
     def reset(self) -> None:
         """Count from nothing. What is under way is counted by nobody."""
@@ -78,14 +78,14 @@ class Shadowing:
         return draw * 100 < self.said.share
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        target = self._find()
-        reason = self._before(target, version, len(job.body))
+        target = self.target
+        reason = self._reason(target, version, len(job.body))
         if reason is not None:
             self.tally.shed[reason] += 1
             return job
         return _Seen(job, version, self)
 
-    def _before(self, target: ModelVersion | None, version: ModelVersion, size: int) -> Reason | None:
+    def _reason(self, target: ModelVersion | None, version: ModelVersion, size: int) -> Reason | None:
         """Why a request that this version answers is not copied now."""
         if target is version:
             return "same-version"
@@ -110,8 +110,8 @@ class Shadowing:
     def _copy(self, job: Job, version: ModelVersion, answer: ComparedAnswer, seconds: float) -> None:
         if not self.observed:  # since this turn of the loop
             return
-        target = self._find()
-        reason = self._before(target, version, len(job.body)) or self._busy(target, version)
+        target = self.target
+        reason = self._reason(target, version, len(job.body)) or self._busy(target, version)
         if reason is not None or target is None:
             self.tally.shed[reason or "not-ready"] += 1
             return

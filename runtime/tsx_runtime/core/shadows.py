@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from tsx_runtime.core.comparing import compare
-from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.model import Model
 from tsx_runtime.core.routing import meant
 from tsx_runtime.core.shadow import Pair, Shadowing
 from tsx_runtime.core.splits import Splits
@@ -86,9 +86,9 @@ class Shadows:
         if old is None or (old.number, old.said.compare) != (number, said.compare):
             if old is not None:
                 self._stop(old)
-            old = self._by_model[name] = Shadowing(name, number, said, partial(self._find, name, number), self._judge)
+            old = self._by_model[name] = Shadowing(name, number, said, self._judge)
         old.change(said)
-        old.let_go(but=model.versions.get(number))
+        old.aim(model.versions.get(number))
         self._set_problem(old, self._problem(model, said))
 
     def _set_problem(self, shadowing: Shadowing, problem: TsxError | None) -> None:
@@ -107,10 +107,6 @@ class Shadows:
         if shadowing.observed:
             shadowing.observed = False
             self._splits.unobserve(shadowing.name, shadowing)
-
-    def _find(self, name: str, number: str) -> ModelVersion | None:
-        model = self._models.get(name)
-        return None if model is None else model.versions.get(number)
 
     async def _judge(self, pair: Pair) -> None:
         tally, how = pair.copy.tally, pair.shadowing.said.compare

@@ -410,7 +410,21 @@ def test_a_shadow_that_is_unregistered_comes_back(twins: RunningServer, until: U
     assert settled(twins, until)["requests"]["shed"] == {"not-ready": 1}
     twins.register("twin-2.0.mar", initial_workers=1)
     ask(twins, "same")
-    assert settled(twins, until, 2)["requests"]["copied"] == 1
+    assert settled(twins, until)["requests"] == {"copied": 1, "under_way": 0, "shed": {}}  # it may be another one: counted from nothing
+
+
+def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins: RunningServer, tmp_path: Path, until: Until) -> None:
+    begin(twins)
+    for _ in range(3):
+        ask(twins, str(tmp_path / "go"))
+    until(lambda: told(twins)["requests"]["under_way"])
+    replaced = twins.management.post("/models", params={"url": "twin-2.0.mar", "replace": "true", "initial_workers": "1"})
+    assert replaced.status_code == 200, replaced.text
+    ask(twins, "same")  # the old process still hangs, and the new one has this
+    until(lambda: told(twins)["agreed"] + told(twins)["disagreed"] == 1)
+    assert told(twins)["requests"]["copied"] == 1
+    (tmp_path / "go").touch()
+    settled(twins, until)
 
 
 def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twins: RunningServer, tmp_path: Path, until: Until) -> None:
