@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, clean, started, tsx
+from tsx_runtime.plugins import ComparedAnswer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins"
 SECRET = "a secret of the test"
@@ -24,7 +25,7 @@ HANDLER = """
 def handle(data, context):
     return None if data is None else [str(len(data))] * len(data)
 """
-NAMES = "execution-parameters,signed-tokens,half-full,statsd,share"
+NAMES = "execution-parameters,signed-tokens,half-full,statsd,share,nearly-the-same-text"
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,21 @@ def test_a_model_comes_from_the_share(server: Running, token: Callable[..., dict
     assert httpx.post(f"{server.address('predictions')}/predictions/shared", headers=token()).text == "1"
     for url, status in (("share://team/none.mar", 400), ("share://others/shared.mar", 404)):
         assert httpx.post(models, params={"url": url}, headers=admin).status_code == status
+
+
+def test_a_shadow_is_compared_by_the_plugin(server: Running, token: Callable[..., dict[str, str]]) -> None:
+    from tsx_example_plugins.comparisons import nearly_the_same_text  # as above
+
+    def judged(text: str) -> bool | str:
+        return nearly_the_same_text(b"", *(ComparedAnswer(200, {}, each.encode()) for each in ("a b c d e f g h i j", text)))
+
+    assert judged("a b c d e f g h i k") is True
+    assert judged("a b c") == "only 46% of the words agree"
+    models, admin = f"{server.address('models')}/models/counting", token("admin")
+    compare = {"kind": "plugin", "name": "nearly-the-same-text"}
+    begun = httpx.put(f"{models}/shadow", json={"to": "2.0", "share": 1, "compare": compare}, headers=admin)
+    assert (begun.status_code, begun.json()["why"]) == (200, "Version 2.0 is not registered.")
+    assert httpx.patch(f"{models}/traffic", json={"shadow": None}, headers=admin).status_code == 200
 
 
 def test_a_plugin_that_is_not_there_is_told_at_the_start(environment: dict[str, str], tmp_path: Path) -> None:
