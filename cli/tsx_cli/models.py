@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tsx_archiver.limits import human
-from tsx_cli import rollout, shadow, traffic
+from tsx_cli import record, rollout, shadow, traffic
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
@@ -159,6 +159,7 @@ def unregister(name: Name, version: Version = None, as_json: AsJson = False, url
 app.command("traffic")(traffic.traffic)
 app.command("label")(traffic.label)
 app.command("rollback")(traffic.rollback)
+app.command("record")(record.record)
 app.command("rollout")(rollout.rollout)
 app.command("shadow")(shadow.shadow)
 

@@ -234,6 +234,9 @@ class Settings(BaseModel):
     state_dir: Path | None = Field(
         None, description="where changes made while serving are kept; .tsx in the model store, or the user's state directory, if not set"
     )
+    record_headers: list[str] | None = Field(
+        None, description="headers that recordings keep, beside those a request needs; if not set, all that do not tell who asked"
+    )
     cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set")
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")

@@ -20,6 +20,7 @@ from tsx_runtime.core.model import NOTHING_OWN, Host, Model, ModelVersion, Plan,
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.replacing import Handover, Said, catch_up, in_place_of
 from tsx_runtime.core.rollouts import Rollouts
 from tsx_runtime.core.shadows import Shadows
@@ -58,6 +59,7 @@ class Registry:
         self.traffic, self.set_traffic, self.shares, self.rollback = splits.traffic, splits.set_traffic, splits.shares, splits.rollback
         self.observe, self.unobserve, self.on_traffic = splits.observe, splits.unobserve, splits.on_traffic
         self.rollouts = Rollouts(self)
+        self.recorders = Recorders(self)
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
@@ -366,6 +368,7 @@ class Registry:
         await asyncio.gather(*(self._remove(version) for version in versions))
         if self._background:
             await asyncio.wait(self._background)
+        await self.recorders.close()
         await asyncio.to_thread(self.state.close)
         await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)

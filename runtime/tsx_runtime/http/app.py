@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import debug, faults, health, kserve, management, metrics, openapi, plugged, rollout, shadow, traffic, ui
+from tsx_runtime.http import debug, faults, health, kserve, management, metrics, openapi, plugged, record, rollout, shadow, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
@@ -189,6 +189,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     if "management" in roles:
         app.include_router(traffic.build_router(registry, limit))  # before those that take any word for a version
         app.include_router(rollout.build_router(registry, limit))
+        app.include_router(record.build_router(registry, limit))
         app.include_router(shadow.build_router(registry, limit))
         app.include_router(management.build_router(registry, limit))
         app.guards["models"] = guards.management

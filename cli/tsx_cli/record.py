@@ -1,0 +1,66 @@
+"""`tsx models record`: a share of a model's requests is written to files on the server."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tsx_archiver.limits import human
+from tsx_cli.client import path
+from tsx_cli.failure import UsageError
+from tsx_cli.options import AsJson, Config, Url, management
+from tsx_cli.output import print_json
+
+Name = Annotated[str, typer.Argument(help="Name of the model.")]
+
+
+def record(
+    name: Name,
+    share: Annotated[str | None, typer.Option(help="How many of the requests: 1%.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Of all files together; the oldest go first.", show_default="100MB")] = None,
+    max_age: Annotated[str | None, typer.Option(help="After which a request is removed: 12h, 7d.", show_default="1d")] = None,
+    answers: Annotated[bool, typer.Option("--answers", help="Keep the answers as well.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Record no more; what was recorded stays.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="With --off: remove what was recorded.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Record requests to send them again later (`tsx replay`); without options, show what is recorded."""
+    terms = {key: value for key, value in {"share": share, "max_size": max_size, "max_age": max_age}.items() if value is not None}
+    if off and (terms or answers):
+        raise UsageError("--off ends the recording; say it without --share, --max-size, --max-age and --answers")
+    if remove and not off:
+        raise UsageError("--remove says what becomes of the files when a recording ends; say it with --off")
+    if (terms or answers) and share is None:
+        raise UsageError("say how many of the requests are recorded, such as --share 1%, or --share 100%")
+    server, target = management(url, config), path("models", name, "record")
+    if off:
+        told = server.call("DELETE", path("models", name, "record", remove=remove)).json()
+    elif terms:
+        body = json.dumps({**terms, "answers": answers}).encode()
+        told = server.call("PUT", target, body, {"Content-Type": "application/json"}).json()
+    else:
+        told = server.call("GET", target).json()
+    if as_json:
+        print_json(told)
+    else:
+        _show(told)
+
+
+def _show(told: dict[str, Any]) -> None:
+    if told["recording"]:
+        terms = told["terms"]
+        answers = "with answers" if terms["answers"] else "without answers"
+        kept = f"up to {human(terms['max_size'])}, for {terms['max_age'] / 3600:g} hours"
+        print(f"{told['model']}: {terms['share']:g} % of the requests are recorded, {answers}, {kept}")
+        dropped = ", ".join(f"{count} ({reason})" for reason, count in told["dropped"].items())
+        print(f"recorded: {told['recorded']}" + (f"; not recorded: {dropped}" if dropped else ""))
+        if told.get("problem"):
+            print(f"the disk takes nothing: {told['problem']}")
+    else:
+        print(f"{told['model']}: not recorded")
+    if told["files"]:
+        print(f"{human(told['bytes'])} in {told['files']} files on the server: {told['directory']}")

@@ -1,0 +1,110 @@
+"""Which models are recorded, on this server and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tsx_runtime.core.recording import Keeper, Recorder
+from tsx_runtime.core.recordterms import RecordTerms
+from tsx_runtime.core.segments import Kept, Segments
+from tsx_runtime.errors import Conflict, ModelNotFound
+
+if TYPE_CHECKING:
+    from tsx_runtime.core.registry import Registry
+
+logger = logging.getLogger("tsx.recording")
+
+
+class Recorders:
+    """One recording a model at most. Lives on the event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._keeper = Keeper(registry.settings.record_headers)
+        self._running: dict[str, Recorder] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        registry.on_traffic.append(self._on_traffic)
+
+    def find(self, name: str) -> Recorder | None:
+        """Raises ModelNotFound."""
+        self._check(name)
+        return self._running.get(name)
+
+    def directory(self, name: str) -> Path | None:
+        """Where the files of a model lie; None where nothing can be kept."""
+        state = self._registry.state.directory
+        return None if state is None else state / "recordings" / name
+
+    async def start(self, name: str, terms: RecordTerms) -> None:
+        """In place of the one there is; what that has recorded stays. Raises ModelNotFound, Conflict."""
+        self._check(name)
+        if self.directory(name) is None:
+            raise Conflict("Requests cannot be recorded: there is no directory for it. Set state_dir to one.")
+        while name in self._running:  # another may be begun meanwhile
+            await self._end(name)
+        self._check(name)
+        self._begin(name, terms)
+        self._registry.state.save(name, record=terms.model_dump())
+
+    async def stop(self, name: str, *, remove: bool = False) -> None:
+        """What was recorded stays, unless it is to be removed. Raises ModelNotFound."""
+        self._check(name)
+        self._registry.state.save(name, record=None)
+        await self._end(name)
+        directory = self.directory(name)
+        if remove and directory is not None:
+            await asyncio.to_thread(Segments(directory, name, 0, 0).remove)
+
+    async def kept(self, name: str) -> Kept:
+        """What lies in the files of a model."""
+        directory = self.directory(name)
+        if directory is None:
+            return Kept(0, 0, None)
+        return await asyncio.to_thread(Segments(directory, name, 0, 0).kept)
+
+    async def close(self) -> None:
+        """Everything that was noted is written."""
+        for name in list(self._running):
+            await self._end(name)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _check(self, name: str) -> None:
+        if name not in self._registry.models:
+            raise ModelNotFound(f"Model not found: {name}")
+
+    def _on_traffic(self, name: str) -> None:
+        """A model may have come, or gone."""
+        if name not in self._registry.models:
+            if name in self._running:
+                self._in_background(self._end(name))
+        elif name not in self._running and (saved := self._registry.state.load(name).get("record")) is not None:
+            try:
+                self._begin(name, RecordTerms.model_validate(saved))
+            except ValidationError as error:
+                logger.warning("model %s: the recording that was kept for it cannot go on: %s", name, error)
+
+    def _begin(self, name: str, terms: RecordTerms) -> None:
+        directory = self.directory(name)
+        if directory is None:
+            return
+        recorder = self._running[name] = Recorder(name, terms, directory, self._keeper)
+        self._registry.observe(name, recorder)
+        logger.info("model %s: %g %% of its requests are recorded in %s", name, terms.share, directory)
+
+    async def _end(self, name: str) -> None:
+        recorder = self._running.pop(name, None)
+        if recorder is not None:
+            self._registry.unobserve(name, recorder)
+            await recorder.close()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

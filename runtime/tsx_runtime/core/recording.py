@@ -1,0 +1,229 @@
+"""Recording: a share of a model's requests is written to files as they came, to be sent again later (`recordings.py` has the format).
+
+A recording never holds a request up: a thread writes, and where that is slower than requests come, or the disk is full, requests are not
+recorded, and counted. What tells who asked is left out (`Keeper`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote_plus
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.recordterms import RecordTerms
+from tsx_runtime.core.segments import Kept, Segments
+from tsx_runtime.core.watched import Watched
+from tsx_runtime.errors import TsxError
+from tsx_runtime.recordings import Headers, Recorded, encode
+from tsx_runtime.wire import Body, Buffer, Parts
+
+MOST_WAITING = 32 << 20  # bytes that wait for the disk
+LONGEST_ANSWER = 1 << 20  # bytes of an answer that is kept
+REST = 10.0  # seconds without a try after the disk has failed
+OFTEN, SELDOM = 1.0, 3600.0  # seconds between two looks for what is too old
+
+# Who asks, or the right to ask. Names of headers, and of the parameters of a query.
+_SECRET = re.compile(
+    r"auth|cookie|token|secret|passw|credential|session|signature|jwt|api[-_]?key|^x-amz-|forwarded|real-ip|client[-_]?ip|^cf-",
+    re.IGNORECASE,
+)
+_OF_CONNECTION = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+_NEEDED = frozenset({"content-type", "content-encoding", "explain", "describe", "inference-header-content-length"})  # to send it again
+
+logger = logging.getLogger("tsx.recording")
+
+
+class Keeper:
+    """What of a request's head is kept: nothing that tells who asked."""
+
+    def __init__(self, only: Sequence[str] | None) -> None:
+        """`only`: the names of the headers that are kept beside those that it takes to send the request again; None for all."""
+        self._only = None if only is None else _NEEDED | {name.lower() for name in only}
+
+    def headers(self, block: str) -> Headers:
+        return [(name, value) for name, value in wire.parse_header_block(block) if self._keeps(name.lower())]
+
+    def query(self, query: str) -> str:
+        return "&".join(pair for pair in query.split("&") if not _SECRET.search(unquote_plus(pair.partition("=")[0])))
+
+    def _keeps(self, name: str) -> bool:
+        if name in _OF_CONNECTION or _SECRET.search(name):
+            return False
+        return self._only is None or name in self._only
+
+
+class Noted(NamedTuple):
+    """One request and its answer, on their way to the disk."""
+
+    at: float
+    version: str
+    meta: bytes
+    body: Body
+    status: int
+    seconds: float
+    answer_headers: bytes
+    answer: bytes | None
+
+    @property
+    def size(self) -> int:
+        return len(self.meta) + len(self.body) + len(self.answer or b"")
+
+
+class Recorder:
+    """The observer of one model. Lives on the event loop, and writes in a thread of its own."""
+
+    def __init__(self, name: str, terms: RecordTerms, directory: Path, keeper: Keeper) -> None:
+        self.terms = terms
+        self.recorded = 0
+        self.dropped: Counter[str] = Counter()  # by reason: slow, size, disk
+        self.problem: str | None = None  # why the disk took nothing, the last time
+        self._name = name
+        self._keeper = keeper
+        self._segments = Segments(directory, name, terms.max_size, terms.max_age)
+        self._thread = ThreadPoolExecutor(1, "tsx-recording")
+        self._loop = asyncio.get_running_loop()
+        self._noted: deque[Noted] = deque()
+        self._waiting = 0  # bytes of those, and of what is being written
+        self._writing = False
+        self._closed = False
+        self._rest_until = 0.0
+        self._sweeping: asyncio.Handle = self._loop.call_soon(self._sweep)
+
+    def wants(self, draw: float) -> bool:
+        return draw * 100 < self.terms.share
+
+    def watch(self, job: Job, version: ModelVersion) -> Job:
+        return _Seen(job, version.version, self)
+
+    def note(self, noted: Noted) -> None:
+        if self._closed:
+            return
+        if self._waiting and self._waiting + noted.size > MOST_WAITING:
+            self.dropped["slow"] += 1
+            return
+        self._waiting += noted.size
+        self._noted.append(noted)
+        if not self._writing:
+            self._writing = True
+            self._loop.call_soon(self._write)  # what is answered in one turn is written at once
+
+    async def kept(self) -> Kept:
+        return await self._loop.run_in_executor(self._thread, self._segments.kept)
+
+    async def close(self) -> None:
+        """What was noted is written first."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sweeping.cancel()
+        self._write()
+        await self._loop.run_in_executor(self._thread, self._segments.close)
+        self._thread.shutdown(wait=False)
+
+    def _write(self) -> None:
+        batch, self._noted = self._noted, deque()
+        if batch:
+            self._thread.submit(self._write_all, batch)
+        else:
+            self._writing = False
+
+    def _write_all(self, batch: deque[Noted]) -> None:
+        """In the thread."""
+        counts: Counter[str] = Counter()
+        problem = None
+        for noted in batch:
+            try:
+                counts[self._write_one(noted)] += 1
+            except OSError as error:
+                self._rest_until = time.monotonic() + REST
+                problem = f"{error.filename or self._segments.directory}: {error.strerror or error}"
+                counts["disk"] += 1
+        self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
+
+    def _write_one(self, noted: Noted) -> str:
+        if time.monotonic() < self._rest_until:
+            return "disk"
+        _, query, block = wire.parse_request_meta(noted.meta)
+        body = b"".join(noted.body.pieces) if isinstance(noted.body, Parts) else bytes(noted.body)
+        kept = self._keeper
+        answered = kept.headers(noted.answer_headers.decode("latin-1"))
+        entry = Recorded(
+            noted.at, noted.version, kept.query(query), kept.headers(block), body, noted.status, noted.seconds, answered, noted.answer
+        )
+        return "recorded" if self._segments.write(encode(entry), time.time()) else "size"
+
+    def _written(self, counts: Counter[str], size: int, problem: str | None) -> None:
+        self._waiting -= size
+        self.recorded += counts.pop("recorded", 0)
+        self.dropped += counts
+        if problem is not None:
+            if self.problem is None:
+                logger.warning("model %s: requests cannot be recorded: %s", self._name, problem)
+            self.problem = problem
+        elif self.recorded and not counts:
+            self.problem = None
+        self._write()
+
+    def _sweep(self) -> None:
+        """What is too old goes, also where nothing comes."""
+        self._thread.submit(self._sweep_files)
+        self._sweeping = self._loop.call_later(min(max(self.terms.max_age / 8, OFTEN), SELDOM), self._sweep)
+
+    def _sweep_files(self) -> None:
+        try:
+            self._segments.sweep(time.time())
+        except OSError as error:
+            logger.warning("model %s: what was recorded cannot be tidied up: %s", self._name, error)
+
+
+class _Seen(Watched):
+    """One that is recorded, once it is answered."""
+
+    def __init__(self, job: Job, version: str, recorder: Recorder) -> None:
+        super().__init__(job)
+        self._version = version
+        self._recorder = recorder
+        self._headers = b""
+        self._parts: list[bytes] | None = [] if recorder.terms.answers else None
+        self._size = 0
+
+    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
+        if self._parts is not None:
+            self._headers = self._headers or bytes(headers)
+            self._add(body)
+
+    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        if self._parts is not None:
+            self._headers = self._headers or bytes(headers)
+            self._add(body)
+        self._note(status)
+
+    def seen_refusal(self, error: TsxError) -> None:
+        self._parts = None
+        self._note(error.status)
+
+    def _add(self, body: Buffer) -> None:
+        assert self._parts is not None
+        self._size += len(body)
+        if self._size > LONGEST_ANSWER:
+            self._parts = None
+        else:
+            self._parts.append(bytes(body))
+
+    def _note(self, status: int) -> None:
+        seconds = time.monotonic() - self.arrived
+        answer = None if self._parts is None else b"".join(self._parts)
+        headers = b"" if answer is None else self._headers
+        self._recorder.note(Noted(time.time() - seconds, self._version, self.meta, self.body, status, seconds, headers, answer))

@@ -1,0 +1,100 @@
+"""The management routes of recordings: begin one, look at it, end it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tsx_runtime.core.recordterms import RecordTerms
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.http import faults, openapi
+from tsx_runtime.http.management import ModelName
+from tsx_runtime.http.replies import json_answer, read_object
+
+TERMS = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
+EXAMPLE = {"share": 1, "max_size": "100MB", "max_age": "1d", "answers": False}
+
+
+class ModelRecording(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "recording": False, "files": 0, "bytes": 0}]})
+
+    model: str
+    recording: bool
+    terms: RecordTerms | None = None
+    directory: str | None = Field(None, description="where its files lie on the server; none where nothing can be kept")
+    files: int
+    bytes: int
+    oldest: float | None = Field(None, description="seconds since 1970")
+    recorded: int = Field(0, description="requests, since it was begun or the server was started")
+    dropped: dict[str, int] = Field({}, description="requests that were not recorded, by reason: slow, size, disk")
+    problem: str | None = Field(None, description="why the disk takes nothing")
+
+
+class RecordRoutes:
+    """The routes' bodies. Each answers with what holds now, once that is kept on the disk."""
+
+    def __init__(self, registry: Registry, limit: int) -> None:
+        self.registry = registry
+        self.recorders = registry.recorders
+        self.limit = limit
+
+    async def start(self, model: str, request: Request) -> Response:
+        given = await read_object(request, self.limit, TERMS)
+        try:
+            terms = RecordTerms.model_validate(given)
+        except ValidationError as error:
+            raise faults.from_validation(error.errors()) from error
+        await self.recorders.start(model, terms)
+        return await self.show(model)
+
+    async def stop(self, model: str, remove: bool) -> Response:
+        await self.recorders.stop(model, remove=remove)
+        return await self.show(model)
+
+    async def show(self, model: str) -> Response:
+        recorder = self.recorders.find(model)
+        await self.registry.state.written()
+        kept = await (self.recorders.kept(model) if recorder is None else recorder.kept())
+        directory = self.recorders.directory(model)
+        told = ModelRecording(
+            model=model,
+            recording=recorder is not None,
+            terms=recorder.terms if recorder else None,
+            directory=None if directory is None else str(directory),
+            files=kept.files,
+            bytes=kept.size,
+            oldest=kept.oldest,
+            recorded=recorder.recorded if recorder else 0,
+            dropped=dict(recorder.dropped) if recorder else {},
+            problem=recorder.problem if recorder else None,
+        )
+        return json_answer(told)
+
+
+def build_router(registry: Registry, limit: int) -> APIRouter:
+    router = APIRouter(tags=["traffic"])
+    routes = RecordRoutes(registry, limit)
+
+    @router.put(
+        "/models/{model}/record",
+        summary="Record its requests",
+        response_model=ModelRecording,
+        responses=openapi.failures(400, 404, 409, 413),
+        openapi_extra=openapi.body_of(RecordTerms, EXAMPLE),
+    )
+    async def start(model: ModelName, request: Request) -> Response:
+        return await routes.start(model, request)
+
+    @router.get("/models/{model}/record", summary="What is recorded", response_model=ModelRecording, responses=openapi.failures(404))
+    async def show(model: ModelName) -> Response:
+        return await routes.show(model)
+
+    @router.delete("/models/{model}/record", summary="Record no more", response_model=ModelRecording, responses=openapi.failures(404))
+    async def stop(
+        model: ModelName, remove: Annotated[bool, Query(description="what was recorded as well; else it stays")] = False
+    ) -> Response:
+        return await routes.stop(model, remove)
+
+    return router
