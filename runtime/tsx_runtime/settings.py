@@ -10,6 +10,7 @@ import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -97,6 +98,14 @@ OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("
 Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
 
 
+def _check_collector(value: str) -> str:
+    parsed = urlsplit(value)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.query or parsed.fragment:
+        raise ValueError("it must be an http or https URL")
+    return value
+
+
+Collector = Annotated[str, AfterValidator(_check_collector), Accepts("a URL such as http://127.0.0.1:4318")]
 Host = Annotated[str, AfterValidator(_check_host), Accepts("a host name or address, without a port")]
 
 
@@ -220,6 +229,10 @@ class Settings(BaseModel):
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
         "auto", description="text, or json; auto: JSON where the log goes to stderr and that is no terminal"
     )
+    otlp_endpoint: Collector | None = Field(
+        None, description="collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see observability.md"
+    )
+    trace_share: float = Field(0.01, ge=0, le=1, description="share of the requests whose client has no trace for which one is begun")
     log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
     metrics_location: Path | None = Field(None, description="directory for ts_metrics.log and model_metrics.log; log_location if not set")
     log_config: Path | None = Field(None, description="a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config")

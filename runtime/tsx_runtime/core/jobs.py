@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from tsx_runtime.core.tracing import OpenSpan, Passage
 from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer
 
@@ -135,7 +136,21 @@ class _Rest:
 class WaitingJob:
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
 
-    __slots__ = ("_rest", "_told", "arrived", "body", "deadline", "done", "gone", "meta", "priority", "routed", "watched")
+    __slots__ = (
+        "_passage",
+        "_rest",
+        "_route",
+        "_told",
+        "arrived",
+        "body",
+        "deadline",
+        "done",
+        "gone",
+        "meta",
+        "priority",
+        "routed",
+        "watched",
+    )
 
     def __init__(self, meta: bytes, body: Body, arrived: float, deadline: float | None = None, priority: int = 0) -> None:
         self.meta = meta
@@ -147,6 +162,8 @@ class WaitingJob:
         self.routed: Any = None
         self.watched: Job | None = None
         self._told = b""
+        self._passage: Passage | None = None
+        self._route: Any = None
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._rest: _Rest | None = None
 
@@ -157,7 +174,14 @@ class WaitingJob:
     def request_id(self) -> bytes:
         return self.meta.partition(b"\r")[0]
 
+    def trace(self, above: OpenSpan, route: Any) -> None:
+        """Its time is told as spans below this one."""
+        self._route, self._passage = route, Passage(above)
+        self.meta = self._passage.into(self.meta)
+
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        if self._passage is not None:
+            self._passage.answered(self.routed or self._route, self.arrived, status)
         if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer
             self._rest.put(PredictionFailed(str(body, "utf-8", "replace")))
         elif self._rest is not None:
@@ -167,6 +191,8 @@ class WaitingJob:
             self.done.set_result(Answer(status, bytes(headers) + self._told, bytes(body)))
 
     def refuse(self, error: TsxError) -> None:
+        if self._passage is not None:
+            self._passage.refused(self.routed or self._route, self.arrived, error)
         if self._rest is not None:
             self._rest.put(error)
         elif not self.done.done():

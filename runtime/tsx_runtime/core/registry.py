@@ -26,6 +26,7 @@ from tsx_runtime.core.rollouts import Rollouts
 from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
+from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.errors import (
     BadRequest,
     CannotRemoveDefault,
@@ -60,6 +61,7 @@ class Registry:
         self.observe, self.unobserve, self.on_traffic = splits.observe, splits.unobserve, splits.on_traffic
         self.rollouts = Rollouts(self)
         self.recorders = Recorders(self)
+        self.tracer: Tracer | None = None  # set before anything is served, where requests are traced
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request

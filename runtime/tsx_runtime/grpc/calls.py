@@ -12,6 +12,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.split import Route
+from tsx_runtime.core.tracing import current
 from tsx_runtime.grpc.metadata import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, Refusal, worker_refusal
 from tsx_runtime.http.asgi import Pair, check_status, new_request_id
@@ -47,6 +48,8 @@ class Asked:
         self.route = route
         self.job = WaitingJob(wire.request_meta(self.id, b"", [*headers, *own]), body, now, due, priority)
         self._answer: Answer | None = None
+        if (span := current.get()) is not None:
+            self.job.trace(span, route)
         route.submit(self.job)
 
     @property

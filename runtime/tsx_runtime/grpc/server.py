@@ -42,7 +42,7 @@ class GrpcServer:
         """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers."""
         self.server = grpc.aio.server(options=options(settings, roles))
         self.log = access_log(settings)
-        services = _services(registry, settings, keys, roles, Ledger(counts, self.log))
+        services = _services(registry, settings, keys, roles, Ledger(counts, self.log, registry.tracer))
         self.health = Health(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts)))
         self.server.add_generic_rpc_handlers(tuple(service.handler for service in services))

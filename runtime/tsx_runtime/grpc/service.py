@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from tsx_runtime.core.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.calls import Context, Refused
 from tsx_runtime.grpc.metadata import as_headers
@@ -19,6 +20,9 @@ from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 
+TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
+# Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+FAULTS = frozenset({2, 4, 12, 13, 14, 15})
 TOO_SLOW = "The client took nothing of the answer for {:g} s (write_timeout)."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
 
@@ -26,10 +30,11 @@ logger = logging.getLogger("tsx.grpc")
 
 
 class Ledger(NamedTuple):
-    """Where it is told how each call ended: the counters that REST has, and the access log."""
+    """Where it is told how each call ended: the counters that REST has, the access log, and the spans of those that are traced."""
 
     counts: Counts
     log: AccessLog | None = None
+    tracer: Tracer | None = None
 
 
 class Service:
@@ -134,14 +139,34 @@ class Service:
     def _logged(self, method: str, message: Any, context: Context) -> Generator[_Ended, None, None]:
         """The call is counted, and has a line of the access log in TorchServe's form: the status there is gRPC's number."""
         ended, began = _Ended(), time.monotonic()
+        span = None if self._ledger.tracer is None else self._span(self._ledger.tracer, method, message, context, began)
+        current.set(span)  # of the call's own task
         try:
             yield ended
         finally:
+            if span is not None:
+                span.attributes |= {"rpc.grpc.status_code": ended.code.value[0], "tsx.request.id": _request_id(context)}
+                span.finish(time.monotonic(), ended.code.name if ended.code.value[0] in FAULTS else "")
             if ended.status:
                 self._ledger.counts.add(ended.status)
             if self._ledger.log is not None and self._ledger.log.wants():
                 line, model = f"gRPC {self.name}/{method} HTTP/2.0", getattr(message, "model_name", "")
                 self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), model)
+
+    def _span(self, tracer: Tracer, method: str, message: Any, context: Context, began: float) -> OpenSpan | None:
+        """Of a call of a model; that of another one would tell nothing."""
+        if method not in TRACED:
+            return None
+        parent = parent_of(as_headers(context.invocation_metadata() or ()))
+        if not tracer.wants(parent):
+            return None
+        span = tracer.begin(parent, began)
+        span.name = f"{self.name}/{method}"
+        span.attributes |= {"rpc.system": "grpc", "rpc.service": self.name, "rpc.method": method}
+        peer = _peer(context)
+        if peer is not None:
+            span.attributes["client.address"] = peer[0]
+        return span
 
 
 class _Ended:

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
+from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import debug, faults, health, kserve, management, metrics, openapi, plugged, record, rollout, shadow, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
@@ -22,6 +23,7 @@ from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.http.tokens import Keys, build_keys
+from tsx_runtime.http.traced import traced
 from tsx_runtime.http.ui import PREDICT, Playground
 from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
 from tsx_runtime.settings import ROLES, Settings
@@ -48,6 +50,7 @@ class ServerApp(FastAPI):
         self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)
         self.access_log = access_log(settings)
+        self.tracer: Tracer | None = None
         self.system = system or System(settings)
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
@@ -70,9 +73,9 @@ class ServerApp(FastAPI):
                 await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
                 return
         if self.predictions is not None and runs_model(scope["path"]):
-            await self.predictions(scope, receive, send)
+            await traced(self.tracer, self.predictions, scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
-            await self.workflow_predictions(scope, receive, send)
+            await traced(self.tracer, self.workflow_predictions, scope, receive, send)
         elif self.playground is not None and scope["path"].startswith(PREDICT):
             await self.playground(scope, receive, send)
         else:
@@ -181,6 +184,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
+    app.tracer = registry.tracer
     limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)

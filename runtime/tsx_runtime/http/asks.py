@@ -83,7 +83,7 @@ def sometimes_timed(kind: Callable[..., ExchangeT], share: float) -> Callable[..
 class AskingJob(WaitingJob):
     """A job of the other lane that keeps what the header of its answer says."""
 
-    __slots__ = ("_asks", "_route", "timing")
+    __slots__ = ("_asks", "timing")
 
     def __init__(self, asks: Asks, route: Route, meta: bytes, body: Body, arrived: float, deadline: float | None, priority: int) -> None:
         super().__init__(meta, body, arrived, deadline, priority)

@@ -17,6 +17,7 @@ import httptools
 from tsx_runtime import wire
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
+from tsx_runtime.core.tracing import Parent, parent_of
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.asks import Asks, asks_of
@@ -46,6 +47,7 @@ class Head(NamedTuple):
     line: str  # its first, for the access log
     headers: list[Pair]  # names in lower case, for those who share requests out by them
     asks: Asks | None  # beside its answer
+    parent: Parent | None  # of its trace, where requests are traced
 
 
 class _Url(NamedTuple):
@@ -60,13 +62,14 @@ Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane, which 
 class Heads:
     """Reads heads for one listener, and finds the version that each is for, or who picks one."""
 
-    def __init__(self, registry: Registry, guard: Guard | None, limit: int, max_head: int) -> None:
+    def __init__(self, registry: Registry, guard: Guard | None, limit: int, max_head: int, *, traced: bool = False) -> None:
         self.known: dict[bytes, Known] = {}
         self._urls: dict[bytes, _Url | None] = {}
         self._registry = registry
         self._guard = guard
         self._limit = limit  # bytes of a body
         self._max_head = max_head  # bytes
+        self._traced = traced
         registry.on_change.append(self._forget)
         self._key = guard.key if guard is not None else None
         if self._key is not None and self._key.lifetime is not None:
@@ -104,7 +107,8 @@ class Heads:
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = str(raw[: raw.find(b"\r\n")], "latin-1")
         asks = asks_of(found.headers)
-        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, asks)
+        parent = parent_of(found.headers) if self._traced else None
+        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, asks, parent)
         return head, url.route.by_head(found.headers)
 
     def _url(self, text: bytes) -> _Url | None:

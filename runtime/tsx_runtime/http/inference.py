@@ -18,6 +18,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
+from tsx_runtime.core.tracing import current
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.access import SERVED
@@ -67,6 +68,8 @@ class Predictions:
                 await self._options(scope, send, request_id)
                 return
             scope[SERVED] = route, job = await self._job(scope, receive, request_id)
+            if (span := current.get()) is not None:
+                job.trace(span, route)
             answer = await _answer(route, job, receive)
             check_status(answer.status)
             headers = handler_headers(answer.headers)

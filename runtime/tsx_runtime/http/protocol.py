@@ -35,6 +35,7 @@ from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
 from tsx_runtime.http.limits import deadline
 from tsx_runtime.http.lines import Lines
 from tsx_runtime.http.timeouts import SLOWEST, Clock
+from tsx_runtime.http.traced import some_traced
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -68,13 +69,19 @@ class Lane:
         predictions = app.predictions
         if predictions is not None and predictions.guard is not None and predictions.guard.plugins:
             predictions = None  # what a plugin says of a head may be otherwise the next time, so none is remembered
-        self.heads = None if predictions is None else Heads(predictions.registry, predictions.guard, predictions.limit, app.max_header_size)
+        self.heads = (
+            None
+            if predictions is None
+            else Heads(predictions.registry, predictions.guard, predictions.limit, app.max_header_size, traced=app.tracer is not None)
+        )
         self.counts = app.counts
         self.lines = Lines(app.cors)
         self.log = app.access_log
         self.exchange: Callable[..., Exchange] = Exchange
         if app.access_log is not None:
             self.exchange = LoggedExchange if app.access_log.share >= 1.0 else some_logged(app.access_log)
+        if app.tracer is not None:
+            self.exchange = some_traced(app.tracer, self.exchange)
         if app.server_timing_share > 0:
             self.exchange = sometimes_timed(self.exchange, app.server_timing_share)
         self.timeouts = app.timeouts

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -32,6 +33,7 @@ from tsx_runtime.loglines import writes_json
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.grpc_ports import GrpcAddresses, Port, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.listen import BACKLOG, Listener, listeners
+from tsx_runtime.targets.otlp import tracing
 from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
 from tsx_runtime.targets.tls import tls_context
@@ -102,6 +104,7 @@ async def serve_async(
     with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output, contextlib.ExitStack() as held:
         manner.on_bound()
         registry = Registry(settings, worker_files, output)
+        registry.tracer = held.enter_context(tracing(settings, os.environ))
         held.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)
         workflows = Workflows(registry)

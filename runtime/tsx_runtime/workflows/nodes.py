@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.tracing import current
 from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable
 from tsx_runtime.workflows.schedule import Output
 
@@ -46,6 +47,24 @@ class _Refused(TsxError):
 
 async def ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, request: Request) -> Output:
     """Raises a `TsxError` that names the node: NodeFailed, Unavailable (with when to try again), OutOfResources."""
+    above = current.get()
+    if above is None:
+        return await _ask(node, headers, body, request)
+    span = above.child(f"node {node.name}", time.monotonic())
+    current.set(span)  # of this node's task alone
+    error = "cancelled"
+    try:
+        output = await _ask(node, headers, body, request)
+        error = ""
+        return output
+    except TsxError as failure:
+        error = type(failure.__cause__ or failure).__name__
+        raise
+    finally:
+        span.finish(time.monotonic(), error)
+
+
+async def _ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, request: Request) -> Output:
     meta = wire.request_meta(request.id, b"", headers)
     for attempt in range(1, node.retries + 2):
         try:
@@ -64,6 +83,8 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
     if end <= now:
         raise DeadlinePassed("the time that the client gave the request is over")
     job = WaitingJob(meta, body, now, request.deadline, request.priority)  # its queue need not know of this attempt's end: it is left then
+    if (above := current.get()) is not None:
+        job.trace(above, node.version)
     node.version.submit(job)
     over = False
     try:

@@ -1,0 +1,221 @@
+"""Spans of requests that are traced: which are (W3C Trace Context), and where the time of each went, told once it is answered.
+
+    server span                                   a request of HTTP, a call of gRPC
+      +-- node NAME                               of a workflow, an attempt or several
+      +-- queue                                   as in `times.py`, made afterwards of what is known of its batch
+      +-- batch wait
+      +-- handler                                 in the worker; what the handler is told as `traceparent`, so that its own spans are below
+            +-- preprocess, inference, postprocess
+
+A request that is not traced pays for one question. Nothing here knows who takes the spans: `targets/otlp.py` sends them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from tsx_runtime.core.times import BatchTimes
+from tsx_runtime.errors import TsxError
+
+LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
+MOST_LINKS = 32  # of one batch
+
+_PARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_OLD = re.compile(rb"(?i)traceparent: [^\r\n]*\r\n")
+
+Links = tuple[tuple[int, int], ...]  # trace and span
+
+
+class Parent(NamedTuple):
+    """What a client says of the trace that its request belongs to."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    state: str
+
+
+class Span(NamedTuple):
+    """One that has ended. Times are of time.monotonic()."""
+
+    trace_id: int
+    span_id: int
+    parent_id: int  # 0: none
+    is_remote: bool  # the parent is a client's
+    name: str
+    kind: str  # server, internal
+    start: float
+    end: float
+    attributes: dict[str, Any]
+    error: str  # empty where there is none
+    state: str
+    links: Links = ()
+
+
+def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
+    """None where there is no `traceparent`, or none that W3C's form allows. Names are in lower case."""
+    found, states = None, []
+    for name, value in headers:
+        if name == b"traceparent":
+            if found is not None:
+                return None  # which of two is meant nobody can tell
+            found = value.strip()
+        elif name == b"tracestate":
+            states.append(value)
+    match = _PARENT.fullmatch(found) if found else None
+    if match is None or (match[1] == b"00" and match[5]):
+        return None
+    state = b",".join(states).decode("latin-1")
+    return Parent(int(match[2], 16), int(match[3], 16), bool(int(match[4], 16) & 1), state if len(state) <= LONGEST_STATE else "")
+
+
+class Tracer:
+    """Says which requests are traced: those whose client's are; of those without a trace, a share."""
+
+    def __init__(self, share: float, emit: Callable[[list[Span]], None], draw: Callable[[], float] = random.random) -> None:
+        self.share = share
+        self.emit = emit
+        self._draw = draw
+        self._batch: BatchTimes | None = None  # the newest that a traced request was in
+        self._members: list[tuple[int, int]] = []
+
+    def wants(self, parent: Parent | None) -> bool:
+        return self._draw() < self.share if parent is None else parent.sampled
+
+    def begin(self, parent: Parent | None, started: float) -> OpenSpan:
+        """The span of a request that `wants` has let through."""
+        if parent is None:
+            return OpenSpan(self, new_id(128), 0, "", "server", started)
+        return OpenSpan(self, parent.trace_id, parent.span_id, "", "server", started, parent.state, is_remote=True)
+
+    def companions(self, times: BatchTimes, trace_id: int, span_id: int) -> Links:
+        """Those of the same batch that were asked for before."""
+        if self._batch is not times:
+            self._batch, self._members = times, []
+        links = tuple(self._members[:MOST_LINKS])
+        self._members.append((trace_id, span_id))
+        return links
+
+
+class OpenSpan:
+    """A span that has not ended: a request, or a node of a workflow."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        trace_id: int,
+        parent_id: int,
+        name: str,
+        kind: str,
+        started: float,
+        state: str = "",
+        *,
+        is_remote: bool = False,
+    ) -> None:
+        self.tracer = tracer
+        self.trace_id = trace_id
+        self.span_id = new_id(64)
+        self.name = name
+        self.state = state
+        self.attributes: dict[str, Any] = {}
+        self._parent_id = parent_id
+        self._kind = kind
+        self._started = started
+        self._is_remote = is_remote
+
+    def child(self, name: str, started: float) -> OpenSpan:
+        return OpenSpan(self.tracer, self.trace_id, self.span_id, name, "internal", started, self.state)
+
+    def finish(self, end: float, error: str = "") -> None:
+        self.tracer.emit(
+            [
+                Span(
+                    self.trace_id,
+                    self.span_id,
+                    self._parent_id,
+                    self._is_remote,
+                    self.name,
+                    self._kind,
+                    self._started,
+                    end,
+                    self.attributes,
+                    error,
+                    self.state,
+                )
+            ]
+        )
+
+
+class Passage:
+    """One job's way through the queue, its batch and the worker, below the span of a request or a node."""
+
+    __slots__ = ("_above", "_handler")
+
+    def __init__(self, above: OpenSpan) -> None:
+        self._above = above
+        self._handler = new_id(64)
+
+    def into(self, meta: bytes) -> bytes:
+        """A request's meta (see `wire`) whose `traceparent` is this, in place of the client's."""
+        at = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
+        return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (meta[:at], _OLD.sub(b"", meta[at:]), self._above.trace_id, self._handler)
+
+    def answered(self, version: Any, arrived: float, status: int) -> None:
+        """To be called while the job's batch is the newest of the version."""
+        times: BatchTimes | None = version.stats.batch
+        self._name(version)
+        if times is None:
+            return
+        above = self._above
+        version.stats.point_out(f"{above.trace_id:032x}", arrived)
+        free = max(times.free, arrived)
+        links = above.tracer.companions(times, above.trace_id, self._handler)
+        error = f"status {status}" if status >= 500 else ""
+        spans = [
+            self._span("queue", arrived, free),
+            self._span("batch wait", free, times.began),
+            self._span("handler", times.began, times.done, {"tsx.batch.size": times.size}, error, links),
+        ]
+        start = times.began
+        for name, took in (("preprocess", times.preprocess), ("inference", times.inference)):
+            if took >= 0.0:  # NaN is not
+                spans.append(self._step(name, start, start + took))
+                start += took
+        if times.postprocess >= 0.0:
+            spans.append(self._step("postprocess", times.done - times.postprocess, times.done))
+        above.tracer.emit(spans)
+
+    def refused(self, version: Any, arrived: float, error: TsxError) -> None:
+        """`version`: or a split that has picked none."""
+        self._name(version)
+        self._above.tracer.emit([self._span("queue", arrived, time.monotonic(), error=type(error).__name__)])
+
+    def _name(self, version: Any) -> None:
+        self._above.attributes["tsx.model.name"] = version.name
+        if hasattr(version, "version"):  # a split that has picked none has none
+            self._above.attributes["tsx.model.version"] = version.version
+
+    def _span(
+        self, name: str, start: float, end: float, attributes: dict[str, Any] | None = None, error: str = "", links: Links = ()
+    ) -> Span:
+        above = self._above
+        span_id = self._handler if name == "handler" else new_id(64)
+        return Span(
+            above.trace_id, span_id, above.span_id, False, name, "internal", start, end, attributes or {}, error, above.state, links
+        )
+
+    def _step(self, name: str, start: float, end: float) -> Span:
+        return Span(self._above.trace_id, new_id(64), self._handler, False, name, "internal", start, end, {}, "", self._above.state)
+
+
+# The span that what runs in this task is below, for lanes where a request is a task.
+current: ContextVar[OpenSpan | None] = ContextVar("tsx_span", default=None)
+
+
+def new_id(bits: int) -> int:
+    return random.getrandbits(bits) or 1
