@@ -26,7 +26,7 @@ LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
 MOST_LINKS = 32  # of one batch
 
 _PARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_OLD = re.compile(rb"(?i)traceparent: [^\r\n]*\r\n")
+_OLD = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
 
 Links = tuple[tuple[int, int], ...]  # trace and span
 

@@ -1,0 +1,123 @@
+"""Which requests are traced, what their spans are, and what a handler is told of it."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.times import BatchTimes
+from tsx_runtime.core.tracing import OpenSpan, Parent, Passage, Span, Tracer, parent_of
+from tsx_runtime.errors import QueueFull
+from tsx_runtime.wire import parse_header_block, parse_request_meta, request_meta
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+NAN = float("nan")
+
+
+def read(traceparent: str, *states: str) -> Parent | None:
+    return parent_of([(b"traceparent", traceparent.encode()), *((b"tracestate", state.encode()) for state in states)])
+
+
+def test_a_traceparent_is_read_as_w3c_says() -> None:
+    assert read(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(int(TRACE, 16), int(SPAN, 16), True, "a=1,b=2")
+    assert read(f"00-{TRACE}-{SPAN}-00") == Parent(int(TRACE, 16), int(SPAN, 16), False, "")
+    assert read(f"01-{TRACE}-{SPAN}-03-more") is not None  # of a later version
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "x", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{SPAN}-01-more", TRACE],
+)
+def test_what_is_no_traceparent_is_as_none(value: str) -> None:
+    assert read(value) is None
+
+
+def test_of_two_traceparents_neither_counts() -> None:
+    assert parent_of([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())] * 2) is None
+
+
+@given(st.floats(0, 1), st.floats(0, 1, exclude_max=True))
+def test_the_client_s_word_goes_before_the_share(share: float, drawn: float) -> None:
+    tracer = Tracer(share, lambda spans: None, lambda: drawn)
+    assert tracer.wants(None) == (drawn < share)
+    assert tracer.wants(Parent(1, 2, True, ""))
+    assert not tracer.wants(Parent(1, 2, False, ""))
+
+
+HEADERS = st.lists(
+    st.sampled_from([(b"Host", b"x"), (b"TraceParent", b"old"), (b"X-traceparent", b"kept"), (b"traceparent", b"older")]), max_size=6
+)
+
+
+@given(st.sampled_from([b"", b"a=b"]), HEADERS)
+def test_the_handler_is_told_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    above = Tracer(1, lambda spans: None).begin(None, 1.0)
+    request_id, told_query, block = parse_request_meta(Passage(above).into(request_meta("id-1", query, headers)))
+    assert (request_id, told_query) == ("id-1", query.decode())
+    told = list(parse_header_block(block))
+    others = [(name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"]
+    assert told[:-1] == others
+    assert told[-1][0] == "traceparent"
+    assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", told[-1][1])
+
+
+def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list[Span], OpenSpan]:
+    """The spans of requests of one batch."""
+    spans: list[Span] = []
+    tracer = Tracer(1, spans.extend)
+    stats = Stats()
+    stats.batch = times
+    version = SimpleNamespace(name="m", version="1.0", stats=stats)
+    for arrived in arrivals:
+        above = tracer.begin(None, arrived)
+        Passage(above).answered(version, arrived, status)
+    return spans, above
+
+
+TIMES = BatchTimes(free=2.0, sent=2.5, began=3.0, done=6.0, answered=7.0, size=2, preprocess=0.5, inference=1.0, postprocess=0.25)
+
+
+def test_where_the_time_went() -> None:
+    spans, above = passed(1.0, times=TIMES)
+    assert {span.name: (span.start, span.end) for span in spans} == {
+        "queue": (1.0, 2.0),
+        "batch wait": (2.0, 3.0),
+        "handler": (3.0, 6.0),
+        "preprocess": (3.0, 3.5),
+        "inference": (3.5, 4.5),
+        "postprocess": (5.75, 6.0),
+    }
+    assert above.attributes == {"tsx.model.name": "m", "tsx.model.version": "1.0"}
+
+
+def test_who_found_a_worker_did_not_queue_and_steps_that_are_not_known_are_left_out() -> None:
+    spans, _ = passed(2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500)
+    assert [(span.name, span.start, span.end) for span in spans] == [
+        ("queue", 2.25, 2.25),
+        ("batch wait", 2.25, 3.0),
+        ("handler", 3.0, 6.0),
+        ("inference", 3.0, 6.0),
+    ]
+    assert [span.error for span in spans] == ["", "", "status 500", ""]
+
+
+def test_those_of_one_batch_are_linked() -> None:
+    spans, _ = passed(1.0, 1.5, times=TIMES)
+    first, second = (span for span in spans if span.name == "handler")
+    assert first.links == ()
+    assert second.links == ((first.trace_id, first.span_id),)
+
+
+def test_what_was_refused_has_waited_and_no_more() -> None:
+    spans: list[Span] = []
+    above = Tracer(1, spans.extend).begin(Parent(5, 6, True, "a=1"), 1.0)
+    Passage(above).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
+    above.finish(2.0, "QueueFull")
+    queue, request = spans
+    assert (queue.name, queue.parent_id, queue.error) == ("queue", request.span_id, "QueueFull")
+    assert (request.trace_id, request.parent_id, request.is_remote, request.state) == (5, 6, True, "a=1")

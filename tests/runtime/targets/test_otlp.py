@@ -1,0 +1,287 @@
+"""Traces as a collector gets them: a real server, its workers, a real endpoint of OTLP, and a handler with spans of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from tests.support.collector import Collector, Span, collector
+from tests.support.models import make_model
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, serving
+from tsx_runtime.core.tracing import Span as OwnSpan
+from tsx_runtime.errors import SettingError
+from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets import otlp
+
+# By a user, who knows nothing of tsx but that a request has headers.
+HANDLER = """
+import os
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+
+class Handler:
+    def initialize(self, context):
+        provider = TracerProvider(resource=Resource({"service.name": "mine"}))
+        provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(os.environ["COLLECTOR"] + "/v1/traces")))
+        self.tracer = provider.get_tracer("mine")
+
+    def preprocess(self, data):
+        return [bytes(row.get("body") or row["data"]) for row in data]
+
+    def inference(self, data):
+        headers = {"traceparent": self.context.get_request_header(0, "traceparent")}
+        if headers["traceparent"] is None:
+            return data
+        with self.tracer.start_as_current_span("my step", TraceContextTextMapPropagator().extract(headers)):
+            if data == [b"bad"]:
+                raise ValueError("no such image")
+            return [headers["traceparent"].encode() for _ in data]
+
+    def postprocess(self, data):
+        return [part.decode() for part in data]
+
+    def handle(self, data, context):
+        self.context = context
+        return self.postprocess(self.inference(self.preprocess(data)))
+"""
+FUNCTIONS = """
+def shout(data, context):
+    return None if data is None else [bytes(row.get("body") or b"") + b"!" for row in data]
+"""
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+STEPS = ["preprocess", "inference", "postprocess"]
+
+
+def trace_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def parent(number: int, flags: str = "01") -> dict[str, str]:
+    return {"traceparent": f"00-{trace_id(number)}-{SPAN}-{flags}"}
+
+
+def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
+    with grpc.insecure_channel(target) as channel:
+        call = channel.unary_unary(
+            "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
+            PredictionsRequest.SerializeToString,
+            PredictionResponse.FromString,
+        )
+        answer = call(PredictionsRequest(model_name=model, input={"data": b"x"}), metadata=list(metadata.items()), timeout=60)
+        return bytes(answer.prediction).decode()
+
+
+def write_war(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "WAR-INF/MANIFEST.json", json.dumps({"workflow": {"workflowName": "flow", "specFile": "s.yaml", "handler": "h.py"}})
+        )
+        archive.writestr("s.yaml", "models: {say: {url: mine.mar}}\ndag: {say: [shout]}")
+        archive.writestr("h.py", FUNCTIONS)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
+    """What came to the collector by the server's end, and what clients were answered."""
+    directory = tmp_path_factory.mktemp("otlp")
+    make_model(directory / "mine.mar", HANDLER, version="2.5")
+    write_war(directory / "flow.war")
+    answers: dict[str, Any] = {}
+    with collector() as kept:
+        sets = [f"otlp_endpoint={kept.url}", "trace_share=0", f"model_store={directory}"]
+        words = ["serve", "mine.mar", "flow.war", *FREE_PORTS, *FREE_GRPC_PORTS, *(word for each in sets for word in ("--set", each))]
+        with serving(words, directory, {"COLLECTOR": kept.url, "TSX_CACHE_DIR": str(directory / "cache")}) as server:
+            url = f"{server.address('predictions')}/predictions/mine"
+            with httpx.Client(timeout=60) as client:
+                answers["before"] = time.time_ns()
+                answers["fast"] = client.post(url + "?a=b", content=b"x", headers={"traceparent": PARENT, "tracestate": "a=1,b=2"})
+                answers["chunked"] = client.post(url, content=iter([b"x"]), headers=parent(2))
+                answers["unsampled"] = client.post(url, content=b"x", headers=parent(3, "00"))
+                answers["untraced"] = client.post(url, content=b"x")
+                answers["bad"] = client.post(url, content=b"bad", headers=parent(4))
+                answers["unknown"] = client.post(f"{server.address('predictions')}/predictions/nobody", headers=parent(5))
+                answers["flow"] = client.post(f"{server.address('predictions')}/wfpredict/flow", content=b"x", headers=parent(6))
+            answers["grpc"] = ask_by_grpc(server.address("gRPC predictions"), "mine", parent(7))
+            assert server.stop() == 0
+            answers["log"] = server.log
+    return kept, answers
+
+
+def by_name(spans: list[Span]) -> dict[str, Span]:
+    assert len({span.name for span in spans}) == len(spans), [span.name for span in spans]
+    return {span.name: span for span in spans}
+
+
+def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    spans = by_name(kept.trace(TRACE))
+    request, handler = spans["POST /predictions/{model}"], spans["handler"]
+    assert set(spans) == {request.name, "queue", "batch wait", "handler", *STEPS, "my step"}
+    assert (request.parent_id, request.kind, request.service) == (SPAN, 2, "tsx")
+    assert all(spans[name].parent_id == request.span_id for name in ("queue", "batch wait", "handler"))
+    assert all(spans[name].parent_id == handler.span_id for name in STEPS)
+    order = [spans[name] for name in ("queue", "batch wait", "handler")]
+    assert request.start == order[0].start
+    assert all(first.end == then.start for first, then in pairwise(order))
+    assert order[-1].end <= request.end
+    steps = [handler.start, *(time for name in STEPS for time in (spans[name].start, spans[name].end)), handler.end]
+    assert steps == sorted(steps)
+    assert answers["before"] < request.start < request.end < answers["before"] + 60e9
+    assert {span.state for span in spans.values() if span.service == "tsx"} == {"a=1,b=2"}
+    assert not any(span.is_error for span in spans.values())
+
+
+def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    spans = by_name(kept.trace(TRACE))
+    assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
+    own, inference = spans["my step"], spans["inference"]
+    assert (own.parent_id, own.service) == (spans["handler"].span_id, "mine")
+    assert inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000  # two clocks are read in two processes
+
+
+def test_a_span_says_what_was_asked_and_who_answered(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    spans = by_name(kept.trace(TRACE))
+    attributes = spans["POST /predictions/{model}"].attributes
+    expected = {
+        "http.request.method": "POST",
+        "http.route": "/predictions/{model}",
+        "http.response.status_code": 200,
+        "url.path": "/predictions/mine",
+        "url.scheme": "http",
+        "network.protocol.version": "1.1",
+        "client.address": "127.0.0.1",
+        "tsx.model.name": "mine",
+        "tsx.model.version": "2.5",
+        "tsx.request.id": answers["fast"].headers["x-request-id"],
+    }
+    assert attributes.items() >= expected.items()
+    assert attributes["user_agent.original"].startswith("python-httpx/")
+    assert spans["handler"].attributes == {"tsx.batch.size": 1}
+
+
+def test_both_lanes_tell_alike(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    fast, other = by_name(kept.trace(TRACE)), by_name(kept.trace(trace_id(2)))
+    assert set(fast) == set(other)
+    passing = {"client.port", "tsx.request.id"}
+    for name in fast:
+        mine, others = fast[name].attributes, other[name].attributes
+        assert {key: value for key, value in mine.items() if key not in passing} == {
+            key: value for key, value in others.items() if key not in passing
+        }
+    assert other["POST /predictions/{model}"].attributes["tsx.request.id"] == answers["chunked"].headers["x-request-id"]
+
+
+def test_who_traces_not_is_not_traced(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    assert answers["unsampled"].text == parent(3, "00")["traceparent"]  # as it came: what the handler calls is not traced either
+    assert [span.service for span in kept.trace(trace_id(3))] in ([], ["mine"])
+    assert answers["untraced"].text == "x"
+    known = {TRACE, *map(trace_id, (2, 4, 5, 6, 7))}
+    assert {span.trace_id for span in kept.spans if span.service == "tsx"} == known
+
+
+def test_errors_are_errors_of_the_spans_in_which_they_happened(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    spans = {span.name: span for span in kept.trace(trace_id(4))}
+    assert answers["bad"].status_code == 503
+    assert spans["POST /predictions/{model}"].is_error
+    assert spans["handler"].is_error
+    assert not spans["queue"].is_error
+    (span,) = kept.trace(trace_id(5))
+    assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
+
+
+def test_the_nodes_of_a_workflow_are_below_its_request(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    spans = kept.trace(trace_id(6))
+    request = next(span for span in spans if span.name == "POST /wfpredict/{workflow}")
+    nodes = {span.name: span for span in spans if span.name.startswith("node ")}
+    assert {node.parent_id for node in nodes.values()} == {request.span_id}
+    assert set(nodes) == {"node say", "node shout"}
+    handlers = {span.parent_id: span for span in spans if span.name == "handler"}
+    assert set(handlers) == {node.span_id for node in nodes.values()}
+    assert answers["flow"].text == f"00-{trace_id(6)}-{handlers[nodes['node say'].span_id].span_id}-01!"
+    assert nodes["node say"].end <= nodes["node shout"].start
+    assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
+
+
+def test_a_call_of_grpc_is_a_span_by_its_names(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    spans = by_name(kept.trace(trace_id(7)))
+    call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
+    assert (call.parent_id, call.kind) == (SPAN, 2)
+    assert call.attributes.items() >= {"rpc.system": "grpc", "rpc.method": "Predictions", "rpc.grpc.status_code": 0}.items()
+    assert (call.attributes["tsx.model.name"], call.attributes["tsx.model.version"]) == ("mine", "2.5")
+    assert set(spans) == {call.name, "queue", "batch wait", "handler", *STEPS, "my step"}
+    assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
+
+
+def test_the_log_says_where_traces_go(told: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = told
+    assert kept.paths == {"/v1/traces"}
+    assert f"requests are traced to {kept.url}" in answers["log"]
+
+
+SPAN_OF_OURS = OwnSpan(1, 2, 0, False, "a", "server", time.monotonic(), time.monotonic(), {}, "", "")
+
+
+def test_opentelemetry_s_own_variables_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector() as kept:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": kept.url, "OTEL_SERVICE_NAME": "ours"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with otlp.tracing(Settings(trace_share=0.5), environment) as tracer:
+            assert tracer is not None
+            assert tracer.share == 0.5
+            tracer.emit([SPAN_OF_OURS])
+        assert [(span.name, span.service) for span in kept.spans] == [("a", "ours")]
+    for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
+        with otlp.tracing(Settings(), environment | off) as tracer:
+            assert tracer is None
+    with otlp.tracing(Settings(), {}) as tracer:
+        assert tracer is None
+
+
+def test_without_the_extra_the_setting_ends_the_start_and_a_variable_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent(endpoint: str | None) -> None:
+        raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
+
+    monkeypatch.setattr(otlp, "Sender", absent)
+    with pytest.raises(SettingError, match="pip install 'tsx-serve\\[otel\\]'"), otlp.tracing(Settings(otlp_endpoint="http://a:1"), {}):
+        pass
+    with caplog.at_level(logging.WARNING), otlp.tracing(Settings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}) as tracer:
+        assert tracer is None
+    assert "pip install 'tsx-serve[otel]'" in caplog.text
+
+
+def test_the_path_of_traces_is_added_once() -> None:
+    assert otlp.endpoint_of("http://host:4318/") == otlp.endpoint_of("http://host:4318/v1/traces") == "http://host:4318/v1/traces"
+    assert otlp.endpoint_of("https://host/some/base") == "https://host/some/base/v1/traces"
+
+
+def test_a_collector_that_is_not_there_holds_up_neither_spans_nor_the_end(free_ports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "LAST_SPANS", 0.1)
+    (port,) = free_ports(1)
+    sender = otlp.Sender(otlp.endpoint_of(f"http://127.0.0.1:{port}"))
+    sender.emit([SPAN_OF_OURS] * 10_000)  # more than the queue takes
+    sender.close()
