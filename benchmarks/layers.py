@@ -1,6 +1,6 @@
 """How a request spends its microseconds, layer by layer: the real code of front end and worker, without sockets between.
 
-    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed weights]
+    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed weights] [--traced 0.01]
 
 What the kernel takes for sockets is not in it: `benchmarks/peers` measures the whole. Numbers are of one processor of this machine;
 compare them only within one run, or side by side.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +26,13 @@ from tsx_runtime.core.channel import Channel
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.split import Split
+from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
+from tsx_runtime.targets.otlp import Sender
 from tsx_runtime.traffic import Traffic
 from tsx_runtime.worker import stages
 from tsx_runtime.worker.batch import Model, answer_batch
@@ -74,15 +78,17 @@ class Wire(asyncio.Transport):
 class Layers:
     """One connection a request, a dispatcher, a channel and a worker's batch code, driven step by step."""
 
-    def __init__(self, batch: int, body: bytes, new_heads: bool, routed: str | None = None) -> None:
+    def __init__(self, batch: int, body: bytes, new_heads: bool, routed: str | None = None, tracer: Tracer | None = None) -> None:
         self.spent = dict.fromkeys(("read and submit", "assign and send", "worker", "receive and answer"), 0.0)
         self.requests = 0
+        self.beside = 0.0  # seconds of processor time of other threads
         self.dispatcher = Dispatcher("ok", Limits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
         route = _route(self.dispatcher, ROUTED.get(routed or ""))
         registry: Any = SimpleNamespace(route=lambda name, version, headers: route.by_head(headers), models={}, on_change=[])
         counts = Counts()
         app = ServerApp("layers", counts, Settings())
+        app.tracer = tracer
         app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})
         config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None)
         state = ServerState()
@@ -133,7 +139,8 @@ def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
     """A version, or where something is said of its traffic, a split of two with one queue."""
     plan = SimpleNamespace(strategy=SimpleNamespace(terms=None))
     versions: dict[str, Any] = {
-        number: SimpleNamespace(version=number, submit=dispatcher.submit, client_timeout=0.0, plan=plan) for number in VERSIONS
+        number: SimpleNamespace(name="ok", version=number, submit=dispatcher.submit, client_timeout=0.0, plan=plan, stats=dispatcher.stats)
+        for number in VERSIONS
     }
     if traffic is not None:
         split = Split("ok")
@@ -144,15 +151,45 @@ def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
     return version
 
 
-async def measure(options: argparse.Namespace) -> Layers:
-    layers = Layers(options.batch, _body(options), options.new_heads, options.routed)
+async def measure(options: argparse.Namespace, tracer: Tracer | None = None) -> Layers:
+    layers = Layers(options.batch, _body(options), options.new_heads, options.routed, tracer)
     layers.round()
     layers.requests, layers.spent = 0, dict.fromkeys(layers.spent, 0.0)
+    layers.beside = time.thread_time() - time.process_time()
     end = time.perf_counter() + options.seconds
     while time.perf_counter() < end:
         layers.round()
         await asyncio.sleep(0)  # what was put off by `call_soon`
+    layers.beside += time.process_time() - time.thread_time()
     return layers
+
+
+def measure_traced(options: argparse.Namespace) -> Layers:
+    """With spans that are sent to a collector, a process of its own which throws them away."""
+    answers, port = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=_collect, args=(port,), daemon=True)
+    process.start()
+    sender = Sender(f"http://127.0.0.1:{answers.recv()}/v1/traces")
+    try:
+        return asyncio.run(measure(options, Tracer(options.traced, sender.emit)))
+    finally:
+        sender.close()
+        process.terminate()
+
+
+def _collect(port: Any) -> None:
+    class Thrower(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Thrower)
+    port.send(server.server_port)
+    server.serve_forever()
 
 
 def _body(options: argparse.Namespace) -> bytes:
@@ -167,12 +204,15 @@ def main() -> None:
     parser.add_argument("--body", type=int, default=7, help="bytes of a body")
     parser.add_argument("--new-heads", action="store_true", help="each request has a header of its own, so that no head is known")
     parser.add_argument("--routed", choices=ROUTED, help="by whom requests are shared out between two versions; else there is one")
+    parser.add_argument("--traced", type=float, default=0.0, help="share of the requests that are traced; needs the extra otel")
     options = parser.parse_args()
-    layers = asyncio.run(measure(options))
+    layers = measure_traced(options) if options.traced else asyncio.run(measure(options))
     print(f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes, {layers.requests:,} requests")
     for name, seconds in layers.spent.items():
         print(f"{name:20} {1e6 * seconds / layers.requests:6.2f} us a request")
     print(f"{'all':20} {1e6 * sum(layers.spent.values()) / layers.requests:6.2f} us a request")
+    if options.traced:
+        print(f"{'beside it':20} {1e6 * layers.beside / layers.requests:6.2f} us a request, of the thread that sends")
 
 
 if __name__ == "__main__":

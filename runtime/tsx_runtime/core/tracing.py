@@ -7,7 +7,8 @@
       +-- handler                                 in the worker; what the handler is told as `traceparent`, so that its own spans are below
             +-- preprocess, inference, postprocess
 
-A request that is not traced pays for one question. Nothing here knows who takes the spans: `targets/otlp.py` sends them.
+A request that is not traced pays for one question, and one that is for little more: its spans are made where they are sent.
+Nothing here knows who takes the spans: `targets/otlp.py` sends them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.times import BatchTimes
@@ -28,6 +30,7 @@ MOST_LINKS = 32  # of one batch
 _PARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _OLD = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
 
+Make = Callable[[], list["Span"]]  # may be called in any thread, and once
 Links = tuple[tuple[int, int], ...]  # trace and span
 
 
@@ -77,7 +80,7 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
 class Tracer:
     """Says which requests are traced: those whose client's are; of those without a trace, a share."""
 
-    def __init__(self, share: float, emit: Callable[[list[Span]], None], draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, share: float, emit: Callable[[Make], None], draw: Callable[[], float] = random.random) -> None:
         self.share = share
         self.emit = emit
         self._draw = draw
@@ -131,24 +134,15 @@ class OpenSpan:
     def child(self, name: str, started: float) -> OpenSpan:
         return OpenSpan(self.tracer, self.trace_id, self.span_id, name, "internal", started, self.state)
 
-    def finish(self, end: float, error: str = "") -> None:
-        self.tracer.emit(
-            [
-                Span(
-                    self.trace_id,
-                    self.span_id,
-                    self._parent_id,
-                    self._is_remote,
-                    self.name,
-                    self._kind,
-                    self._started,
-                    end,
-                    self.attributes,
-                    error,
-                    self.state,
-                )
-            ]
-        )
+    def finish(self, end: float, error: str = "", describe: Callable[[], None] | None = None) -> None:
+        """`describe` says the rest of it, later and in another thread."""
+        self.tracer.emit(partial(self._make, end, error, describe))
+
+    def _make(self, end: float, error: str, describe: Callable[[], None] | None) -> list[Span]:
+        if describe is not None:
+            describe()
+        trace, own, above, remote = self.trace_id, self.span_id, self._parent_id, self._is_remote
+        return [Span(trace, own, above, remote, self.name, self._kind, self._started, end, self.attributes, error, self.state)]
 
 
 class Passage:
@@ -173,9 +167,11 @@ class Passage:
             return
         above = self._above
         version.stats.point_out(f"{above.trace_id:032x}", arrived)
-        free = max(times.free, arrived)
         links = above.tracer.companions(times, above.trace_id, self._handler)
-        error = f"status {status}" if status >= 500 else ""
+        above.tracer.emit(partial(self._parts, times, arrived, f"status {status}" if status >= 500 else "", links))
+
+    def _parts(self, times: BatchTimes, arrived: float, error: str, links: Links) -> list[Span]:
+        free = max(times.free, arrived)
         spans = [
             self._span("queue", arrived, free),
             self._span("batch wait", free, times.began),
@@ -188,12 +184,13 @@ class Passage:
                 start += took
         if times.postprocess >= 0.0:
             spans.append(self._step("postprocess", times.done - times.postprocess, times.done))
-        above.tracer.emit(spans)
+        return spans
 
     def refused(self, version: Any, arrived: float, error: TsxError) -> None:
         """`version`: or a split that has picked none."""
         self._name(version)
-        self._above.tracer.emit([self._span("queue", arrived, time.monotonic(), error=type(error).__name__)])
+        now, name = time.monotonic(), type(error).__name__
+        self._above.tracer.emit(lambda: [self._span("queue", arrived, now, error=name)])
 
     def _name(self, version: Any) -> None:
         self._above.attributes["tsx.model.name"] = version.name

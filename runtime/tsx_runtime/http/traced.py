@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.core.tracing import OpenSpan, Passage, Tracer, current, parent_of
@@ -129,13 +130,16 @@ class TracedExchange(LoggedExchange):
         if self._ended:
             return
         self._ended = True
+        if self.gone:
+            status, error = 0, LEFT
+        error = error or (f"status {status}" if status >= 500 else "")
+        self._span.finish(time.monotonic(), error, partial(self._describe, status))
+
+    def _describe(self, status: int) -> None:
         connection, span = self.connection, self._span
         method, path, version = (*self._head.line.split(" "), "", "")[:3]
         path = path.partition("?")[0]
         describe(span, method, path, connection.scheme or "http", version.removeprefix("HTTP/"), connection.client, self._head.headers)
         span.attributes["tsx.request.id"] = self.request_id.decode()
-        if self.gone:
-            error = LEFT
-        else:
+        if status:
             span.attributes["http.response.status_code"] = status
-        span.finish(time.monotonic(), error or (f"status {status}" if status >= 500 else ""))

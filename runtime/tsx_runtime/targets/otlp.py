@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from tsx_runtime.core.tracing import Span, Tracer
+from tsx_runtime.core.tracing import Make, Span, Tracer
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import Settings
 from tsx_runtime.version import __version__
@@ -69,11 +69,9 @@ class Sender:
         self._exporter = _exporter(OTLPSpanExporter(endpoint))
         self._processor = BatchSpanProcessor(self._exporter)
 
-    def emit(self, spans: list[Span]) -> None:
+    def emit(self, make: Make) -> None:
         """Waits for nothing."""
-        on_end = self._processor.on_end
-        for span in spans:
-            on_end(cast("Any", Waiting(span)))
+        self._processor.on_end(cast("Any", Waiting(make)))
 
     def close(self) -> None:
         """Send what is left; a collector that does not answer is not waited for without end."""
@@ -90,13 +88,13 @@ class _Sampled:
 
 
 class Waiting:
-    """A span in the SDK's queue, which asks only whether it is sampled: the rest is made of it in the sending thread."""
+    """What the SDK's queue holds, and asks only whether it is sampled: spans are made of it in the sending thread."""
 
-    __slots__ = ("span",)
+    __slots__ = ("make",)
     context = _Sampled
 
-    def __init__(self, span: Span) -> None:
-        self.span = span
+    def __init__(self, make: Make) -> None:
+        self.make = make
 
 
 def _exporter(inner: Any) -> Any:
@@ -107,7 +105,7 @@ def _exporter(inner: Any) -> Any:
     class Making(SpanExporter):
         def export(self, spans: Sequence[Any]) -> Any:
             offset = time.time() - time.monotonic()
-            return inner.export([make(waiting.span, offset) for waiting in spans])
+            return inner.export([make(span, offset) for waiting in spans for span in waiting.make()])
 
         def shutdown(self) -> None:
             inner.shutdown()

@@ -43,7 +43,7 @@ def test_of_two_traceparents_neither_counts() -> None:
 
 @given(st.floats(0, 1), st.floats(0, 1, exclude_max=True))
 def test_the_client_s_word_goes_before_the_share(share: float, drawn: float) -> None:
-    tracer = Tracer(share, lambda spans: None, lambda: drawn)
+    tracer = Tracer(share, lambda make: None, lambda: drawn)
     assert tracer.wants(None) == (drawn < share)
     assert tracer.wants(Parent(1, 2, True, ""))
     assert not tracer.wants(Parent(1, 2, False, ""))
@@ -56,7 +56,7 @@ HEADERS = st.lists(
 
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
 def test_the_handler_is_told_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    above = Tracer(1, lambda spans: None).begin(None, 1.0)
+    above = Tracer(1, lambda make: None).begin(None, 1.0)
     request_id, told_query, block = parse_request_meta(Passage(above).into(request_meta("id-1", query, headers)))
     assert (request_id, told_query) == ("id-1", query.decode())
     told = list(parse_header_block(block))
@@ -69,7 +69,7 @@ def test_the_handler_is_told_one_traceparent(query: bytes, headers: list[tuple[b
 def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list[Span], OpenSpan]:
     """The spans of requests of one batch."""
     spans: list[Span] = []
-    tracer = Tracer(1, spans.extend)
+    tracer = Tracer(1, lambda make: spans.extend(make()))
     stats = Stats()
     stats.batch = times
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
@@ -115,7 +115,7 @@ def test_those_of_one_batch_are_linked() -> None:
 
 def test_what_was_refused_has_waited_and_no_more() -> None:
     spans: list[Span] = []
-    above = Tracer(1, spans.extend).begin(Parent(5, 6, True, "a=1"), 1.0)
+    above = Tracer(1, lambda make: spans.extend(make())).begin(Parent(5, 6, True, "a=1"), 1.0)
     Passage(above).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
     above.finish(2.0, "QueueFull")
     queue, request = spans

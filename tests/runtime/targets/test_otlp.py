@@ -251,7 +251,7 @@ def test_opentelemetry_s_own_variables_are_heeded(monkeypatch: pytest.MonkeyPatc
         with otlp.tracing(Settings(trace_share=0.5), environment) as tracer:
             assert tracer is not None
             assert tracer.share == 0.5
-            tracer.emit([SPAN_OF_OURS])
+            tracer.emit(lambda: [SPAN_OF_OURS])
         assert [(span.name, span.service) for span in kept.spans] == [("a", "ours")]
     for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
         with otlp.tracing(Settings(), environment | off) as tracer:
@@ -283,5 +283,6 @@ def test_a_collector_that_is_not_there_holds_up_neither_spans_nor_the_end(free_p
     monkeypatch.setattr(otlp, "LAST_SPANS", 0.1)
     (port,) = free_ports(1)
     sender = otlp.Sender(otlp.endpoint_of(f"http://127.0.0.1:{port}"))
-    sender.emit([SPAN_OF_OURS] * 10_000)  # more than the queue takes
+    for _ in range(10_000):  # more than the queue takes
+        sender.emit(lambda: [SPAN_OF_OURS])
     sender.close()
