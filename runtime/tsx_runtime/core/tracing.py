@@ -84,7 +84,7 @@ class Tracer:
         self.share = share
         self.emit = emit
         self._draw = draw
-        self._batch: BatchTimes | None = None  # the newest that a traced request was in
+        self._batch = (0.0, 0.0)  # the newest that a traced request was in: no other one began and was answered at these times
         self._members: list[tuple[int, int]] = []
 
     def wants(self, parent: Parent | None) -> bool:
@@ -98,8 +98,8 @@ class Tracer:
 
     def companions(self, times: BatchTimes, trace_id: int, span_id: int) -> Links:
         """Those of the same batch that were asked for before."""
-        if self._batch is not times:
-            self._batch, self._members = times, []
+        if self._batch != (batch := (times.began, times.answered)):
+            self._batch, self._members = batch, []
         links = tuple(self._members[:MOST_LINKS])
         self._members.append((trace_id, span_id))
         return links
