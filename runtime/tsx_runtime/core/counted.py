@@ -51,9 +51,10 @@ class Counted:
         took: list[float] = []
         queued: list[float] = []
         waited: list[float] = []
-        for points, ids, arrived, statuses in batches:
-            size = len(ids)
-            free, sent, began, _, answered, _, preprocess, inference, postprocess = batch_times(points, size)
+        for batch in batches:
+            points, ids, arrived, statuses = batch
+            times = batch_times(points, len(ids))
+            free, sent, began, _, answered, size, _, _, _ = times
             if statuses is None:
                 self.answers[200] += size
             else:
@@ -62,22 +63,25 @@ class Counted:
             self.queue_seconds += size * sent - sum(arrived)
             self.busy_seconds += answered - sent
             took += [answered - at for at in arrived]
-            if arrived[0] <= free >= arrived[-1]:  # as nearly always under load; they are in their order, or the newest is the first
+            if max(arrived) <= free:  # as nearly always under load
                 queued += [free - at for at in arrived]
-                self.batch_wait.add(began - free, size)
+                waited += [began - free] * size
             else:
                 queued += [free - at if at < free else 0.0 for at in arrived]
                 waited += [began - (free if at < free else at) for at in arrived]
-            if preprocess >= 0.0:  # NaN is not
-                self.preprocess.add(preprocess)
-            if inference >= 0.0:
-                self.inference.add(inference)
-            if postprocess >= 0.0:
-                self.postprocess.add(postprocess)
+            self._add_steps(*times[-3:])
+            self.recent.add(batch)
         self.batches += len(batches)
         self.latency.add_all(took)
         self.queue.add_all(queued)
         self.batch_wait.add_all(waited)
-        self.recent.add(batches, took[-1])  # sorted by now
         (_, sent, answered, _), _, arrived, _ = batches[-1]
         self.last_queue_seconds, self.last_worker_seconds = sent - arrived[0], answered - sent
+
+    def _add_steps(self, preprocess: float, inference: float, postprocess: float) -> None:
+        if preprocess >= 0.0:  # NaN is not
+            self.preprocess.add(preprocess)
+        if inference >= 0.0:
+            self.inference.add(inference)
+        if postprocess >= 0.0:
+            self.postprocess.add(postprocess)

@@ -51,21 +51,21 @@ class Recent:
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
-    def add(self, batches: Sequence[Batch], longest: float) -> None:
-        """Their lists are kept as they are. `longest`: what the slowest request of all of them took."""
-        self._newest += batches
-        self._kept += sum([len(ids) for _, ids, _, _ in batches])
-        self._forget()
-        answered = batches[-1][0][2]
-        if longest > self.threshold or answered >= self._turn:
-            for batch in batches:
-                if batch[0][2] - min(batch[2]) > self.threshold or batch[0][2] >= self._turn:
-                    self._rank(batch[0][2], [_of_batch(batch, position) for position in range(len(batch[1]))])
+    def add(self, batch: Batch) -> None:
+        """Its lists are kept as they are."""
+        (_, _, answered, _), ids, arrived, _ = batch
+        self._newest.append(batch)
+        self._kept += len(ids)
+        if self._kept > NEWEST:
+            self._forget()
+        if answered - min(arrived) > self.threshold or answered >= self._turn:
+            self._rank(answered, (_of_batch(batch, position) for position in range(len(ids))))
 
     def refused(self, seen: Seen) -> None:
         self._newest.append(seen)
         self._kept += 1
-        self._forget()
+        if self._kept > NEWEST:
+            self._forget()
         if seen.took > self.threshold:
             self._rank(seen.arrived + seen.took, (seen,))
 

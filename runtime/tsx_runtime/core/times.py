@@ -50,17 +50,18 @@ class BatchTimes(NamedTuple):
 def batch_times(points: Points, size: int) -> BatchTimes:
     """The worker runs somebody's code: whatever it told, the points are in order and the steps within them."""
     free, sent, answered, (began, seconds, preprocess, inference, postprocess) = points
-    if not (seconds >= 0.0 and sent <= began and began + seconds <= answered):
-        most = answered - sent
-        seconds = seconds if 0.0 <= seconds <= most else most
-        began = began if sent <= began <= answered - seconds else answered - seconds
+    most = answered - sent
+    if not 0.0 <= seconds <= most:
+        seconds = most
+    if not sent <= began <= answered - seconds:
+        began = answered - seconds
     if not 0.0 <= preprocess <= seconds:
         preprocess = _within(preprocess, seconds)
     if not 0.0 <= inference <= seconds:
         inference = _within(inference, seconds)
     if not 0.0 <= postprocess <= seconds:
         postprocess = _within(postprocess, seconds)
-    return BatchTimes(free if free < sent else sent, sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
+    return BatchTimes(min(free, sent), sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
 
 
 def _within(step: float, most: float) -> float:

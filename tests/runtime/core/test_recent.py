@@ -16,7 +16,7 @@ from tsx_runtime.core.times import NOTHING
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
     arrived = [now - each for each in took]
     ids = [b"%d-%d" % (number, position) for position in range(len(took))]
-    recent.add([((now, now, now, NOTHING), ids, arrived, statuses)], max(took))
+    recent.add(((now, now, now, NOTHING), ids, arrived, statuses))
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
