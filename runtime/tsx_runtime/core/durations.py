@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Exemplar(NamedTuple):
 
 
 class Durations:
-    """A histogram."""
+    """A histogram. What a batch adds costs the same for one request and for many, as long as they fall into few buckets."""
 
     __slots__ = ("_bounds", "_counts", "exemplars", "sum")
 
@@ -36,20 +36,21 @@ class Durations:
         self._counts[bisect_left(self._bounds, seconds)] += times
         self.sum += seconds * times
 
-    def add_all(self, took: list[float]) -> None:
-        """Many at a time, which are sorted for it: then a bucket costs one search, however many are in it."""
-        if not took:
-            return
-        took.sort()
-        self.sum += sum(took)
-        counts, bounds, count, start = self._counts, self._bounds, len(took), 0
-        for place in range(bisect_left(bounds, took[0]), len(bounds)):
-            end = bisect_right(took, bounds[place], start)
-            counts[place] += end - start
-            start = end
-            if start == count:
-                return
-        counts[-1] += count - start
+    def add_none(self, times: int) -> None:
+        """They took no time at all."""
+        self._counts[0] += times
+
+    def add_since(self, starts: Sequence[float], end: float, total: float) -> None:
+        """What began at each of `starts`, which ascend, took until `end`; `total` is the sum of the starts."""
+        counts, bounds, until = self._counts, self._bounds, len(starts)
+        self.sum += until * end - total
+        place, last = bisect_left(bounds, end - starts[-1]), bisect_left(bounds, end - starts[0])
+        while place < last and until:  # from the shortest on
+            start = bisect_left(starts, end - bounds[place], 0, until)
+            counts[place] += until - start
+            until = start
+            place += 1
+        counts[last] += until
 
     def point_out(self, exemplar: Exemplar) -> None:
         self.exemplars[bisect_left(SHOWN, exemplar.seconds)] = exemplar

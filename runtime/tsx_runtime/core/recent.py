@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tsx_runtime.core.times import BatchTimes, Points, batch_times
+from tsx_runtime.core.times import BatchTimes
 
 NEWEST = 2000  # requests
-ASKED = 200  # requests that asked where their time went, or whose trace is kept: these are remembered however many others there are
+PAUSE = 50e-6  # seconds for each request that is kept: of more than 20,000 a second the newest are a part, from a longer time
+ASKED = 200  # requests that asked where their time went, or whose trace is kept; these are remembered in any case
 SLOWEST = 100
 PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
 
@@ -27,37 +28,43 @@ class Seen(NamedTuple):
     error: str = ""  # the class of the refusal
 
 
-Batch: TypeAlias = tuple[Points, list[bytes], list[float], list[int] | None]  # ids, arrivals, statuses (None: all 200)
+Batch: TypeAlias = tuple[BatchTimes, list[bytes], list[float], list[int] | None]  # times, ids, arrivals, statuses (None: all 200)
 
 
 def _of_batch(batch: Batch, position: int) -> Seen:
-    points, ids, arrived, statuses = batch
+    times, ids, arrived, statuses = batch
     status = 200 if statuses is None else statuses[position]
-    return Seen(ids[position], arrived[position], status, points[2] - arrived[position], batch_times(points, len(ids)))
+    return Seen(ids[position], arrived[position], status, times.answered - arrived[position], times)
 
 
 class Recent:
-    """A batch costs one entry however many requests it has; the slowest are looked for only among those that might be."""
+    """A batch costs one entry however many requests it has; the slowest are looked for only among those that might be.
 
-    __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "asked", "threshold")
+    `add` is to be called for a batch that was answered at `due` or later, or a request of which took longer than `threshold`.
+    """
+
+    __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "asked", "due", "threshold")
 
     def __init__(self) -> None:
         self.asked: deque[Seen] = deque(maxlen=ASKED)
         self._newest: deque[Batch | Seen] = deque()
         self._kept = 0  # requests in it
+        self.due = 0.0  # time.monotonic() from which on the next batch is kept
         self._number = itertools.count()  # tells those apart that took as long
         self._slowest: list[tuple[float, int, Seen]] = []  # a heap
         self._before: list[tuple[float, int, Seen]] = []  # that of the period before
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
-    def add(self, batch: Batch) -> None:
-        """Its lists are kept as they are."""
-        (_, _, answered, _), ids, arrived, _ = batch
-        self._newest.append(batch)
-        self._kept += len(ids)
-        if self._kept > NEWEST:
-            self._forget()
+    def add(self, times: BatchTimes, ids: list[bytes], arrived: list[float], statuses: list[int] | None) -> None:
+        """The lists are kept as they are."""
+        batch, answered = (times, ids, arrived, statuses), times.answered
+        if answered >= self.due:
+            self.due = max(self.due, answered - 0.1) + PAUSE * len(ids)
+            self._newest.append(batch)
+            self._kept += len(ids)
+            if self._kept > NEWEST:
+                self._forget()
         if answered - min(arrived) > self.threshold or answered >= self._turn:
             self._rank(answered, (_of_batch(batch, position) for position in range(len(ids))))
 

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar, cast
 
-from tsx_runtime.core.counted import Counted
-from tsx_runtime.core.durations import Durations, Exemplar
+from tsx_runtime.core.durations import FINE, Durations, Exemplar
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
-from tsx_runtime.core.recent import Batch, Recent, Seen
-from tsx_runtime.core.times import BatchTimes, Points, batch_times
+from tsx_runtime.core.recent import Recent, Seen
+from tsx_runtime.core.times import BatchTimes
 from tsx_runtime.core.told import Told
 from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.wire import Item, MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
 MOST_METRICS = 1000  # that the handler of one version reports
-MOST_ASIDE = 2000  # requests of batches that are not counted yet: that takes less than a millisecond
 OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
 
-T = TypeVar("T")
 MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, unit, dimensions
 
 
@@ -53,31 +49,31 @@ class HandlerMetric:
             self.buckets[bisect_left(VALUE_BOUNDS, value)] += 1
 
 
-class _Settled(Generic[T]):
-    """A number of `counted`, which is brought up to date when somebody reads it."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, stats: Stats, owner: type | None = None) -> T:
-        stats.settle()
-        return cast("T", getattr(stats.counted, self._name))
-
-
 class Stats:
-    """One version's numbers. The hot path puts each batch aside; what it comes to is counted for many at a time."""
+    """One version's numbers. The hot path updates them once a batch."""
 
     __slots__ = (
-        "_aside",
-        "_aside_requests",
         "_label_sets",
-        "_newest",
-        "counted",
+        "answers",
+        "batch",
+        "batch_sizes",
+        "batch_wait",
+        "batches",
+        "busy_seconds",
         "dropped_metrics",
         "failures",
         "handler_metrics",
+        "inference",
         "journal",
         "label",
+        "last_queue_seconds",
+        "last_worker_seconds",
+        "latency",
+        "postprocess",
+        "preprocess",
+        "queue",
+        "queue_seconds",
+        "recent",
         "recycled",
         "refusals",
         "requests",
@@ -86,26 +82,26 @@ class Stats:
         "told",
     )
 
-    batches = _Settled[int]()  # these are told in counted.py
-    answers = _Settled[Counter[int]]()
-    batch_sizes = _Settled[Counter[int]]()
-    latency = _Settled[Durations]()
-    queue = _Settled[Durations]()
-    batch_wait = _Settled[Durations]()
-    preprocess = _Settled[Durations]()
-    inference = _Settled[Durations]()
-    postprocess = _Settled[Durations]()
-    queue_seconds = _Settled[float]()
-    busy_seconds = _Settled[float]()
-    last_queue_seconds = _Settled[float]()
-    last_worker_seconds = _Settled[float]()
-    recent = _Settled[Recent]()
-
     def __init__(self, label: str = "") -> None:
         self.label = label  # as the log names it
         self.requests = 0  # accepted
+        self.batches = 0  # answered by a worker
+        self.answers: Counter[int] = Counter()  # by HTTP status
         self.refusals: Counter[str] = Counter()  # by the name of the error class
+        self.batch_sizes: Counter[int] = Counter()  # batches by the number of their items
         self.failures = 0  # refusals that are not the client's fault
+        self.latency = Durations(FINE)  # of requests: arrival to reply
+        self.queue = Durations()  # of requests: see times.py
+        self.batch_wait = Durations()  # of requests, too
+        self.preprocess = Durations()  # of batches, as are those that follow: in the worker
+        self.inference = Durations()
+        self.postprocess = Durations()
+        self.queue_seconds = 0.0  # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
+        self.busy_seconds = 0.0  # sum over batches: the frame's leaving to its reply
+        self.batch: BatchTimes | None = None  # the newest, there before its requests are answered
+        self.recent = Recent()
+        self.last_queue_seconds = 0.0  # of the newest batch: its oldest request's wait
+        self.last_worker_seconds = 0.0  # of the newest batch
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
@@ -114,42 +110,96 @@ class Stats:
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
         self.journal: Journal | None = None  # where a metric log is written
         self.told = Told()  # what handlers raised and printed, and how workers ended
-        self.counted = Counted()  # without what is aside
-        self._aside: list[Batch] = []
-        self._aside_requests = 0
-        self._newest: tuple[Points, int] | None = None
 
     @property
     def errors(self) -> int:
         """Requests that failed through no fault of their client's: answers of 500 and above, and refusals."""
         return self.failures + sum(count for status, count in self.answers.items() if status >= 500)
 
-    def add_batch(self, jobs: Sequence[Job], items: Sequence[Item], points: Points) -> None:
-        """Once a batch, on the hot path, before its answers are written."""
-        arrived, ids, statuses = [job.arrived for job in jobs], [job.request_id for job in jobs], [item[0] for item in items]
-        self._newest = points, len(ids)
-        self._aside.append((points, ids, arrived, None if statuses.count(200) == len(ids) else statuses))
-        self._aside_requests += len(ids)
-        if self._aside_requests >= MOST_ASIDE:
-            self.settle()
+    def add_batch(self, jobs: Sequence[Job], items: Sequence[Item], times: BatchTimes) -> None:
+        """Once a batch, on the hot path: before its answers are written. What is read here of a request is as little as can be."""
+        if len(jobs) == 1:
+            self._add_single(jobs[0], items[0][0], times)
+            return
+        arrived, statuses = [job.arrived for job in jobs], [item[0] for item in items]
+        size, total, answered = times.size, sum(arrived), times.answered
+        ordered = sorted(arrived)  # they nearly always are
+        self.batch = times
+        self.batches += 1
+        self.batch_sizes[size] += 1
+        self.last_worker_seconds = worker_seconds = answered - times.sent
+        self.busy_seconds += worker_seconds
+        self.last_queue_seconds = times.sent - arrived[0]
+        self.queue_seconds += size * times.sent - total
+        good = statuses.count(200) == size
+        if good:
+            self.answers[200] += size
+        else:
+            self.answers.update(statuses)
+        recent = self.recent
+        if answered >= recent.due or answered - ordered[0] > recent.threshold:
+            recent.add(times, [job.request_id for job in jobs], arrived, None if good else statuses)
+        self._add_times(ordered, total, times)
         if self.journal is not None:
-            self.journal.add_batch(points[1] - arrived[0], points[2] - points[1])
+            self.journal.add_batch(self.last_queue_seconds, worker_seconds)
 
-    def settle(self) -> None:
-        if self._aside:
-            batches, self._aside, self._aside_requests = self._aside, [], 0
-            self.counted.add(batches)
+    def _add_single(self, job: Job, status: int, times: BatchTimes) -> None:
+        """The same for a batch of one."""
+        free, sent, began, _, answered, _, preprocess, inference, postprocess = times
+        arrived, recent = job.arrived, self.recent
+        took = answered - arrived
+        self.batch = times
+        self.batches += 1
+        self.batch_sizes[1] += 1
+        self.answers[status] += 1
+        self.last_worker_seconds = worker_seconds = answered - sent
+        self.busy_seconds += worker_seconds
+        self.last_queue_seconds = queued = sent - arrived
+        self.queue_seconds += queued
+        self.latency.add(took)
+        if arrived > free:
+            self.queue.add_none(1)
+            self.batch_wait.add(began - arrived)
+        else:
+            self.queue.add(free - arrived)
+            self.batch_wait.add(began - free)
+        self._add_steps(preprocess, inference, postprocess)
+        if answered >= recent.due or took > recent.threshold:
+            recent.add(times, [job.request_id], [arrived], None if status == 200 else [status])
+        if self.journal is not None:
+            self.journal.add_batch(queued, worker_seconds)
 
-    @property
-    def batch(self) -> BatchTimes | None:
-        """The newest, also while its requests are answered."""
-        return None if self._newest is None else batch_times(*self._newest)
+    def _add_times(self, arrived: list[float], total: float, times: BatchTimes) -> None:
+        """`total`: the sum of the arrivals."""
+        free, _, began, _, answered, size, preprocess, inference, postprocess = times
+        self.latency.add_since(arrived, answered, total)
+        if arrived[0] > free:  # a worker was there for all
+            self.queue.add_none(size)
+            self.batch_wait.add_since(arrived, began, total)
+        elif arrived[-1] <= free:  # for none
+            self.queue.add_since(arrived, free, total)
+            self.batch_wait.add(began - free, size)
+        else:
+            waited = bisect_right(arrived, free)
+            early, late = arrived[:waited], arrived[waited:]
+            self.queue.add_since(early, free, sum(early))
+            self.queue.add_none(size - waited)
+            self.batch_wait.add(began - free, waited)
+            self.batch_wait.add_since(late, began, sum(late))
+        self._add_steps(preprocess, inference, postprocess)
+
+    def _add_steps(self, preprocess: float, inference: float, postprocess: float) -> None:
+        if preprocess >= 0.0:  # NaN is not
+            self.preprocess.add(preprocess)
+        if inference >= 0.0:
+            self.inference.add(inference)
+        if postprocess >= 0.0:
+            self.postprocess.add(postprocess)
 
     def keep(self, request_id: bytes, arrived: float, status: int) -> None:
         """Remember this request of the newest batch, however many others there are."""
-        times = self.batch
-        if times is not None:
-            self.counted.recent.asked.append(Seen(request_id, arrived, status, times.total(arrived), times))
+        if self.batch is not None:
+            self.recent.asked.append(Seen(request_id, arrived, status, self.batch.total(arrived), self.batch))
 
     def point_out(self, trace_id: str, arrived: float) -> None:
         """A request of the newest batch belongs to a trace that somebody keeps."""

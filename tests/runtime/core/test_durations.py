@@ -9,16 +9,21 @@ from hypothesis import strategies as st
 from tsx_runtime.core.durations import FINE, SHOWN, Durations, quantile
 
 seconds = st.floats(0, 2000)
+some = st.lists(seconds, min_size=1, max_size=80)
 
 
-@given(st.lists(seconds | st.sampled_from(FINE), max_size=80))
-def test_many_are_counted_as_if_each_were_added(lasted: list[float]) -> None:
+@given(some, st.floats(0, 1e6))
+def test_what_ends_together_is_counted_as_if_each_were_added(lasted: list[float], end: float) -> None:
+    starts = sorted(end - each for each in lasted)
     together, apart = Durations(FINE), Durations(FINE)
-    for each in lasted:
-        apart.add(each)
-    together.add_all(list(lasted))
-    assert together.counts() == apart.counts()
-    assert together.sum == pytest.approx(apart.sum)
+    together.add_since(starts, end, sum(starts))
+    for start in starts:
+        apart.add(end - start)
+    assert together.count == apart.count == len(lasted)
+    assert together.sum == pytest.approx(apart.sum, abs=1e-6)
+    moved = sum(abs(one - other) for one, other in zip(together.counts(), apart.counts(), strict=True))
+    near = sum(any(abs(end - start - bound) < 1e-9 * max(1.0, end) for bound in FINE) for start in starts)
+    assert moved <= 2 * near  # only what lies on a bound, which no two ways of reckoning need put on the same side
 
 
 @given(st.lists(st.floats(1e-4, 900), min_size=1, max_size=80), st.floats(0.01, 1))
@@ -53,7 +58,7 @@ def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None
     assert quantile([0] * len(between), 0.5) is None
 
 
-@given(st.lists(seconds, min_size=1, max_size=80), st.sampled_from([FINE, SHOWN]))
+@given(some, st.sampled_from([FINE, SHOWN]))
 def test_prometheus_is_shown_how_many_were_not_longer(lasted: list[float], bounds: tuple[float, ...]) -> None:
     durations = Durations(bounds)
     for each in lasted:

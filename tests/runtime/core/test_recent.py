@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING
+from tsx_runtime.core.times import NOTHING, batch_times
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
+    """As `Stats` does."""
     arrived = [now - each for each in took]
     ids = [b"%d-%d" % (number, position) for position in range(len(took))]
-    recent.add(((now, now, now, NOTHING), ids, arrived, statuses))
+    if now >= recent.due or now - min(arrived) > recent.threshold:
+        recent.add(batch_times(now, now, now, len(took), NOTHING), ids, arrived, statuses)
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
@@ -44,14 +45,26 @@ def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
     recent = Recent()
     add(recent, 1, [0.1] * (NEWEST + 10), 10.0)
     assert recent.find(b"1-2005") is not None
-    add(recent, 2, [0.1], 10.0)
+    add(recent, 2, [0.1], 11.0)
     assert [seen.request_id for seen in recent.newest()] == [b"2-0"]
 
 
-def test_who_asked_is_remembered_however_many_others_there_are() -> None:
+def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
+    recent = Recent()
+    for number in range(2000):
+        add(recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3)
+    kept = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
+    assert len(kept) == NEWEST // 51
+    first = min(map(int, kept))
+    assert (1999 - first) * 1e-3 > 0.09  # seconds, where all would be those of the last 40 ms
+    assert recent.slowest()[0].took == 5.0
+    assert recent.find(b"777-50") is not None
+
+
+def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
-    job: Any = SimpleNamespace(arrived=10.0, request_id=b"asked")
-    stats.add_batch([job], [(418, b"", b"")], (10.0, 10.0, 10.5, NOTHING))
+    times = batch_times(10.0, 10.0, 10.5, 1, NOTHING)
+    stats.add_batch([SimpleNamespace(arrived=10.0, request_id=b"asked")], [(418, b"", b"")], times)
     stats.keep(b"asked", 10.0, 418)
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)

@@ -44,7 +44,7 @@ def test_most_requests_ask_nothing() -> None:
 
 
 def test_the_header_names_the_parts_that_are_known_in_milliseconds() -> None:
-    times = batch_times((10.0, 10.5, 12.0, (10.75, 1.0, 0.25, 0.5, NAN)), 3)
+    times = batch_times(10.0, 10.5, 12.0, 3, (10.75, 1.0, 0.25, 0.5, NAN))
     assert server_timing(times, 9.0) == (
         b"queue;dur=1000.000, batch;dur=750.000, preprocess;dur=250.000, inference;dur=500.000, total;dur=3000.000"
     )

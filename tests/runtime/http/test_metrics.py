@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import MOST_LABEL_SETS, MOST_METRICS, Stats
-from tsx_runtime.core.times import NAN
+from tsx_runtime.core.times import NAN, batch_times
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families
@@ -200,8 +200,8 @@ def test_memory_of_a_gpu_is_told_by_worker():
 
 def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
-    points = (10.0, 10.0, 12.0, (10.0, 2.0, NAN, 2.0, NAN))
-    stats.add_batch([SimpleNamespace(arrived=9.98, request_id=b"id")], [(200, b"", b"")], points)
+    times = batch_times(10.0, 10.0, 12.0, 1, (10.0, 2.0, NAN, 2.0, NAN))
+    stats.add_batch([SimpleNamespace(arrived=9.98, request_id=b"id")], [(200, b"", b"")], times)
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
     families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {}))
@@ -237,7 +237,7 @@ def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
 
 def test_batches_beyond_the_last_bound_are_counted():
     stats = Stats()
-    stats.counted.batches = 2
+    stats.batches = 2
     stats.batch_sizes.update([3, 1000])
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
