@@ -113,14 +113,22 @@ class Rollouts:
         """A model came, so that what was under way when the server ended goes on; or its traffic was changed by somebody else."""
         running = self._running.get(name)
         if running is not None:
-            if not running.own and self._registry.traffic(name) != running.set:
-                self._end(name, running, "stopped", "the traffic of the model was changed by hand")
+            if not running.own:
+                self._follow(name, running)
             return
         if name not in self._registry.models:
             return
         state = self._load(name)
         if state is not None and state.status == "running" and {state.old, state.plan.version} <= set(self._registry.models[name].versions):
             self._run(name, state, "resume", "the server was started again")
+
+    def _follow(self, name: str, running: _Running) -> None:
+        """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; who sets weights takes over."""
+        now, state = self._registry.traffic(name), running.state
+        if now.weights == running.set.weights:
+            running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}
+        else:
+            self._end(name, running, "stopped", "the weights of the model were changed by hand")
 
     def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
         """The version whose requests the new one is to get."""

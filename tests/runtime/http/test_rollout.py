@@ -134,11 +134,19 @@ def test_a_version_that_is_unregistered_meanwhile_goes_back(served: RunningServe
     assert "it was unregistered" in shown(served)["reason"]
 
 
-def test_traffic_that_is_changed_by_hand_ends_it(served: RunningServer) -> None:
+def test_weights_that_are_set_by_hand_end_it(served: RunningServer) -> None:
     begin(served, bake=60)
     served.management.put("/models/m/traffic", json={"weights": {"1.0": 1}})
     told = shown(served)
-    assert (told["status"], told["reason"]) == ("stopped", "the traffic of the model was changed by hand")
+    assert (told["status"], told["reason"]) == ("stopped", "the weights of the model were changed by hand")
+
+
+def test_labels_that_are_set_meanwhile_stay_when_it_goes_back(served: RunningServer) -> None:
+    begin(served, bake=60)
+    served.management.put("/models/m/labels/next", json={"version": "2.0"})
+    assert shown(served)["status"] == "running"
+    assert served.management.delete("/models/m/rollout").json()["status"] == "went back"
+    assert served.management.get("/models/m/traffic").json()["traffic"] == {"labels": {"next": "2.0"}}
 
 
 @pytest.mark.parametrize(("back", "status", "weights"), [("true", "went back", {}), ("false", "stopped", {"1.0": 95, "2.0": 5})])
