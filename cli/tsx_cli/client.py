@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Server:
             valid = False
         if not valid:
             raise UsageError(_no_address(url))
-        self._prefix = parts.path.rstrip("/")
+        self.prefix = parts.path.rstrip("/")
         self._headers = {"User-Agent": f"tsx/{__version__}", "Connection": "close"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -82,9 +82,9 @@ class Server:
         self._secure = parts.scheme == "https"
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
-        connection = self._connect()
+        connection = self.connect()
         try:
-            connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
+            connection.request(method, self.prefix + path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -107,7 +107,12 @@ class Server:
             return error.hinted("`tsx models list` shows what is served")
         return error
 
-    def _connect(self) -> http.client.HTTPConnection:
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The headers of the token, if there is one."""
+        return {name: value for name, value in self._headers.items() if name == "Authorization"}
+
+    def connect(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
         if self._socket:
             connection = _UnixConnection(self._socket)
@@ -126,6 +131,52 @@ class Server:
             ) from error
         connection.sock.settimeout(None)  # how long a model may take is the server's to say
         return connection
+
+
+class KeptConnection:
+    """A connection to a server that stays open for the next request. For one thread."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._connection: http.client.HTTPConnection | None = None
+
+    def open(self) -> None:
+        """Raises CliError where no server answers."""
+        self._connection = self._server.connect()
+
+    def call(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> tuple[int, bytes]:
+        """Status and body. Raises CliError, OSError, HTTPException."""
+        fresh = self._connection is None
+        if self._connection is None:
+            self._connection = self._server.connect()
+        try:
+            return self._call(self._connection, method, path, headers, body)
+        except (http.client.RemoteDisconnected, ConnectionError, http.client.CannotSendRequest):
+            self.close()
+            if fresh:
+                raise
+        except BaseException:
+            self.close()
+            raise
+        return self.call(method, path, headers, body)  # the server may have closed it meanwhile
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _call(
+        self, connection: http.client.HTTPConnection, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> tuple[int, bytes]:
+        connection.putrequest(method, self._server.prefix + path, skip_accept_encoding=True)
+        for name, value in [*headers, *self._server.authorization.items(), ("Content-Length", str(len(body)))]:
+            connection.putheader(name, value.encode("latin-1", "replace"))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        answer = response.read()
+        if response.will_close:
+            self.close()
+        return response.status, answer
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -19,6 +19,7 @@ class Commands(LazyGroup):
         "archive": ("tsx_cli.archive", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
         "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
         "predict": ("tsx_cli.predict", "Send a file to a model of a running server and print the answer."),
+        "replay": ("tsx_cli.replay", "Send the requests of a recording to a running server again, and tell how it answered."),
         "models": ("tsx_cli.models", "List, describe, register, scale and remove the models of a running server."),
         "explain": ("tsx_cli.explain", "Show where the time of one request went."),
         "slowest": ("tsx_cli.slowest", "Show the slowest requests of a running server, and where their time went."),

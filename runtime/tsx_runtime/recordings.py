@@ -41,6 +41,7 @@ class Recorded(NamedTuple):
     seconds: float = 0.0  # from `at` to the answer
     answer_headers: Headers = ()
     answer: bytes | None = None  # None where it was not kept
+    model: str = ""  # as its file says
 
 
 def file_head(model: str) -> bytes:
@@ -66,21 +67,16 @@ def files_of(place: Path) -> list[Path]:
     return files
 
 
-def model_of(file: Path) -> str:
-    """Raises NotARecording, OSError."""
-    with file.open("rb") as source:
-        return str(_read_file_head(source, file).get("model", ""))
-
-
 def read(place: Path) -> Iterator[Recorded]:
     """All requests of a file, or of a directory's files, in the order in which they came. Raises NotARecording, OSError.
 
     Only their heads are held in memory.
     """
     found: list[tuple[float, Path, int]] = []
+    models: dict[Path, str] = {}
     for file in files_of(place):
         with file.open("rb") as source:
-            _read_file_head(source, file)
+            models[file] = str(_read_file_head(source, file).get("model", ""))
             while True:
                 at = source.tell()
                 entry = _read_entry(source, file, skip=True)
@@ -100,7 +96,7 @@ def read(place: Path) -> Iterator[Recorded]:
             opened.seek(at)
             entry = _read_entry(opened, file)
             if entry is not None:
-                yield entry
+                yield entry._replace(model=models[file])
     finally:
         if opened is not None:
             opened.close()

@@ -133,7 +133,7 @@ def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path:
     with_recorder(tmp_path / "m", test)
     entries = list(read(tmp_path))
     assert [entry.body for entry in entries] == [b"1", b"2", b"3"]
-    assert entries[0] == Recorded(1.0, "1.0", "a=1", (("X-A", "b"),), b"1", 200, 0.5, (("x-c", "d"),), b"yes")
+    assert entries[0] == Recorded(1.0, "1.0", "a=1", (("X-A", "b"),), b"1", 200, 0.5, (("x-c", "d"),), b"yes", "m")
 
 
 def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

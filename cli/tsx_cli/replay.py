@@ -1,0 +1,200 @@
+"""`tsx replay`: the requests of a recording are sent again, as far apart as they came."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import math
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.client import KeptConnection, Server, path
+from tsx_cli.failure import CliError
+from tsx_cli.options import AsJson, Config, Url, read_settings
+from tsx_cli.output import print_json, print_table
+from tsx_runtime.recordings import NotARecording, Recorded, read
+
+AHEAD = 1000  # requests that may wait for a connection: who is that late reads no more of the recording
+SHOWN = 5  # requests whose answers differ
+TICK = 0.2  # seconds between two looks at the progress
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of some.")],
+    speed: Annotated[float, typer.Option(min=0.001, help="How many times as fast as they came.")] = 1.0,
+    model: Annotated[str | None, typer.Option(help="Send them to this model, if not to that of the recording.")] = None,
+    version: Annotated[str | None, typer.Option(help="Send them to this version or label.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Send no more than so many.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; more requests at a time wait for one.")] = 64,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Send the requests of a recording to a running server with their original spacing, and tell how it answered."""
+    settings, _ = read_settings(config)
+    server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
+    try:
+        run = Run(server, model, version)
+        run.send_all(itertools.islice(read(recording), limit), speed, concurrency, progress=sys.stderr.isatty() and not as_json)
+    except NotARecording as error:
+        raise CliError(str(error)) from error
+    except OSError as error:
+        raise CliError(f"{recording} cannot be read: {error.strerror or error}") from error
+    if not run.sent:
+        raise CliError(f"{recording} holds no request that came whole")
+    told = run.told()
+    if as_json:
+        print_json(told)
+    else:
+        _show(told)
+
+
+def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
+    """When each is due, in seconds from the start."""
+    first: float | None = None
+    for entry in entries:
+        first = entry.at if first is None else first
+        yield (entry.at - first) / speed, entry
+
+
+def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
+    """One that hands the query on to the handler, where there is one."""
+    name = model or entry.model
+    named = [name] if version is None else [name, version]
+    return f"{path(*named, 'predict')}?{entry.query}" if entry.query else path("predictions", *named)
+
+
+@dataclass
+class Run:
+    """Latencies count from when a request was due: a server that holds up the generator does not get away with it."""
+
+    server: Server
+    model: str | None
+    version: str | None
+    sent: int = 0
+    seconds: float = 0.0
+    answers: Counter[int] = field(default_factory=Counter)  # by status
+    failed: Counter[str] = field(default_factory=Counter)  # without an answer, by reason
+    latencies: list[float] = field(default_factory=list)  # seconds
+    late: list[float] = field(default_factory=list)  # seconds that requests left after they were due
+    compared: int = 0
+    different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
+    equal: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def send_all(self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool) -> None:
+        """Raises CliError where there is no server, NotARecording, OSError."""
+        KeptConnection(self.server).open()
+        room = threading.BoundedSemaphore(concurrency + AHEAD)
+        start = time.monotonic()
+        with ThreadPoolExecutor(concurrency) as pool:
+            for due, entry in plan(entries, speed):
+                while (left := start + due - time.monotonic()) > 0:
+                    time.sleep(min(left, TICK))
+                    if progress:
+                        self._show_progress(start)
+                room.acquire()
+                self.sent += 1
+                pool.submit(self._send, entry, start + due, start).add_done_callback(lambda _: room.release())
+        self.seconds = time.monotonic() - start
+        if progress:
+            print("\r\033[K", end="", file=sys.stderr)
+
+    def told(self) -> dict[str, Any]:
+        latencies, late = sorted(self.latencies), sorted(self.late)
+        return {
+            "sent": self.sent,
+            "seconds": round(self.seconds, 3),
+            "answers": {str(status): count for status, count in sorted(self.answers.items())},
+            "failed": dict(self.failed),
+            "p50_ms": _ms(latencies, 0.5),
+            "p99_ms": _ms(latencies, 0.99),
+            "max_ms": _ms(latencies, 1.0),
+            "late_p99_ms": _ms(late, 0.99),
+            "late_max_ms": _ms(late, 1.0),
+            "compared": self.compared,
+            "equal": self.equal,
+            "different": self.different,
+        }
+
+    def _send(self, entry: Recorded, due: float, start: float) -> None:
+        """In a thread, which has a connection of its own."""
+        connection: KeptConnection | None = getattr(self._here, "connection", None)
+        if connection is None:
+            connection = self._here.connection = KeptConnection(self.server)
+        late = max(0.0, time.monotonic() - due)
+        try:
+            status, body = connection.call("POST", target_of(entry, self.model, self.version), entry.headers, entry.body)
+        except (OSError, http.client.HTTPException, CliError) as error:
+            with self._lock:
+                self.late.append(late)
+                self.failed[type(error).__name__ if not isinstance(error, CliError) else "no connection"] += 1
+            return
+        with self._lock:
+            self.late.append(late)
+            self.answers[status] += 1
+            self.latencies.append(time.monotonic() - due)
+            if entry.answer is not None:
+                self._compare(entry, status, body, due - start)
+
+    def _compare(self, entry: Recorded, status: int, body: bytes, at: float) -> None:
+        self.compared += 1
+        if (status, body) == (entry.status, entry.answer):
+            self.equal += 1
+        elif len(self.different) < SHOWN:
+            before = {"status": entry.status, "answer": _clip(entry.answer or b"")}
+            self.different.append({"at": round(at, 3), "recorded": before, "now": {"status": status, "answer": _clip(body)}})
+
+    def _show_progress(self, start: float) -> None:
+        done = sum(self.answers.values()) + sum(self.failed.values())
+        print(f"\r\033[Ksent {self.sent}, answered {done}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+
+
+def _show(told: dict[str, Any]) -> None:
+    answers = [*told["answers"].items(), *told["failed"].items()]
+    rows: list[tuple[str, object]] = [
+        ("sent", f"{told['sent']} in {told['seconds']:.1f} s"),
+        *((f"answered {status}" if status.isdigit() else f"not answered ({status})", count) for status, count in answers),
+        ("latency p50", _shown(told["p50_ms"])),
+        ("latency p99", _shown(told["p99_ms"])),
+        ("the slowest", _shown(told["max_ms"])),
+        ("sent late p99", _shown(told["late_p99_ms"])),
+        ("the latest", _shown(told["late_max_ms"])),
+    ]
+    if told["compared"]:
+        rows.append(("equal answers", f"{told['equal']} of {told['compared']}"))
+    print_table(["replay", ""], rows)
+    for each in told["different"]:
+        was, now = each["recorded"], each["now"]
+        print(f"differs at {each['at']} s: recorded {was['status']} {was['answer']}, now {now['status']} {now['answer']}")
+
+
+def _ms(ordered: list[float], which: float) -> float | None:
+    """The smallest value that so large a share of all does not exceed."""
+    if not ordered:
+        return None
+    return round(1000 * ordered[max(0, math.ceil(len(ordered) * which) - 1)], 3)
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} ms"
+
+
+def _clip(answer: bytes) -> str:
+    text = answer.decode("utf-8", "replace")
+    return text if len(text) <= 100 else f"{text[:100]}..."
