@@ -93,9 +93,8 @@ def test_what_a_server_recorded_is_sent_again_and_compared(served: RunningServer
 def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run: Callable[..., Any], tmp_path: Path) -> None:
     entries = [Recorded(float(at), "1.0", "", (), b"x") for at in range(300)]
     (tmp_path / "a.tsxrec").write_bytes(file_head("gone") + b"".join(map(encode, entries)))
-    done = run(
-        "replay", "a.tsxrec", "--model", "echo", "--speed", 100_000, "--concurrency", 2, "--url", str(served.inference.base_url), "--json"
-    )
+    options = ("--url", str(served.inference.base_url))
+    done = run("replay", "a.tsxrec", "--model", "echo", "--speed", 100_000, "--concurrency", 2, "--json", *options)
     told = json.loads(done.out)
     assert (told["sent"], told["answers"], told["compared"]) == (300, {"200": 300}, 0)
     missing = run("replay", "a.tsxrec", "--limit", 1, *options)

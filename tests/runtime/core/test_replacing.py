@@ -232,6 +232,17 @@ def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(tmp
     with_registry(test)
 
 
+def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
+    async def test(registry):
+        one = await registry.register_path(sums(tmp_path / "1", 0), order())
+        assert await add(one, "a", "1") == 1
+        await registry.register_path(sums(tmp_path / "2", 1000), replaces())
+        await asyncio.wait_for(registry.close(), TIMEOUT)
+        assert not one.workers
+
+    with_registry(test, unregister_model_timeout=10_000)
+
+
 def test_sequences_that_take_too_long_are_ended_and_told_so(tmp_path):
     async def test(registry):
         one = await registry.register_path(sums(tmp_path / "1", 0), order())
