@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import signal
@@ -100,9 +101,15 @@ def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: C
 def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(guarded: tuple[Running, Pair], client: Client, until: Any) -> None:
     client.ask(metadata=(("authorization", "Bearer for-predictions"),))
     code_of(client.ask)
-    line = r'- /127\.0\.0\.1:\d+ "gRPC org\.pytorch\.serve\.grpc\.inference\.InferenceAPIsService/Predictions HTTP/2\.0" %d \d+$'
-    for status in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED):
-        until(lambda status=status: re.search(line % status.value[0], guarded[0].log, re.MULTILINE))
+
+    def told() -> set[tuple[int, str, bool]]:
+        whole = [line for line in guarded[0].log.splitlines() if '"ACCESS_LOG"' in line and line.endswith("}")]
+        lines = [json.loads(line) for line in whole]
+        call = "gRPC org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions HTTP/2.0"
+        return {(line["status"], line["model"], "request_id" in line) for line in lines if line["message"] == call}
+
+    ok, denied = (code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED))
+    until(lambda: told() >= {(ok, "talker", True), (denied, "talker", False)})
     assert "for-predictions" not in guarded[0].log
 
 
