@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tsx_runtime.core.durations import quantile
 from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
+from tsx_runtime.core.routing import meant
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.traffic import Traffic, parse_traffic
@@ -75,6 +76,10 @@ class Rollouts:
             raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout")
         before = self._registry.traffic(name)
         old = self._old(name, before, new)
+        shadow = before.shadow and meant(before.shadow.to, self._registry.models[name].versions, before.labels)
+        if shadow in (old.version, new.version):
+            text = f"Version {shadow} of model {name} is its shadow, and copies among its requests would count in what the rollout measures"
+            raise Conflict(f'{text}. End it first: PATCH /models/{name}/traffic with {{"shadow": null}}')
         now = time.time()
         state = RolloutState(plan=plan, old=old.version, before=before.told(), began=now, changed=now)
         self._run(name, state, "start", f"from version {state.old} to {plan.version}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -71,3 +71,20 @@ def test_the_open_inference_protocol_names_the_version_that_answered(client: Cli
     assert triton.is_model_ready("talker", "canary")
     assert list(triton.get_model_metadata("talker", "canary").versions) == ["2.0"]
     triton.close()
+
+
+def test_calls_are_copied_to_a_shadow_as_well(client: Client, until: Callable[[Callable[[], object]], None]) -> None:
+    address = client.addresses("models")
+    traffic = httpx.get(f"{address}/models/talker/traffic", timeout=TIMEOUT).json()["traffic"]
+    httpx.put(f"{address}/models/talker/shadow", json={"to": "1.0", "share": 100}, timeout=TIMEOUT).raise_for_status()
+    try:
+        assert told(client.ask(do=b"bytes")[1]) == "2.0"
+        list(client.predictions.StreamPredictions(client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream"})))
+
+        def compared() -> bool:
+            report = httpx.get(f"{address}/models/talker/shadow", timeout=TIMEOUT).json()
+            return bool(report["agreed"] + report["disagreed"] == 2)
+
+        until(compared)
+    finally:
+        httpx.put(f"{address}/models/talker/traffic", json=traffic, timeout=TIMEOUT).raise_for_status()

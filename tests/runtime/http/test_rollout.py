@@ -171,6 +171,16 @@ def test_only_one_is_under_way_and_a_plan_must_mean_something(served: RunningSer
         assert words in answer.json()["message"]
 
 
+def test_a_shadow_ends_before_its_rollout_begins(served: RunningServer) -> None:
+    served.management.put("/models/m/shadow", json={"to": "2.0", "share": 5}).raise_for_status()
+    answer = served.management.post("/models/m/rollout", json={"version": "2.0", **QUICK})
+    assert answer.status_code == 409
+    assert "Version 2.0 of model m is its shadow" in answer.json()["message"]
+    assert answer.json()["message"].endswith('End it first: PATCH /models/m/traffic with {"shadow": null}')
+    served.management.patch("/models/m/traffic", json={"shadow": None}).raise_for_status()
+    begin(served, bake=60)
+
+
 def test_a_version_that_has_everything_already_cannot_take_over(served: RunningServer) -> None:
     answer = served.management.post("/models/m/rollout", json={"version": "1.0"})
     assert answer.status_code == 400
