@@ -62,7 +62,7 @@ class RecordRoutes:
             model=model,
             recording=recorder is not None,
             terms=recorder.terms if recorder else None,
-            directory=None if directory is None else str(directory),
+            directory=None if directory is None else str(directory.absolute()),
             files=kept.files,
             bytes=kept.size,
             oldest=kept.oldest,
