@@ -21,6 +21,7 @@ from tests.support.models import make_model
 from tsx_runtime.core.model import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
+from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.settings import Settings
@@ -152,7 +153,7 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[RunningServer]:
+def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer | None = None) -> Iterator[RunningServer]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in listeners]
     addresses = {
         role: f"http://127.0.0.1:{sock.getsockname()[1]}" for sock, roles in zip(sockets, listeners, strict=True) for role in roles
@@ -162,6 +163,7 @@ def running_server(settings: Settings, listeners: Any = SEPARATE) -> Iterator[Ru
 
     async def main() -> None:
         registry = Registry(settings)
+        registry.tracer = tracer
         registry.warm_up()
         workflows = Workflows(registry)
         series = Series(registry.models.values)  # sampled by the test
