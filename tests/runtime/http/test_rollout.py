@@ -86,11 +86,11 @@ def shown(server: RunningServer) -> dict[str, Any]:
 
 def test_a_good_version_takes_over_step_by_step_and_no_request_is_lost(served: RunningServer, until: Callable[..., None]) -> None:
     with asked(served) as seen:
-        assert begin(served, steps=[20, 100])["share"] == 20
+        begin(served, steps=[20, 100])
         until(lambda: shown(served)["status"] != "running")
     told = shown(served)
     assert (told["status"], told["step"]) == ("finished", 2)
-    assert [entry["event"] for entry in told["log"]][-3:] == ["start", "advance", "finished"]
+    assert [(entry["event"], entry["share"]) for entry in told["log"]][-3:] == [("start", 20), ("advance", 20), ("finished", 100)]
     assert told["log"][-2]["new"]["requests"] >= 20
     assert set(seen) == {200}
     described = served.management.get("/models/m/traffic").json()
