@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -59,6 +60,8 @@ def replay(
         print_json(told)
     else:
         _show(told)
+    if run.failed:
+        raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
@@ -73,7 +76,10 @@ def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
     """One that hands the query on to the handler, where there is one."""
     name = model or entry.model
     named = [name] if version is None else [name, version]
-    return f"{path(*named, 'predict')}?{entry.query}" if entry.query else path("predictions", *named)
+    if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
+        return path("explanations", *named)
+    query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
+    return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
 
 
 @dataclass
@@ -140,7 +146,7 @@ class Run:
         late = max(0.0, time.monotonic() - due)
         try:
             status, body = connection.call("POST", target_of(entry, self.model, self.version), entry.headers, entry.body)
-        except (OSError, http.client.HTTPException, CliError) as error:
+        except (OSError, ValueError, http.client.HTTPException, CliError) as error:  # ValueError: what no client may send
             with self._lock:
                 self.late.append(late)
                 self.failed[type(error).__name__ if not isinstance(error, CliError) else "no connection"] += 1

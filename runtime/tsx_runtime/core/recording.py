@@ -34,11 +34,13 @@ OFTEN, SELDOM = 1.0, 3600.0  # seconds between two looks for what is too old
 
 # Who asks, or the right to ask. Names of headers, and of the parameters of a query.
 _SECRET = re.compile(
-    r"auth|cookie|token|secret|passw|credential|session|signature|jwt|api[-_]?key|^x-amz-|forwarded|real-ip|client[-_]?ip|^cf-",
+    r"auth|cookie|token|secret|passw|credential|session|signature|jwt|csrf|oidc|api[-_]?key|(?:^|[-_])(?:key|sig)(?:$|[-_])|^x-amz|"
+    r"forwarded|real-ip|client[-_]?ip|^cf-|user(?!-agent)|principal|e?mail|identity|^from$|^referer$",
     re.IGNORECASE,
 )
 _OF_CONNECTION = frozenset(
-    {"connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+    {"connection", "content-length", "expect", "host", "keep-alive", "te", "traceparent", "tracestate", "trailer"}
+    | {"transfer-encoding", "upgrade"}
 )
 _NEEDED = frozenset({"content-type", "content-encoding", "explain", "describe", "inference-header-content-length"})  # to send it again
 
@@ -149,6 +151,9 @@ class Recorder:
             except OSError as error:
                 self._rest_until = time.monotonic() + REST
                 problem = f"{error.filename or self._segments.directory}: {error.strerror or error}"
+                counts["disk"] += 1
+            except Exception as error:  # the thread's boundary: one request that cannot be written must not end it
+                problem = f"{type(error).__name__}: {error}"
                 counts["disk"] += 1
         self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
 

@@ -41,6 +41,7 @@ from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources import Trust, in_store, is_url
 
+PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
 
 logger = logging.getLogger("tsx.registry")
@@ -240,6 +241,8 @@ class Registry:
         for what, value in (("model name", name), ("version", number)):
             if not is_model_name(value):
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
+        if number in PATHS:
+            raise BadRequest(f"The version {number!r} cannot be used: it stands for something else in the paths of the management API.")
         if (name, number) in self._taken and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
         return name, number

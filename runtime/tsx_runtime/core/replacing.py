@@ -60,7 +60,7 @@ class Handover:
     """
 
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
-        self._old = old
+        self._old, self._new = old, new
         self._enter_old, self._leave_old = old.submit, old.leave
         self._enter_new, self._leave_new = new.submit, new.leave
         self._stateful = old.plan.strategy.terms is not None
@@ -71,8 +71,13 @@ class Handover:
         old.submit, old.leave = (lambda job: new.submit(job)), self._leave  # late bound: the new one may be replaced itself
 
     def end(self) -> None:
-        """The old one is over."""
+        """The old one is over, and nothing holds on to it."""
         self._stateful = False
+        new = self._new
+        if self._old in new.predecessors:
+            new.predecessors.remove(self._old)
+        if new.submit == self._submit:  # else it was replaced itself meanwhile
+            new.submit, new.leave = self._enter_new, self._leave_new
 
     def _submit(self, job: Job) -> None:
         if self._stateful and self._old.carries(job):

@@ -15,6 +15,7 @@ the rollout goes back.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -25,6 +26,7 @@ from tsx_runtime.core.durations import FINE, quantile
 from tsx_runtime.core.significance import above, worse
 
 EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
+FOR_P99 = 400  # requests from which on a sample has an upper limit for its p99 (two standard deviations of the rank)
 SLOW_SHARE = 0.01  # of requests are slower than the p99, by its name
 
 
@@ -71,8 +73,11 @@ class Counts:
     latencies: tuple[int, ...] = ()  # as `Durations.counts` has them
 
     def plus(self, other: Counts) -> Counts:
-        latencies = tuple(a + b for a, b in zip(self.latencies, other.latencies, strict=True)) if self.latencies else other.latencies
-        return Counts(self.requests + other.requests, self.errors + other.errors, latencies or self.latencies)
+        if len(self.latencies) == len(other.latencies):
+            latencies = tuple(a + b for a, b in zip(self.latencies, other.latencies, strict=True))
+        else:  # one has none; or another tsx counted them, in other buckets
+            latencies = other.latencies or self.latencies
+        return Counts(self.requests + other.requests, self.errors + other.errors, latencies)
 
     def since(self, before: Counts) -> Counts:
         """The difference of two readings; where the counters began anew in between, all that the later one has."""
@@ -139,6 +144,8 @@ def decide(plan: RolloutPlan, seen: Seen) -> Decision:
         return _wait_or_back(
             late, f"version {plan.version} answered {seen.new.requests} of the {plan.min_requests} requests that a step needs"
         )
+    if not_compared := _not_compared(plan, seen):
+        return _wait_or_back(late, not_compared)
     exceeded = [finding.text for finding in findings if finding.exceeded]
     if exceeded:
         return _wait_or_back(late, f"not clear yet whether by chance: {'; '.join(exceeded)}")
@@ -148,6 +155,15 @@ def decide(plan: RolloutPlan, seen: Seen) -> Decision:
 
 def _wait_or_back(late: bool, why: str) -> Decision:
     return Decision(Action.BACK, f"patience is over: {why}") if late else Decision(Action.WAIT, why)
+
+
+def _not_compared(plan: RolloutPlan, seen: Seen) -> str:
+    """What keeps a bound from being tried, if anything does: a version of which nothing is known has kept none."""
+    needed = 0 if plan.max_error_rate is not None else plan.min_requests
+    if seen.old.requests >= (needed if plan.max_p99_ratio is None else max(needed, FOR_P99)):
+        return ""
+    few = f"the old version has answered {seen.old.requests} requests, too few to compare with"
+    return f"{few}; name a max_error_rate, and a max_p99_ms in place of a ratio, to do without"
 
 
 def _errors(plan: RolloutPlan, seen: Seen) -> list[_Finding]:
@@ -168,7 +184,7 @@ def _slowness(plan: RolloutPlan, seen: Seen) -> list[_Finding]:
     if plan.max_p99_ms is not None:
         bound, named = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
     elif plan.max_p99_ratio is not None and seen.old.requests >= plan.min_requests:
-        old = quantile(seen.old.latencies, 0.99)
+        old = _most_p99(seen.old.latencies)
         if old is None:
             return []
         bound, named = old * plan.max_p99_ratio, f"{plan.max_p99_ratio:g} times the old version's p99 of {1000 * old:.1f} ms"
@@ -179,6 +195,12 @@ def _slowness(plan: RolloutPlan, seen: Seen) -> list[_Finding]:
     chance = above(slow, count, SLOW_SHARE)
     text = f"{slow} of {count} requests of version {plan.version} took longer than {named} (p = {chance:.2g})"
     return [_Finding(chance, slow > count * SLOW_SHARE, text)]
+
+
+def _most_p99(latencies: Sequence[int]) -> float | None:
+    """The old version's p99 is itself seen through a sample: so high it may be."""
+    count = sum(latencies)
+    return quantile(latencies, 0.99 + 2 * math.sqrt(0.99 * SLOW_SHARE / count)) if count >= FOR_P99 else None
 
 
 def slower(latencies: Sequence[int], seconds: float) -> int:

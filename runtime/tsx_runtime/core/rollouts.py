@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tsx_runtime.core.durations import quantile
 from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
+from tsx_runtime.core.rolloutlog import Logs
 from tsx_runtime.core.routing import meant
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.traffic import Traffic, parse_traffic
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.model import ModelVersion
+    from tsx_runtime.core.model import Model, ModelVersion
     from tsx_runtime.core.registry import Registry
 
 LOOKS = 20  # in one bake
 SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks
 SAVE_APART = 30.0  # seconds between two times that mere counts are kept: so much is lost with a server that is killed
-MOST_LINES = 1000  # of a log that are shown
 
 logger = logging.getLogger("tsx.rollout")
 
@@ -63,6 +60,8 @@ class Rollouts:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._running: dict[str, _Running] = {}
+        self._closed = False
+        registry.splits.checks.append(self._check)
         self._logs = Logs(registry.state.directory)
         registry.on_traffic.append(self._on_traffic)
 
@@ -81,7 +80,8 @@ class Rollouts:
             text = f"Version {shadow} of model {name} is its shadow, and copies among its requests would count in what the rollout measures"
             raise Conflict(f'{text}. End it first: PATCH /models/{name}/traffic with {{"shadow": null}}')
         now = time.time()
-        state = RolloutState(plan=plan, old=old.version, before=before.told(), began=now, changed=now)
+        so_far = self._counts(name, old.version)
+        state = RolloutState(plan=plan, old=old.version, before=before.told(), began=now, changed=now, old_last=so_far)
         self._run(name, state, "start", f"from version {state.old} to {plan.version}")
         return state
 
@@ -107,6 +107,7 @@ class Rollouts:
 
     def close(self) -> None:
         """The server ends; the next one goes on."""
+        self._closed = True
         for name, running in self._running.items():
             running.timer.cancel()
             self._read(name, running)
@@ -117,6 +118,8 @@ class Rollouts:
     def _on_traffic(self, name: str) -> None:
         """A model came, so that what was under way when the server ended goes on; or its traffic was changed by somebody else."""
         running = self._running.get(name)
+        if self._closed:
+            return
         if running is not None:
             if not running.own:
                 self._follow(name, running)
@@ -125,13 +128,35 @@ class Rollouts:
             return
         state = self._load(name)
         if state is not None and state.status == "running" and {state.old, state.plan.version} <= set(self._registry.models[name].versions):
+            self._resume(name, state)
+
+    def _resume(self, name: str, state: RolloutState) -> None:
+        """What else is said of the traffic holds as it is now: the configuration may have been changed."""
+        now = self._registry.traffic(name).told()
+        state.before = {**now, "weights": state.before.get("weights", {})}
+        try:
             self._run(name, state, "resume", "the server was started again")
+        except (TsxError, ValueError) as error:
+            state.status, state.reason = "stopped", f"it could not go on after a restart: {error}"
+            logger.warning("rollout of %s: %s", name, state.reason)
+            self._registry.state.save(name, rollout=state.model_dump(mode="json"))
+
+    def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
+        """Raises Conflict for a shadow on a version that is measured: its copies would count."""
+        running = self._running.get(model.name)
+        if running is None or running.own or traffic.shadow is None or traffic.shadow == said.shadow:
+            return
+        if meant(traffic.shadow.to, model.versions, traffic.labels) in (running.state.old, running.state.plan.version):
+            raise Conflict(
+                f"Model {model.name} has a rollout under way, which copies to version {traffic.shadow.to} would mislead. Wait for it."
+            )
 
     def _follow(self, name: str, running: _Running) -> None:
         """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; who sets weights takes over."""
         now, state = self._registry.traffic(name), running.state
         if now.weights == running.set.weights:
             running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}
+            self._save(name, running)
         else:
             self._end(name, running, "stopped", "the weights of the model were changed by hand")
 
@@ -153,7 +178,7 @@ class Rollouts:
         state.reason = reason
         try:
             self._step(name, running, undoable=event == "start")  # one rollback undoes the whole of a rollout
-        except TsxError:
+        except (TsxError, ValueError):
             del self._running[name]
             raise
         self._note(name, running, event)
@@ -166,6 +191,8 @@ class Rollouts:
         weights = {state.old: 100.0 - share, state.plan.version: share}
         self._set(name, running, parse_traffic({**state.before, "weights": weights}), undoable=undoable)
         running.seen = {number: self._counts(name, number) for number in weights}
+        versions = self._registry.models[name].versions
+        running.versions = {number: versions[number] for number in weights if number in versions}
         self._save(name, running)
 
     def _look_later(self, name: str, running: _Running) -> None:
@@ -175,13 +202,12 @@ class Rollouts:
     def _look(self, name: str, running: _Running) -> None:
         if self._running.get(name) is not running or self._registry.stopping:
             return  # the next server goes on
-        self._read(name, running)
         state = running.state
         try:
-            decision = decide(state.plan, self._seen(name, state))
-            self._act(name, running, decision)
-        except TsxError as error:  # the old version, say, is not registered any more
-            self._end(name, running, "stopped", error.message)
+            self._read(name, running)
+            self._act(name, running, decide(state.plan, self._seen(name, state)))
+        except (TsxError, ValueError) as error:  # the old version, say, is not registered any more
+            self._end(name, running, "stopped", str(error))
         if self._running.get(name) is running:
             if time.monotonic() - running.saved > SAVE_APART:
                 self._save(name, running)
@@ -196,7 +222,7 @@ class Rollouts:
             self._finish(name, running)
         elif decision.action is Action.ADVANCE:
             self._note(name, running, "advance")
-            state.old_last = state.old_now if state.old_now.requests else state.old_last
+            state.old_last = self._baseline(state)
             state.step, state.seconds, state.new, state.old_now, state.changed = state.step + 1, 0.0, Counts(), Counts(), time.time()
             self._step(name, running)
 
@@ -209,7 +235,7 @@ class Rollouts:
         self._end(name, running, "finished", state.reason)
 
     def _back(self, name: str, running: _Running, reason: str) -> None:
-        self._set(name, running, parse_traffic(running.state.before))
+        self._set(name, running, parse_traffic(running.state.before), checked=False)
         self._end(name, running, "went back", reason)
 
     def _end(self, name: str, running: _Running, status: Status, reason: str) -> None:
@@ -220,24 +246,41 @@ class Rollouts:
         self._note(name, running, status)
         self._save(name, running)
 
-    def _set(self, name: str, running: _Running, traffic: Traffic, *, undoable: bool = False) -> None:
+    def _set(self, name: str, running: _Running, traffic: Traffic, *, undoable: bool = False, checked: bool = True) -> None:
         running.set = traffic
         with running:
-            self._registry.set_traffic(name, traffic, undoable=undoable)
+            self._registry.set_traffic(name, traffic, undoable=undoable, checked=checked)
 
     def _seen(self, name: str, state: RolloutState) -> Seen:
         versions = self._registry.models[name].versions if name in self._registry.models else {}
         new, old = versions.get(state.plan.version), versions.get(state.old)
         failed = "it was unregistered" if new is None else _failure(new)
-        old_counts = state.old_now if state.share < 100 else state.old_last
-        return Seen(state.step, state.seconds, state.new, old_counts, new is not None and new.ready, failed, old is not None and old.ready)
+        return Seen(
+            state.step,
+            state.seconds,
+            state.new,
+            self._baseline(state),
+            new is not None and new.ready,
+            failed,
+            old is not None and old.ready,
+        )
+
+    def _baseline(self, state: RolloutState) -> Counts:
+        """What the new version is compared with: the old one at this step, if it had enough requests, else before."""
+        return state.old_now if state.share < 100 and state.old_now.requests >= state.plan.min_requests else state.old_last
 
     def _read(self, name: str, running: _Running) -> None:
         """Add what was counted since it was last looked at."""
         state, now = running.state, time.monotonic()
         state.seconds += now - running.looked
         running.looked = now
+        model = self._registry.models.get(name)
         for number, before in running.seen.items():
+            version = model.versions.get(number) if model else None
+            if version is not None and running.versions.setdefault(number, version) is not version and number == state.plan.version:
+                running.versions[number] = version  # it was replaced: what the one before did is not its fault
+                running.seen[number], state.new, state.seconds = self._counts(name, number), Counts(), 0.0
+                continue
             counts = self._counts(name, number)
             running.seen[number] = counts
             if number == state.old:
@@ -263,6 +306,8 @@ class Rollouts:
 
     def _save(self, name: str, running: _Running) -> None:
         running.saved = time.monotonic()
+        if name not in self._registry.models:
+            return  # all that was said of it is forgotten
         self._registry.state.save(name, rollout=running.state.model_dump(mode="json"))
 
     def _note(self, name: str, running: _Running, event: str) -> None:
@@ -293,6 +338,7 @@ class _Running:
 
     def __init__(self, state: RolloutState) -> None:
         self.state = state
+        self.versions: dict[str, ModelVersion] = {}  # that were counted
         self.seen: dict[str, Counts] = {}  # by version: all that its counters had when they were last read
         self.looked = self.saved = time.monotonic()
         self.own = False
@@ -302,52 +348,6 @@ class _Running:
 
     def __exit__(self, *_: object) -> None:
         self.own = False
-
-
-class Logs:
-    """A file of JSON lines for each model, written by a thread; without a directory, a list."""
-
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory and directory / "rollouts"
-        self._lines: dict[str, list[dict[str, Any]]] = {}
-        self._thread = ThreadPoolExecutor(1, "tsx-rollout-log")
-
-    def add(self, name: str, entry: dict[str, Any]) -> None:
-        lines = self._of(name)
-        lines.append(entry)
-        del lines[:-MOST_LINES]
-        if self._directory is not None:
-            self._thread.submit(self._write, self._directory / f"{name}.jsonl", json.dumps(entry))
-
-    def read(self, name: str) -> list[dict[str, Any]]:
-        return list(self._of(name))
-
-    def close(self) -> None:
-        self._thread.shutdown()
-
-    def _of(self, name: str) -> list[dict[str, Any]]:
-        if name not in self._lines:
-            self._lines[name] = [] if self._directory is None else _read_lines(self._directory / f"{name}.jsonl")
-        return self._lines[name]
-
-    def _write(self, file: Path, line: str) -> None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a", encoding="utf-8") as out:
-                out.write(f"{line}\n")
-        except OSError as error:
-            logger.warning("a decision of a rollout is in no file: %s cannot be written: %s", file, error.strerror or error)
-
-
-def _read_lines(file: Path) -> list[dict[str, Any]]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()[-MOST_LINES:]
-        return [json.loads(line) for line in lines]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        logger.warning("the log of rollouts %s cannot be read: %s", file, error)
-        return []
 
 
 def told(counts: Counts) -> dict[str, Any]:

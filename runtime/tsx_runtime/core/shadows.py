@@ -52,9 +52,9 @@ class Shadows:
         for shadowing in self.all():
             self._stop(shadowing)
 
-    def _check(self, model: Model, traffic: Traffic) -> None:
+    def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
         """Raises BadRequest, Conflict."""
-        problem = None if traffic.shadow is None else self._problem(model, traffic.shadow)
+        problem = None if traffic.shadow in (None, said.shadow) else self._problem(model, traffic.shadow)
         if problem is not None:
             raise problem
 

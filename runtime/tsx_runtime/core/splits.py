@@ -35,7 +35,7 @@ class Splits:
 
     def __init__(self, models: dict[str, Model], configured: Mapping[str, Traffic], state: State, tell: Callable[[], None]) -> None:
         """`tell` is called when requests may go elsewhere than before; it calls `refresh`. `configured` is what the settings say."""
-        self.checks: list[Callable[[Model, Traffic], None]] = []  # each raises for traffic that a model cannot have
+        self.checks: list[Callable[[Model, Traffic, Traffic], None]] = []  # each raises for what a model cannot have, beside what it has
         self.on_traffic: list[Callable[[str], None]] = []  # called with a model's name when its traffic was set, or it came or went
         self._models = models
         self._configured = configured
@@ -73,15 +73,18 @@ class Splits:
             return {model.default: 1.0}
         return model.split.table.shares()
 
-    def set_traffic(self, name: str, traffic: Traffic, *, undoable: bool = True) -> None:
+    def set_traffic(self, name: str, traffic: Traffic, *, undoable: bool = True, checked: bool = True) -> None:
         """From the next request on. Not `undoable`: `rollback` goes to what was before, as if this had not been.
+        Not `checked`: it was held before, and going back to it must not fail.
 
         Raises ModelNotFound, BadRequest, Conflict.
         """
         model = self._model(name)
-        _check(model, traffic)
-        for check in self.checks:
-            check(model, traffic)
+        said = self.traffic(name)
+        if checked:
+            _check(model, traffic, said)
+            for check in self.checks:
+                check(model, traffic, said)
         self._change(model, Arrangement(traffic, model.default), undoable=undoable)
 
     def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:
@@ -230,11 +233,11 @@ class Splits:
         return model
 
 
-def _check(model: Model, traffic: Traffic) -> None:
-    """Raises BadRequest, Conflict."""
+def _check(model: Model, traffic: Traffic, said: Traffic) -> None:
+    """What was `said` before stays possible: a way back must not fail for it. Raises BadRequest, Conflict."""
     workflow = next((version.workflow for version in model.versions.values() if version.workflow), "")
     if workflow and traffic != NOTHING:
         raise Conflict(f"Model {model.name} is a node of workflow {workflow}, which asks it straight: its traffic cannot be shared out.")
     for label in traffic.labels:
-        if label in model.versions:
+        if label in model.versions and label not in said.labels:
             raise BadRequest(f"'{label}' cannot be a label of model {model.name}: it is one of its versions.")

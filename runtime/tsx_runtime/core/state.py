@@ -50,7 +50,7 @@ class State:
     async def written(self) -> None:
         """Wait until what was saved is on the disk."""
         if self._last is not None:
-            await asyncio.wrap_future(self._last)
+            await asyncio.shield(asyncio.wrap_future(self._last))
 
     def close(self) -> None:
         """Returns when everything is written."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
 
+LONGEST_NAME = 128  # characters of a model's that are shown
 _NOT_SHOWN = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # of a request line: what would break the log's own
 
 
@@ -45,7 +46,7 @@ class AccessLog:
 
     def add(self, client: Any, line: str, status: int, began: float, request_id: str = "", model: str = "", version: str = "") -> None:
         """`client` is (host, port), or None at a unix socket; `began` is time.monotonic()."""
-        peer = f"{client[0]}:{client[1]}" if client else "unix"
+        peer, model = f"{client[0]}:{client[1]}" if client else "unix", shown(model[:LONGEST_NAME])  # by gRPC, whatever a client calls it
         took, now = int(1000 * (time.monotonic() - began)), time.time()
         if self._book.is_json:
             about = {"client": peer, "status": status, "ms": took, "request_id": request_id, "model": model, "version": version}

@@ -54,8 +54,9 @@ class RecordRoutes:
         return await self.show(model)
 
     async def show(self, model: str) -> Response:
-        recorder = self.recorders.find(model)
+        self.recorders.find(model)  # who is told that there is no such model need not wait
         await self.registry.state.written()
+        recorder = self.recorders.find(model)
         kept = await (self.recorders.kept(model) if recorder is None else recorder.kept())
         directory = self.recorders.directory(model)
         told = ModelRecording(

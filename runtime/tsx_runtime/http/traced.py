@@ -62,6 +62,8 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
     """The app's answer, below a span of its own where the request is traced."""
     parent = None if tracer is None else parent_of(scope["headers"])
     if tracer is None or not tracer.wants(parent):
+        if tracer is not None:
+            current.set(None)  # uvicorn begins a request that was sent ahead in the task of the one before
         await app(scope, receive, send)
         return
     span = tracer.begin(parent, time.monotonic())

@@ -169,7 +169,7 @@ def _add_traffic(router: APIRouter, routes: TrafficRoutes) -> None:
         "/models/{model}/traffic",
         summary="Have the default version answer everything",
         response_model=ModelTraffic,
-        responses=openapi.failures(404),
+        responses=openapi.failures(400, 404, 409),
     )
     async def clear(model: ModelName) -> Response:
         return await routes.clear(model)
@@ -189,7 +189,10 @@ def _add_labels(router: APIRouter, routes: TrafficRoutes) -> None:
         return await routes.label(model, label, request)
 
     @router.delete(
-        "/models/{model}/labels/{label}", summary="Take the name away", response_model=ModelTraffic, responses=openapi.failures(404)
+        "/models/{model}/labels/{label}",
+        summary="Take the name away",
+        response_model=ModelTraffic,
+        responses=openapi.failures(400, 404, 409),
     )
     async def unlabel(model: ModelName, label: LabelName) -> Response:
         return await routes.unlabel(model, label)

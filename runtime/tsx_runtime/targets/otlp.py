@@ -39,7 +39,11 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
         yield None
         return
     where = settings.otlp_endpoint or env[str(named)]
-    logger.info("requests are traced to %s: %g %% of those whose client has no trace (trace_share)", where, 100 * settings.trace_share)
+    logger.info(
+        "requests are traced to %s: %g %% of those whose client has no trace (trace_share)",
+        _without_password(where),
+        100 * settings.trace_share,
+    )
     try:
         yield Tracer(settings.trace_share, sender.emit)
     finally:
@@ -146,3 +150,8 @@ def maker() -> Any:
         )
 
     return make
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

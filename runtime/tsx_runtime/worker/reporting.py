@@ -20,6 +20,8 @@ from typing import Any
 from tsx_runtime.output import Lossy
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.exceptions import LONGEST as LONGEST_MESSAGE
+from tsx_runtime.worker.exceptions import presentable
 
 EVERY = 0.5  # seconds for which reports are gathered
 MOST = 200  # lines of one report; of more the newest
@@ -86,7 +88,9 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info and record.exc_info[0] else ""
-        self._gathered.add_error(record.getMessage(), trace)
+        self._gathered.add_error(
+            presentable(record.getMessage()), presentable(trace, 4 * LONGEST_MESSAGE)
+        )  # the server's loop reads all of it
 
 
 @contextmanager

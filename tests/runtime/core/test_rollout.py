@@ -68,9 +68,29 @@ def test_a_slower_version_goes_back() -> None:
 
 
 def test_the_p99_may_be_bounded_in_milliseconds() -> None:
-    plan = RolloutPlan(version="2", bake=60, max_p99_ms=500)
+    plan = RolloutPlan(version="2", bake=60, max_p99_ms=500, max_error_rate=0.5)
     assert decide(plan, seen(drawn(1000, 0, 0.01, 1), Counts())).action is Action.ADVANCE
     assert decide(plan, seen(counted([0.6] * 300), Counts())).action is Action.BACK
+
+
+def test_a_version_that_nothing_is_compared_with_has_kept_no_bound() -> None:
+    plan = RolloutPlan(version="2", bake=60)
+    decision = decide(plan, seen(Counts(1000, 1000), Counts(5)))
+    assert decision.action is Action.WAIT
+    assert "too few to compare with" in decision.reason
+    assert decide(plan, seen(Counts(1000, 1000), Counts(5), seconds=600)).action is Action.BACK
+
+
+def test_a_p99_of_few_requests_is_no_hard_bound() -> None:
+    plan = RolloutPlan(version="2", bake=60, max_p99_ratio=1.0, max_error_rate=0.5)
+    back = sum(decide(plan, seen(drawn(5000, 0, 0.01, seed), drawn(500, 0, 0.01, seed + 99))).action is Action.BACK for seed in range(40))
+    assert back <= 6
+    assert "too few to compare with" in decide(plan, seen(drawn(5000, 0, 0.01, 1), drawn(399, 0, 0.01, 2))).reason
+
+
+def test_counts_in_other_buckets_are_added_without_them() -> None:
+    assert Counts(3, 1, (1, 2)).plus(Counts()) == Counts(3, 1, (1, 2))
+    assert Counts(3, 1, (1, 2)).plus(Counts(1, 0, (1, 0, 0))) == Counts(4, 1, (1, 0, 0))
 
 
 def test_a_bound_exceeded_by_chance_is_looked_at_for_longer() -> None:

@@ -128,7 +128,8 @@ def test_a_slower_version_goes_back(served: RunningServer, until: Callable[..., 
 def test_a_version_that_is_unregistered_meanwhile_goes_back(served: RunningServer, until: Callable[..., None]) -> None:
     served.write_mar("m5.mar", handler=GOOD, name="m", version="5.0")
     served.register("m5.mar", initial_workers=1)
-    begin(served, "5.0", bake=60)
+    begin(served, "5.0", bake=2)
+    until(lambda: shown(served)["seconds"] > 0)  # it was looked at
     assert served.management.delete("/models/m/5.0").status_code == 200
     until(lambda: shown(served)["status"] == "went back")
     assert "it was unregistered" in shown(served)["reason"]
@@ -185,6 +186,43 @@ def test_a_version_that_has_everything_already_cannot_take_over(served: RunningS
     answer = served.management.post("/models/m/rollout", json={"version": "1.0"})
     assert answer.status_code == 400
     assert "has all requests already" in answer.json()["message"]
+
+
+def test_it_goes_back_although_a_label_has_come_to_be_a_version(served: RunningServer, until: Callable[..., None]) -> None:
+    served.management.put("/models/m/labels/6.0", json={"version": "2.0"})
+    served.write_mar("m6.mar", handler=GOOD, name="m", version="6.0")
+    served.register("m6.mar", initial_workers=0)
+    with asked(served):
+        begin(served, "3.0", steps=[50, 100], bake=60)
+        until(lambda: shown(served)["status"] != "running")
+    assert shown(served)["status"] == "went back"
+    assert served.management.delete("/models/m/6.0").status_code == 200
+
+
+def test_a_version_that_fails_every_request_does_not_finish_at_one_step(served: RunningServer, until: Callable[..., None]) -> None:
+    with asked(served):
+        until(lambda: served.registry.find("m", "1.0").stats.requests > 100)
+        begin(served, "3.0", steps=[100], bake=60)
+        until(lambda: shown(served)["status"] != "running")
+    assert shown(served)["status"] == "went back"
+
+
+def test_no_shadow_copies_to_a_version_that_is_measured(served: RunningServer) -> None:
+    begin(served, bake=60)
+    answer = served.management.put("/models/m/shadow", json={"to": "2.0", "share": 10})
+    assert answer.status_code == 409
+    assert "has a rollout under way" in answer.json()["message"]
+
+
+def test_a_server_with_a_rollout_and_other_versions_ends_as_it_should(models: Path, tmp_path: Path, until: Callable[..., None]) -> None:
+    settings = make_settings(models, state_dir=tmp_path / "state")
+    with running_server(settings) as server:
+        for file in ("m1.mar", "m2.mar", "m4.mar"):
+            server.register(file, initial_workers=1)
+        server.call(lambda: server.registry.set_default("m", "2.0"))
+        begin(server, "4.0", bake=2)
+        until(lambda: shown(server)["seconds"] > 0)
+    assert json.loads((tmp_path / "state" / "models" / "m.json").read_text())["rollout"]["status"] == "running"
 
 
 def test_it_goes_on_where_it_was_after_a_restart(models: Path, tmp_path: Path, until: Callable[..., None]) -> None:
