@@ -14,19 +14,22 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
-from tsx_runtime.errors import ResourceNotFound
+from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http import uistate
-from tsx_runtime.http.asgi import Receive, Scope, Send
+from tsx_runtime.http.asgi import Message, Receive, Scope, Send
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import NAMES
 from tsx_runtime.http.families import Families
-from tsx_runtime.http.faults import NOT_FOUND
+from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.uifiles import DATA_HEADERS, HEADERS, SHELL, files
 
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
+VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
 SECRET = (b"authorization", b"cookie")  # of the page's own; no handler's business
+CONFINED = DATA_HEADERS | {"content-security-policy": "sandbox; default-src 'none'"}  # an answer is data, whatever its handler calls it
+OVER_ORIGIN = frozenset({b"set-cookie", b"clear-site-data", b"strict-transport-security"})  # what would change more than this answer
 
 
 def build_router(registry: Registry, series: Series, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
@@ -127,10 +130,36 @@ class Playground(Predictions):
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "path": f"/predictions/{scope['path'][len(PREDICT) :]}"}, receive, send)
+        await super().__call__({**scope, "path": f"/predictions/{scope['path'][len(PREDICT) :]}"}, receive, confining(send))
+
+    async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
+        check_page(scope)
 
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
+        check_page(scope)
         return await super()._job(without_secrets(scope), receive, request_id)
+
+
+def check_page(scope: Scope) -> None:
+    """That a script asks, which reads the answer, and nothing that would show it as a page of the management address."""
+    if scope["method"] not in VERBS:
+        raise MethodNotAllowed(NOT_ALLOWED)
+    told = dict(scope["headers"])
+    if told.get(b"sec-fetch-mode") == b"navigate" or told.get(b"sec-fetch-site") == b"cross-site":
+        raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")
+
+
+def confining(send: Send) -> Send:
+    """A `send` of answers that no browser runs, shows in a page or takes orders from."""
+    ours = [(name.encode(), value.encode()) for name, value in CONFINED.items()]
+    replaced = OVER_ORIGIN | {name for name, _ in ours}
+
+    async def confined(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*(pair for pair in message["headers"] if pair[0] not in replaced), *ours]
+        await send(message)
+
+    return confined
 
 
 def without_secrets(scope: Scope) -> Scope:

@@ -29,6 +29,22 @@ class Seeing:
     def handle(self, data, context):
         return ["seen"] * len(data)
 """
+PAGING = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    context.set_response_content_type(0, "text/html")
+    for name in ("Set-Cookie", "Clear-Site-Data", "Strict-Transport-Security", "Content-Security-Policy", "X-Content-Type-Options"):
+        context.set_response_header(0, name, "*")
+    context.set_response_header(0, "Cross-Origin-Resource-Policy", "cross-origin")
+    context.set_response_header(0, "X-Own", "1")
+    if context.get_request_header(0, "x-piecewise") == "True":
+        send_intermediate_predict_response(["<html>"], {0: context.get_request_id(0)}, "", 200, context)
+    return ["<script>alert(1)</script>"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +181,34 @@ def test_no_handler_sees_the_management_token(locked: Any) -> None:
     names = {name.lower() for name in answer.json()["headers"]}
     assert not names & {"authorization", "cookie"}
     assert "X-Mine" in answer.json()["headers"]
+
+
+@pytest.mark.parametrize("piecewise", [False, True])
+def test_what_a_handler_answers_is_no_page_of_the_management_address(empty: Any, piecewise: bool) -> None:
+    empty.write_mar("paging.mar", handler=PAGING)
+    empty.register("paging.mar", initial_workers=1)
+    answer = empty.management.post("/ui/api/predict/paging", headers={"x-piecewise": str(piecewise)})
+    assert answer.status_code == 200
+    assert answer.text.endswith("<script>alert(1)</script>")
+    told = answer.headers
+    assert told["x-own"] == "1"
+    assert told.get_list("content-security-policy") == ["sandbox; default-src 'none'"]
+    assert told.get_list("x-content-type-options") == ["nosniff"]
+    assert told.get_list("cross-origin-resource-policy") == ["same-origin"]
+    assert not told.keys() & {"set-cookie", "clear-site-data", "strict-transport-security"}
+
+
+def test_only_a_script_of_this_server_gets_predictions_by_the_management_address(server: Any) -> None:
+    path = "/ui/api/predict/talker"
+    for method in ("GET", "HEAD", "PATCH", "DELETE", "OPTIONS"):
+        answer = server.management.request(method, path)
+        assert (answer.status_code, answer.headers["x-content-type-options"]) == (405, "nosniff"), method
+    for foreign in ({"sec-fetch-mode": "navigate"}, {"sec-fetch-site": "cross-site"}):
+        refused = server.management.post(path, content=b"x", headers=foreign)
+        assert (refused.status_code, refused.json()["type"]) == (403, "ForeignOriginException")
+    own = {"sec-fetch-mode": "cors", "sec-fetch-site": "same-origin"}
+    for method in ("POST", "PUT"):
+        assert server.management.request(method, path, content=b"x", headers=own).status_code == 200
 
 
 def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
