@@ -213,6 +213,19 @@ def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Runni
     assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
 
 
+def test_a_version_that_takes_the_place_of_another_has_as_many_workers(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar")
+    management.put("/models/looks", params={"min_worker": 2, "synchronous": "true"})
+    look(page, server)
+    page.get_by_role("button", name="Register a model").click()
+    page.get_by_label("Archive").fill("looks2.mar")
+    page.get_by_label(re.compile("Take the place")).check()
+    page.get_by_role("button", name="Register", exact=True).click()
+    expect(page.get_by_role("status").get_by_text("has taken the place of version 1.0")).to_be_visible()
+    (version,) = management.get("/models/looks/all").json()
+    assert (version["modelVersion"], version["minWorkers"]) == ("2.0", 2)
+
+
 def test_traffic_is_shifted_and_the_change_undone(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")

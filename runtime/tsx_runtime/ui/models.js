@@ -90,7 +90,7 @@ function registerForm(close) {
   const archives = h("datalist", { id: "archives" });
   const url = h("input", { required: true, list: "archives", autocomplete: "off", spellcheck: "false" });
   const name = h("input", { autocomplete: "off", spellcheck: "false" });
-  const workers = h("input", { type: "number", min: "0", max: "1024", value: "1" });
+  const workers = h("input", { type: "number", min: "0", max: "1024" });
   const batch = h("input", { type: "number", min: "1" });
   const handler = h("input", { autocomplete: "off", spellcheck: "false" });
   const replace = h("input", { type: "checkbox", id: "replace" });
@@ -98,7 +98,7 @@ function registerForm(close) {
   const known = h("p", { class: "quiet" });
   const send = async (event) => {
     event.preventDefault();
-    const query = { url: url.value.trim(), model_name: name.value.trim(), initial_workers: workers.value, batch_size: batch.value, handler: handler.value.trim(), replace: replace.checked ? "true" : "", synchronous: "true" };
+    const query = { url: url.value.trim(), model_name: name.value.trim(), initial_workers: workers.value || (replace.checked ? "" : "1"), batch_size: batch.value, handler: handler.value.trim(), replace: replace.checked ? "true" : "", synchronous: "true" };
     if (await act(submit, "POST", "models", query)) close();
   };
   const node = h("section", { class: "card", id: "register", hidden: true },
@@ -106,7 +106,7 @@ function registerForm(close) {
     h("form", { class: "fields", onsubmit: send },
       field("Archive", url, "a file of the model store, or a URL that the server allows"), archives,
       field("Name", name, "the archive's own if left empty"),
-      field("Workers", workers), field("Batch size", batch, "the archive's own if left empty"), field("Handler", handler, "the archive's own if left empty"),
+      field("Workers", workers, "1 if left empty; where it takes a version's place, as many as that has"), field("Batch size", batch, "the archive's own if left empty"), field("Handler", handler, "the archive's own if left empty"),
       h("p", { class: "whole" }, replace, h("label", { for: "replace" }, " Take the place of the version that is served, once this one is loaded; no request is lost")),
       h("div", { class: "row" }, submit, h("button", { type: "button", onclick: close }, "Cancel"))),
     known);
