@@ -81,8 +81,9 @@ class Worker:
             self.settled.set_result(error)
 
     def memory(self) -> int:
-        """Resident bytes; 0 where there is no process."""
-        return self.running.memory() if self.running else 0
+        """Resident bytes; 0 where there is no process. To be called from any thread."""
+        running = self.running
+        return running.memory() if running else 0
 
     def kill(self, because: str) -> None:
         """What serves, or is to serve. Processes that retire end by themselves."""

@@ -72,7 +72,8 @@ def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | N
 
     @router.get("/state")
     async def state(since: Annotated[int, Query(ge=0)] = 0) -> Response:
-        return _json(uistate.describe(registry, series, since, server))
+        memory = await asyncio.to_thread(uistate.memory_of, uistate.workers_of(registry))
+        return _json(uistate.describe(registry, series, since, server, memory))
 
     @router.get("/store")
     async def store() -> Response:
@@ -96,16 +97,17 @@ def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | N
     @router.get("/samples/{model}/{version}")
     async def samples(model: str, version: str) -> Response:
         found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
-        return _json([{"name": path.name, "type": _type_of(path.name), "size": path.stat().st_size} for path in found])
+        return _json([{"name": path.name, "type": _type_of(path.name), "size": size} for path, size in found])
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
         found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
-        path = next((path for path in found if path.name == name), None)
-        if path is None:
-            raise ResourceNotFound(f"The model {model} brings no sample {name}.")
+        try:
+            body = await asyncio.to_thread(next(path for path, _ in found if path.name == name).read_bytes)
+        except (StopIteration, FileNotFoundError):  # never there, or unregistered meanwhile
+            raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
         # never as a page: what an archive brings must not run as this server's own
-        return Response(await asyncio.to_thread(path.read_bytes), media_type="application/octet-stream", headers=HEADERS)
+        return Response(body, media_type="application/octet-stream", headers=HEADERS)
 
     return router
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.core.model import Model, ModelVersion
@@ -22,12 +22,24 @@ MOST_LINES = 500
 NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
 
 
-def describe(registry: Registry, series: Series, since: int, server: Mapping[str, Any]) -> dict[str, Any]:
+Memory: TypeAlias = Mapping[Worker, int]  # bytes; of a worker that came since it was read there is none
+
+
+def workers_of(registry: Registry) -> list[Worker]:
+    return [worker for model in registry.models.values() for version in model.versions.values() for worker in version.workers]
+
+
+def memory_of(workers: Iterable[Worker]) -> Memory:
+    """It reads files of the system, several a worker: nothing for the event loop."""
+    return {worker: worker.memory() for worker in workers}
+
+
+def describe(registry: Registry, series: Series, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
     """`server` is what stays the same while it runs. `since` is the newest point that the page has."""
     points = series.since(since)
     return {
         "server": {**server, "now": time.time(), "stopping": registry.stopping},
-        "models": [describe_model(model, points) for model in sorted(registry.models.values(), key=lambda model: model.name)],
+        "models": [describe_model(model, points, memory) for model in sorted(registry.models.values(), key=lambda model: model.name)],
         "newest": series.number,
     }
 
@@ -45,17 +57,19 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
     }
 
 
-def describe_model(model: Model, points: Mapping[tuple[str, str], list[Point]]) -> dict[str, Any]:
+def describe_model(model: Model, points: Mapping[tuple[str, str], list[Point]], memory: Memory) -> dict[str, Any]:
     versions = sorted(model.versions.values(), key=lambda version: version.version)
     return {
         "name": model.name,
         "default": model.default,
         "workflow": next((version.workflow for version in versions if version.workflow), None),
-        "versions": [describe_version(version) | {"points": points.get((version.name, version.version), [])} for version in versions],
+        "versions": [
+            describe_version(version, memory) | {"points": points.get((version.name, version.version), [])} for version in versions
+        ],
     }
 
 
-def describe_version(version: ModelVersion) -> dict[str, Any]:
+def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
     stats = version.stats
     return {
         "version": version.version,
@@ -66,7 +80,7 @@ def describe_version(version: ModelVersion) -> dict[str, Any]:
         "batchSize": version.batch_size,
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
-        "workers": [describe_worker(worker) for worker in version.workers],
+        "workers": [describe_worker(worker, memory.get(worker, 0)) for worker in version.workers],
         "waiting": version.pending,
         "requests": stats.requests,
         "answers": {str(status): count for status, count in sorted(stats.answers.items())},
@@ -76,13 +90,13 @@ def describe_version(version: ModelVersion) -> dict[str, Any]:
     }
 
 
-def describe_worker(worker: Worker) -> dict[str, Any]:
+def describe_worker(worker: Worker, memory: int) -> dict[str, Any]:
     return {
         "id": worker.id,
         "state": worker.state.value,
         "pid": worker.pid,
         "device": worker.device,
-        "memory": worker.memory(),
+        "memory": memory,
         "started": worker.started.timestamp(),
         "restarts": worker.restarts,
     }
@@ -117,14 +131,21 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     return sorted(told, key=lambda line: line["at"])[-MOST_LINES:]
 
 
-def samples_of(version: ModelVersion) -> list[Path]:
+class Sample(NamedTuple):
+    path: Path
+    size: int  # bytes
+
+
+def samples_of(version: ModelVersion) -> list[Sample]:
     """What its archive brings along for trying it; nothing that lies elsewhere, wherever a link may point."""
     folder = version.archive.directory / SAMPLES
-    if not folder.is_dir():
-        return []
     inside = folder.resolve()
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-    return [path for path in files if path.resolve().parent == inside and path.stat().st_size <= LONGEST_SAMPLE][:MOST_LISTED]
+    try:
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        found = [Sample(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
+    except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
+        return []
+    return [sample for sample in found if sample.size <= LONGEST_SAMPLE][:MOST_LISTED]
 
 
 def archives_in(store: Path | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from html.parser import HTMLParser
@@ -14,6 +15,8 @@ from urllib.parse import urljoin
 import pytest
 
 from tests.support.models import make_model
+from tsx_runtime.core.worker import Worker
+from tsx_runtime.http import uistate
 from tsx_runtime.http.uifiles import FOLDER, files
 
 SECRET = "management-secret"
@@ -134,6 +137,14 @@ def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
     assert worker["state"] == "READY"
     assert worker["device"] == "cpu"
     assert worker["memory"] > 1_000_000
+
+
+def test_the_memory_of_workers_is_not_read_on_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, threads = Worker.memory, []
+    monkeypatch.setattr(Worker, "memory", lambda worker: threads.append(threading.get_ident()) or read(worker))
+    assert server.management.get("/ui/api/state").status_code == 200
+    assert threads
+    assert server.call(threading.get_ident) not in threads
 
 
 def test_points_are_told_once(own_server: Any, empty: Any) -> None:
@@ -272,6 +283,31 @@ def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path)
     assert page.headers["content-type"] == "application/octet-stream"
     for name in ("out.txt", "..%2fhandler.py", "nothing"):
         assert empty.management.get(f"/ui/api/samples/sampled/1.0/{name}").status_code == 404
+
+
+def test_samples_that_go_while_they_are_looked_at_are_none(empty: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = make_model(store / "going", "def handle(data, context):\n    return data and ['x'] * len(data)\n")
+    (place / "samples").mkdir(exist_ok=True)
+    sample = place / "samples" / "a.png"
+    sample.write_bytes(b"picture")
+    empty.register("going", initial_workers=0)
+    find, is_file = uistate.samples_of, Path.is_file
+
+    def found_and_gone(version: Any) -> Any:
+        found = find(version)
+        sample.unlink()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uistate, "samples_of", found_and_gone)
+        assert empty.management.get("/ui/api/samples/going/1.0/a.png").status_code == 404
+        sample.write_bytes(b"picture")
+        assert empty.management.get("/ui/api/samples/going/1.0").json()[0]["size"] == 7
+        sample.write_bytes(b"picture")
+        patch.setattr(uistate, "samples_of", find)
+        patch.setattr(Path, "is_file", lambda path: is_file(path) and (path.name != sample.name or path.unlink() is None))
+        answer = empty.management.get("/ui/api/samples/going/1.0")
+        assert (answer.status_code, answer.json()) == (200, [])
 
 
 def test_the_store_tells_what_could_be_registered(server: Any, store: Path) -> None:
