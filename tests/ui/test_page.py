@@ -186,6 +186,13 @@ def test_a_failure_is_told_in_the_playground_and_kept_with_its_traceback(page: A
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
 
 
+def test_an_address_that_is_none_shows_the_models_and_the_page_goes_on(page: Any, served: Running) -> None:
+    look(page, served, "model/%E0")
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+    with page.expect_response(re.compile("ui/api/state")):
+        pass  # it still asks
+
+
 def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
     look(page, served, "model/echo")
     chart = page.get_by_role("img", name=re.compile("^Requests a second"))

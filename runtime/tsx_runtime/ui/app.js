@@ -11,10 +11,14 @@ const THEME = "tsx-theme";
 const main = document.getElementById("main");
 let current = null; // {key, view}
 
-/** `#/` is the list, `#/model/NAME[/TAB]` one model. */
+/** `#/` is the list, `#/model/NAME[/TAB]` one model. What is none of them shows the list. */
 export function parse(hash) {
   const [, kind, name, tab] = hash.replace(/^#/, "").split("/");
-  return kind === "model" && name ? { name: decodeURIComponent(name), tab: tab || "overview" } : { name: null };
+  try {
+    return kind === "model" && name ? { name: decodeURIComponent(name), tab: tab || "overview" } : { name: null };
+  } catch {
+    return { name: null }; // no percent-encoding
+  }
 }
 
 function navigate() {

@@ -45,7 +45,13 @@ async function ask() {
     live.error = error.message;
     pause = Math.min(SLOWEST, 1.5 * pause);
   }
-  for (const listener of [...listeners]) listener();
+  for (const listener of [...listeners]) {
+    try {
+      listener();
+    } catch (error) {
+      console.error(error); // a view that fails holds up no other, nor the next question
+    }
+  }
 }
 
 function within(answer) {
