@@ -149,6 +149,8 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     expect(page.get_by_role("region", name="What was found")).to_contain_text("1, 2, 30, 40")
     send_json(page, [[[row % 2, 0.5] for _ in range(16)] for row in range(16)])
     expect(page.get_by_role("img", name="The class of each pixel")).to_be_visible()
+    send_json(page, [[[0, 0.5]] * 16, *[[None] * 16] * 15])  # no mask, although it begins as one
+    expect(page.locator("details.raw pre")).to_contain_text("null")
     send_json(page, [{"name": "a", "size": 1}, {"name": "b", "tags": ["x"]}])
     expect(page.get_by_role("region", name="The answer as a table").get_by_role("row")).to_have_count(3)
     send_json(page, {"deep": {"er": [1, "<img src=x onerror=alert(1)>"]}})

@@ -44,9 +44,8 @@ function mask(value) {
   const width = value[0].length;
   const paired = Array.isArray(value[0][0]) && value[0][0].length === 2;
   const whole = (number) => Number.isInteger(number) && number >= 0;
-  const fits = value.every((row) => Array.isArray(row) && row.length === width)
-    && value[0].every((pixel) => (paired ? Array.isArray(pixel) && whole(pixel[0]) && isNumber(pixel[1]) : whole(pixel)));
-  if (!fits) return null;
+  const isPixel = (pixel) => (paired ? Array.isArray(pixel) && whole(pixel[0]) && isNumber(pixel[1]) : whole(pixel));
+  if (!value.every((row) => Array.isArray(row) && row.length === width && row.every(isPixel))) return null;
   const classes = value.map((row) => row.map((pixel) => (paired ? pixel[0] : pixel)));
   const counts = new Map();
   for (const number of classes.flat()) counts.set(number, (counts.get(number) ?? 0) + 1);
