@@ -49,6 +49,8 @@ class Echo:
         rows = [row.get("data", row.get("body")) for row in data]
         if any(row == "fail" for row in rows):
             raise RuntimeError("the echo is broken")
+        if any(row == "fail otherwise" for row in rows):
+            raise RuntimeError("the echo is lost")
         return rows
 """
 

@@ -11,7 +11,8 @@ export function errorsTab(name) {
   const poll = watched(async () => {
     const found = await get(`ui/api/errors/${path(name)}`);
     show(empty, !found.length);
-    keyed(list, found, (error) => `${error.version} ${error.message} ${error.traceback}`, errorRow);
+    const keys = keysOf(found);
+    keyed(list, found, (error) => keys.get(error), errorRow);
     await log.load();
   }, 2000);
   const log = logPanel(name);
@@ -66,6 +67,17 @@ function errorRow(error) {
       say(times, `${now.times} times`);
     },
   };
+}
+
+/** An error that comes again after another is an entry of its own. Counted from the oldest: a new one leaves those that are there what they are. */
+function keysOf(found) {
+  const times = new Map();
+  return new Map([...found].reverse().map((error) => {
+    const key = `${error.version} ${error.message} ${error.traceback}`;
+    const nth = (times.get(key) ?? 0) + 1;
+    times.set(key, nth);
+    return [error, `${key} ${nth}`];
+  }));
 }
 
 /** The last line of a traceback says what happened. */
