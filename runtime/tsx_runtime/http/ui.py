@@ -132,7 +132,8 @@ class Playground(Predictions):
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "path": f"/predictions/{scope['path'][len(PREDICT) :]}"}, receive, confining(send))
+        scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads from this scope who answered
+        await super().__call__(scope, receive, confining(send))
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         check_page(scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -220,6 +221,18 @@ def test_only_a_script_of_this_server_gets_predictions_by_the_management_address
     own = {"sec-fetch-mode": "cors", "sec-fetch-site": "same-origin"}
     for method in ("POST", "PUT"):
         assert server.management.request(method, path, content=b"x", headers=own).status_code == 200
+
+
+def test_the_access_log_tells_which_model_the_playground_asked(
+    start_server: Callable[..., AbstractContextManager[Any]], until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_server(access_log=True, log_format="text") as server, caplog.at_level(logging.INFO, "ACCESS_LOG"):
+        server.register("talker.mar", initial_workers=1)
+        assert server.management.post("/ui/api/predict/talker", content=b"x").status_code == 200
+        until(lambda: "/ui/api/predict/talker" in caplog.text)
+    line = next(line for line in caplog.text.splitlines() if "/ui/api/predict/talker" in line)
+    assert '"POST /ui/api/predict/talker HTTP/1.1" 200' in line
+    assert line.endswith(" talker 1.0")
 
 
 def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
