@@ -17,7 +17,7 @@ from tsx_runtime.core.channel import Channel, Owner, Sent, check_extra
 from tsx_runtime.core.jobs import Job
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
-QUARANTINE = 0.25  # seconds; a request that kills workers mostly does so at once
+QUARANTINE = 2.0  # seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a while
 
 
 class OpenOwner(Owner, Protocol):

@@ -57,9 +57,10 @@ class Health:
                 if status != told:
                     told = status
                     yield HealthCheckResponse(status=status)
-                if self._ended:
+                elif self._ended:  # not before it was told that
                     return
-                await changed.wait()
+                else:
+                    await changed.wait()
         finally:
             self._watchers.discard(changed)
 

@@ -74,7 +74,8 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], r
     def moved(by: float) -> dict[str, Any]:
         return {"scores": [value + by if place == index else value for index, value in enumerate(values)]}
 
-    assert told(how, moved(0), moved(room * 0.99)) is None
+    if abs(values[place] + room * 0.99 - values[place]) <= room:  # a sum is rounded
+        assert told(how, moved(0), moved(room * 0.99)) is None
     beyond = told(how, moved(0), moved(room * 1.01 + 1e-3))
     assert beyond is not None
     assert beyond.startswith(f"scores.{place}: ")
