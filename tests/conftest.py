@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,6 +34,18 @@ settings.load_profile("tsx")
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: one more than there are cores, since tests often wait for processes that they started."""
     return cpu_count() + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
+    """Tests are dealt out by files, the largest first; those that share nothing and take long by themselves, to fill the end."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith(("tests/docs/", "tests/chaos/")) else super()._split_scope(nodeid)
+
+    return Scheduling(config) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,7 +23,7 @@ from tsx_runtime.worker import binary
 logger = logging.getLogger("tsx.worker")
 
 MAX_PARTS = 10_000
-TENSORS = "tensors"  # stands for a content type, where a header tells that the body is tensors
+TENSORS = "\n"  # begins what stands for a content type where a header tells that the body is tensors: no header holds a line's end
 
 _LENGTHS = struct.Struct("<IQ")
 _INPUTS = INPUTS.decode()
@@ -60,7 +60,7 @@ def _query_and_type(rest: str) -> tuple[str, str | None]:
     lower = f"\r\n{headers}".lower()
     if (at := lower.find(_TENSORS)) >= 0:  # whatever type it names: Triton's clients name none
         start = at - 2 + len(_TENSORS)
-        return query, f"{TENSORS};" + headers[start : headers.find("\r\n", start)]
+        return query, TENSORS + headers[start : headers.find("\r\n", start)]
     at = lower.find("\r\ncontent-type: ")
     return query, None if at < 0 else headers[at + 14 : headers.find("\r\n", at + 14)]
 
@@ -68,11 +68,11 @@ def _query_and_type(rest: str) -> tuple[str, str | None]:
 def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Row:
     inputs = _query_inputs(query) if query else {}
     parts = None
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type == TENSORS:
-        request, wish = binary.read(content_type.partition(";")[2], own(body))
+    if content_type.startswith(TENSORS):
+        request, wish = binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
         return inputs, wish
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         parts = {}
         for part in read_multipart(content_type, body):

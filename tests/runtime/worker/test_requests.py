@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.wire import TENSORS_HEAD, request_meta
+from tsx_runtime.wire import INPUTS, TENSORS_HEAD, request_meta
 from tsx_runtime.worker.binary import as_row
 from tsx_runtime.worker.requests import read_row
 
@@ -207,7 +207,12 @@ def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
     try:
         read(body, content_type)
     except BadRequest:
-        assert "multipart" in content_type.lower()
+        assert "multipart" in content_type.lower() or INPUTS.decode() in content_type.lower()
+
+
+@pytest.mark.parametrize("content_type", ["tensors", "TENSORS;4", "application/tensors"])
+def test_no_content_type_makes_tensors_of_a_body(content_type: str) -> None:
+    assert inputs(b"ab", content_type) == {"body": bytearray(b"ab")}
 
 
 def tensors(head: str, raw: bytes = b"", length: str | None = None) -> Row:
