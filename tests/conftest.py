@@ -37,7 +37,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests are dealt out by files, the largest first; those that share nothing and take long by themselves, to fill the end."""
     from xdist.scheduler import LoadFileScheduling
 
@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return nodeid if nodeid.startswith(("tests/docs/", "tests/chaos/")) else super()._split_scope(nodeid)
 
-    return Scheduling(config) if config.getvalue("dist") == "loadfile" else None
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
