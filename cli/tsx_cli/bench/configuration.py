@@ -1,0 +1,52 @@
+"""One way to run a model: what `tsx bench` varies, and what `--write` keeps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+AS_IS = "as is"  # the archive's own precision, whatever that is
+
+
+@dataclass(frozen=True, order=True)
+class Configuration:
+    """`device` is `cpu` or `cuda`; `threads` are each worker's, None for what the runtime gives it."""
+
+    device: str = "cpu"
+    precision: str = AS_IS
+    compiled: bool | None = None  # None: as the archive says
+    threads: int | None = None
+    workers: int = 1
+    batch_size: int = 1
+
+    @property
+    def variant(self) -> tuple[str, str, bool | None, int | None]:
+        """What a worker by itself is: configurations of one variant share its curve t(n)."""
+        return (self.device, self.precision, self.compiled, self.threads)
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of model-config.yaml that make a model run like this; None takes a key away."""
+        keys: dict[str, Any] = {"minWorkers": self.workers, "maxWorkers": self.workers, "batchSize": self.batch_size}
+        keys["deviceType"] = "cpu" if self.device == "cpu" else "gpu"
+        if self.threads is not None:
+            keys["threads"] = self.threads
+        if self.precision != AS_IS:
+            keys["precision"] = self.precision
+        if self.compiled is not None:
+            keys["pt2"] = {"compile": {"enable": True}} if self.compiled else None
+        return keys
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        parts = [self.device]
+        if self.precision != AS_IS:
+            parts.append(self.precision)
+        if self.compiled:
+            parts.append("compiled")
+        parts.append(f"{self.workers} worker{'s' if self.workers != 1 else ''}")
+        if self.threads is not None:
+            parts.append(f"{self.threads} thread{'s' if self.threads != 1 else ''}")
+        return ", ".join([*parts, f"batch {self.batch_size}"])

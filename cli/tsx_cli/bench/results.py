@@ -1,0 +1,242 @@
+"""What a benchmark found, as it is kept in results.json: the schema that reports, comparisons and `tsx plan` read.
+
+Times end in `_ms` (milliseconds) or `_seconds`, sizes in `_mib`; shares go from 0 to 1. A reader passes over what it does not know
+and refuses another `format`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tsx_cli.bench.configuration import AS_IS, Configuration
+from tsx_cli.failure import CliError
+
+FORMAT = 1
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=False)
+
+
+class Figure(Part):
+    """A figure and its confidence interval; both ends are the figure itself where there was one repetition only."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+
+class Latency(Part):
+    """Of accepted answers, in milliseconds: from the intended sending time in an open loop, from the sending in a closed one."""
+
+    mean_ms: float = 0.0
+    p50_ms: float = 0.0
+    p90_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    p999_ms: float = 0.0
+    max_ms: float = 0.0
+
+
+class Offered(Part):
+    """The load. In a closed loop each connection asks again once it is answered; an open one has a rate that does not wait."""
+
+    mode: Literal["closed", "open"] = "closed"
+    connections: int = 1
+    rate: float | None = None  # requests per second, of an open loop
+    arrivals: Literal["constant", "poisson", "recorded"] | None = None
+
+
+class GeneratorSide(Part):
+    """What the generator says of itself. Where `limited` is said, the figures tell of it and not of the server."""
+
+    engine: str = "tsx"  # or wrk
+    cpu: float = 0.0  # of one core
+    starved: float = 0.0  # share of the time in which it was ready and got no core
+    late_p99_ms: float = 0.0  # after the intended time, of requests that a connection was free for
+    limited: str | None = None
+
+
+class Round(Part):
+    """One repetition, without its warm-up."""
+
+    seconds: float
+    sent: int
+    ok: int
+    refused: int = 0  # 429 and 503
+    errors: dict[str, int] = Field(default_factory=dict)  # by status, or `closed`, `timeout`
+    unanswered: int = 0
+    unsent: int = 0
+    throughput: float  # accepted answers per second
+    latency: Latency
+    histogram: list[tuple[float, int]] = Field(default_factory=list)  # (upper end in ms, answers) of each bucket that has any
+    warm_up_seconds: float = 0.0
+    stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
+    generator: GeneratorSide = Field(default_factory=GeneratorSide)
+
+
+class Point(Part):
+    """One load on one configuration: a point of the frontier of throughput and latency."""
+
+    offered: Offered
+    throughput: Figure
+    latency: Latency  # of all rounds together
+    p99_ms: Figure
+    error_rate: float = 0.0
+    holds: bool = True  # the bounds
+    rounds: list[Round] = Field(default_factory=list)
+
+
+class Stages(Part):
+    """Where the mean time of a request went, in milliseconds; `transport` is what the client saw beside the server's own stages."""
+
+    queue_ms: float = 0.0
+    preprocess_ms: float = 0.0
+    inference_ms: float = 0.0
+    postprocess_ms: float = 0.0
+    transport_ms: float = 0.0
+
+
+class Usage(Part):
+    """The server's processes at one moment."""
+
+    at_seconds: float
+    cpu: float  # cores
+    memory_mib: float  # what is shared counted once
+    gpu: float | None = None  # share of the time
+    gpu_memory_mib: float | None = None
+
+
+class Accuracy(Part):
+    """The answers beside those of the archive as it is, one request at a time."""
+
+    same: bool
+    compared: int = 0
+    different: int = 0
+    worst: str | None = None  # the first difference, in words
+
+
+class Prediction(Part):
+    throughput: float
+    p99_ms: float
+
+
+class Trial(Part):
+    """A configuration and what became of it."""
+
+    configuration: dict[str, Any]
+    state: Literal["measured", "failed", "predicted"] = "measured"
+    reason: str | None = None  # why it failed, or why it was not measured
+    predicted: Prediction | None = None
+    points: list[Point] = Field(default_factory=list)
+    best: int | None = None  # of the points: the most throughput within the bounds
+    stages: Stages | None = None  # at the best point
+    batch_sizes: dict[int, int] = Field(default_factory=dict)  # batches by their size, at the best point
+    usage: list[Usage] = Field(default_factory=list)
+    accuracy: Accuracy | None = None
+
+    @property
+    def chosen(self) -> Point | None:
+        return None if self.best is None else self.points[self.best]
+
+    def how(self) -> Configuration:
+        return Configuration(**self.configuration)
+
+
+class CurvePoint(Part):
+    batch_size: int
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    samples: int
+
+
+class Curve(Part):
+    """t(n): how long one worker takes for a batch of n requests, measured in its process, without a server."""
+
+    device: str = "cpu"
+    precision: str = AS_IS
+    compiled: bool | None = None
+    threads: int | None = None
+    points: list[CurvePoint] = Field(default_factory=list)
+    failed: str | None = None  # why there are no more points
+    spread: float = 0.0  # coefficient of variation of a batch's time: its noise, for simulations
+
+
+class Environment(Part):
+    """The machine and the versions. `fingerprint` is the same where a curve from one tells of another."""
+
+    fingerprint: str
+    cpu: str = ""
+    cores: int = 1
+    memory_mib: int = 0
+    gpus: list[str] = Field(default_factory=list)
+    system: str = ""
+    python: str = ""
+    torch: str = ""
+    tsx: str = ""
+    noise: float | None = None  # coefficient of variation of a fixed computation, repeated
+
+
+class Inputs(Part):
+    """What was sent."""
+
+    source: str
+    count: int  # different requests
+    content_types: dict[str, int] = Field(default_factory=dict)
+    smallest: int = 0  # bytes
+    median: int = 0
+    largest: int = 0
+
+
+class ModelInfo(Part):
+    name: str
+    version: str | None = None
+    archive: str | None = None
+    sha256: str | None = None
+    size_mib: float | None = None
+
+
+class Results(Part):
+    format: int = FORMAT
+    started: str  # ISO 8601, with the offset
+    ended: str | None = None
+    complete: bool = True  # False: interrupted, or out of time
+    command: str = ""
+    model: ModelInfo
+    against: str | None = None  # the address, where a running server was measured
+    protocol: str = "tsx"
+    slo: str | None = None
+    environment: Environment
+    inputs: Inputs
+    curves: list[Curve] = Field(default_factory=list)
+    trials: list[Trial] = Field(default_factory=list)
+    winner: int | None = None
+    baseline: int | None = None  # one worker, batch size 1
+    why: str = ""  # the winner, in a sentence or two
+    notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
+
+
+def read_results(path: Path) -> Results:
+    """Raises CliError where it is none."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CliError(f"{path} is no results.json of tsx bench: {error}") from error
+    if not isinstance(given, Mapping) or "trials" not in given:
+        raise CliError(f"{path} is no results.json of tsx bench")
+    if given.get("format") != FORMAT:
+        raise CliError(f"{path} is of format {given.get('format')}; this tsx reads format {FORMAT}")
+    try:
+        return Results.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
