@@ -1,0 +1,116 @@
+"""What a benchmark varies, what is asked of it, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_archiver.modelconfig import parse_model_config
+from tsx_cli.bench.configuration import PRECISIONS, Configuration
+from tsx_cli.bench.results import Environment, Figure, Inputs, Latency, ModelInfo, Offered, Point, Results, Trial, read_results
+from tsx_cli.bench.slo import parse_slo
+from tsx_cli.failure import CliError, UsageError
+
+QUICK = Latency(mean_ms=4, p50_ms=4, p90_ms=8, p95_ms=9, p99_ms=40, p999_ms=80, max_ms=90).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("text", "errors", "broken"),
+    [
+        ("p99<100ms", 0, []),
+        ("p99<=40ms", 0, []),
+        ("p99<39ms", 0, ["p99<39ms"]),
+        (" p50 < 5 ms , p99 < 0.03 s ", 0, ["p99 < 0.03 s"]),
+        ("p99.9<80ms,max<0.09s", 0, []),
+        ("p99<100ms", 0.001, ["errors<=0%"]),
+        ("p99<100ms,errors<0.1%", 0.001, []),
+        ("p99<100ms,errors<0.1%", 0.0011, ["errors<0.1%"]),
+        ("mean<4000us", 0, []),
+    ],
+)
+def test_which_bounds_do_not_hold(text: str, errors: float, broken: list[str]) -> None:
+    assert [bound.text for bound in parse_slo(text).broken(QUICK, errors)] == broken
+
+
+@pytest.mark.parametrize(
+    "text", ["", "p99", "p99>100ms", "p98<100ms", "p99<100", "p99<1%", "errors<5ms", "p99<0ms", "p99<1s,p99<2s", "p99<-1ms"]
+)
+def test_what_is_no_bound_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match="--slo"):
+        parse_slo(text)
+
+
+def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
+    assert parse_slo("p99<80ms,p50<5ms").slack(QUICK) == pytest.approx(0.8)
+    assert parse_slo("errors<1%").slack(QUICK) == 0
+
+
+@given(
+    st.builds(
+        Configuration,
+        device=st.sampled_from(["cpu", "cuda"]),
+        precision=st.sampled_from(PRECISIONS),
+        compiled=st.sampled_from([None, False, True]),
+        threads=st.none() | st.integers(1, 64),
+        workers=st.integers(1, 64),
+        batch_size=st.integers(1, 512),
+    )
+)
+def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(one: Configuration) -> None:
+    config, problems = parse_model_config({key: value for key, value in one.keys().items() if value is not None})
+    assert [problem for problem in problems if problem.key != "precision"] == []
+    assert (config.min_workers, config.max_workers, config.batch_size, config.threads) == (
+        one.workers,
+        one.workers,
+        one.batch_size,
+        one.threads,
+    )
+    assert Configuration(**json.loads(json.dumps(one.as_json()))) == one
+    assert f"batch {one.batch_size}" in str(one)
+
+
+def results() -> Results:
+    point = Point(
+        offered=Offered(connections=4), throughput=Figure(value=5, low=4, high=6), latency=Latency(), p99_ms=Figure(value=1, low=1, high=1)
+    )
+    trial = Trial(configuration=Configuration(workers=2).as_json(), points=[point], best=0)
+    return Results(
+        started="2026-11-21T10:00:00+00:00",
+        model=ModelInfo(name="digits"),
+        environment=Environment(fingerprint="x"),
+        inputs=Inputs(source="a.png", count=1),
+        trials=[trial],
+        winner=0,
+    )
+
+
+def test_results_come_back_from_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(results().model_dump_json())
+    back = read_results(file)
+    assert back == results()
+    assert back.trials[0].how() == Configuration(workers=2)
+    assert back.trials[0].chosen is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "no results.json"),
+        ("[]", "no results.json"),
+        ('{"format": 1}', "no results.json"),
+        ('{"format": 99, "trials": []}', "format 99"),
+        ('{"format": 1, "trials": []}', "damaged: started"),
+    ],
+)
+def test_what_is_no_result_is_told(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(text)
+    with pytest.raises(CliError, match=words):
+        read_results(file)
+    with pytest.raises(CliError, match="cannot be read"):
+        read_results(tmp_path / "none")
