@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from tsx_runtime.core.background import Background
 from tsx_runtime.core.recording import Keeper, Recorder
 from tsx_runtime.core.recordterms import RecordTerms
 from tsx_runtime.core.segments import Kept, Segments
@@ -28,7 +28,7 @@ class Recorders:
         self._registry = registry
         self._keeper = Keeper(registry.settings.record_headers)
         self._running: dict[str, Recorder] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = Background()
         registry.on_traffic.append(self._on_traffic)
 
     def find(self, name: str) -> Recorder | None:
@@ -72,8 +72,7 @@ class Recorders:
         """Everything that was noted is written."""
         for name in list(self._running):
             await self._end(name)
-        if self._ending:
-            await asyncio.wait(self._ending)
+        await self._ending.over()
 
     def _check(self, name: str) -> None:
         if name not in self._registry.models:
@@ -83,7 +82,7 @@ class Recorders:
         """A model may have come, or gone."""
         if name not in self._registry.models:
             if name in self._running:
-                self._in_background(self._end(name))
+                self._ending.begin(self._end(name))
         elif name not in self._running and (saved := self._registry.state.load(name).get("record")) is not None:
             try:
                 self._begin(name, RecordTerms.model_validate(saved))
@@ -103,8 +102,3 @@ class Recorders:
         if recorder is not None:
             self._registry.unobserve(name, recorder)
             await recorder.close()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)

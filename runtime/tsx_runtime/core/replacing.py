@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tsx_archiver import ModelConfig
+from tsx_runtime.core.background import Background
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.errors import Conflict, LoadFailed
 from tsx_runtime.settings import TUNABLE
+
+if TYPE_CHECKING:
+    from tsx_runtime.core.registry import Registry
+
+logger = logging.getLogger("tsx.registry")
 
 
 def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
@@ -89,3 +98,66 @@ class Handover:
         """Either may have it; who has not makes nothing of it."""
         self._leave_old(job)
         self._leave_new(job)
+
+
+class Replacements:
+    """One of a model at a time."""
+
+    def __init__(self, registry: Registry, background: Background) -> None:
+        self._registry = registry
+        self._background = background
+        self._under_way: set[str] = set()  # names of models
+
+    def begin(self, name: str, number: str) -> ModelVersion | None:
+        """The version whose place is to be taken: that of the number, else the default one; None where there is none. Raises Conflict."""
+        model = self._registry.models.get(name)
+        if model is None:
+            return None
+        if name in self._under_way:
+            raise Conflict(f"A version of model {name} is being replaced already. Try again when that is done.")
+        old = model.versions.get(number) or model.versions[model.default]
+        if old.workflow:
+            raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and comes and goes with that.")
+        self._under_way.add(name)
+        return old
+
+    def end(self, old: ModelVersion) -> None:
+        """Another replacement may begin."""
+        self._under_way.discard(old.name)
+
+    async def carry_out(self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]) -> None:
+        """Where this fails, the old one goes on as if nothing was."""
+        before = Said.of(old)
+        try:
+            await starting
+            self._swap(old, new, before)
+        except BaseException as error:
+            if isinstance(error, LoadFailed | Conflict):
+                why = f"version {new.version} of {new.url} has not taken its place: {error.message}"
+                old.note_error(why + (f"\n\n{error.traceback}" if isinstance(error, LoadFailed) and error.traceback else ""))
+                logger.error("%s goes on: %s", old.label, why)
+            await self._registry.discard(new)
+            raise
+        finally:
+            self.end(old)
+
+    def _swap(self, old: ModelVersion, new: ModelVersion, before: Said) -> None:
+        """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
+        if not self._registry.has(old):
+            raise Conflict(f"Version {old.version} of model {old.name} was unregistered while its replacement was loaded.")
+        if scaling := catch_up(old, new, before):
+            self._background.load(scaling)
+        handover = Handover(old, new)
+        self._registry.swap(old, new)
+        logger.info("%s: takes the place of version %s", new.label, old.version)
+        self._background.begin(self._drain(old, handover))
+
+    async def _drain(self, old: ModelVersion, handover: Handover) -> None:
+        """Until nobody has anything there any more, or for `unregister_model_timeout`."""
+        try:
+            await asyncio.wait_for(old.over(), self._registry.settings.unregister_model_timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            text = "%s: was replaced, and is ended with what it still has: that took longer than unregister_model_timeout"
+            logger.warning(text, old.label)
+        await self._registry.discard(old)
+        handover.end()

@@ -1,0 +1,162 @@
+"""Registering: what an order names, be it a URL, a path or an open archive, becomes a version with workers, or nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
+from tsx_runtime.core.background import Background
+from tsx_runtime.core.downloads import Downloads
+from tsx_runtime.core.environments import Environment, Environments
+from tsx_runtime.core.model import Host, ModelVersion
+from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.replacing import Replacements, in_place_of
+from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.plugins import BatchPolicy
+from tsx_runtime.sources import Trust, in_store, is_url
+
+if TYPE_CHECKING:
+    from tsx_runtime.core.registry import Registry
+
+PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
+
+logger = logging.getLogger("tsx.registry")
+
+
+class Registering:
+    """See `Registry.register` for what is raised."""
+
+    def __init__(self, registry: Registry, host: Host, downloads: Downloads, environments: Environments, background: Background) -> None:
+        self._registry = registry
+        self._settings = host.settings
+        self._host = host
+        self._downloads = downloads
+        self._environments = environments
+        self._background = background
+        self._replacements = Replacements(registry, background)
+
+    async def from_url(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
+        """From the model store, or from a URL by way of it."""
+        if not is_url(order.url):
+            return await self.from_path(self._in_store(order.url), order, wait=wait)
+        local = await self._downloads.local_file(order, trust)
+        if local is not None:
+            return await self.from_path(local, order, wait=wait)
+        downloaded = await self._downloads.fetch(order, trust)
+        try:
+            version = await self.from_path(downloaded, order, wait=wait)
+        except BaseException:
+            downloaded.unlink(missing_ok=True)
+            raise
+        self._downloads.belongs(version, downloaded)
+        return version
+
+    async def from_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+        """An archive or directory that lies anywhere: what the command line names itself."""
+        try:
+            archive = await asyncio.to_thread(open_archive, path, cache=self._settings.cache_dir, limits=self._settings.archive_limits())
+        except ArchiveNotFound as error:
+            raise ModelNotFound(f"Model not found at: {order.url}. {error}") from error
+        except ArchiveError as error:
+            raise BadRequest(str(error)) from error
+        return await self.from_archive(archive, order, wait=wait)
+
+    async def from_archive(self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+        """What is open already; it is closed where that fails, and with the model."""
+        version, old = await self._prepared(archive, order)
+        for problem in archive.problems:
+            logger.warning("%s: %s", order.url, problem)
+        starting = version.scale(version.min_workers, version.max_workers)
+        if old is not None:
+            starting = self._replacements.carry_out(old, version, starting)
+        if not wait:
+            self._background.load(starting)
+            return version
+        try:
+            await starting
+        except BaseException:  # also where its client has left
+            await self._registry.discard(version)
+            raise
+        return version
+
+    async def _prepared(self, archive: OpenArchive, order: RegisterOrder) -> tuple[ModelVersion, ModelVersion | None]:
+        """The version, which the registry has but which has no worker yet, and the one whose place it is to take."""
+        name, number = order.model_name or archive.manifest.model_name, order.version or archive.manifest.version
+        environment, old = None, None
+        try:
+            if order.replaces:
+                old = self._replacements.begin(name, number)
+            self._check(name, number, old)  # before minutes are spent on its packages
+            environment = await self._environment(name, archive, order.url)
+            self._check(name, number, old)  # another may have come meanwhile
+            version = self._version(name, number, archive, order, old, environment)
+            self._registry.add(version, beside=old is not None)
+        except BaseException:
+            archive.close()
+            if environment is not None:
+                environment.close()
+            if old is not None:
+                self._replacements.end(old)
+            raise
+        return version, old
+
+    def _check(self, name: str, number: str, old: ModelVersion | None) -> None:
+        for what, value in (("model name", name), ("version", number)):
+            if not is_model_name(value):
+                raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
+        if number in PATHS:
+            raise BadRequest(f"The version {number!r} cannot be used: it stands for something else in the paths of the management API.")
+        if self._registry.is_taken(name, number) and (old is None or old.version != number):
+            raise Conflict(f"Model version {number} is already registered for model {name}")
+
+    async def _environment(self, name: str, archive: OpenArchive, url: str) -> Environment | None:
+        """What the archive needs beside the server's own packages. Raises InvalidModel."""
+        requirements = archive.manifest.requirements_file
+        if requirements and not self._settings.install_py_dep_per_model:
+            text = "%s: the packages of %s are not installed, since install_py_dep_per_model is false"
+            logger.warning(text, url, requirements)
+            requirements = None
+        if not requirements and not archive.config.use_venv:
+            return None
+        return await self._environments.open(name, archive.directory, requirements)
+
+    def _version(
+        self,
+        name: str,
+        number: str,
+        archive: OpenArchive,
+        order: RegisterOrder,
+        old: ModelVersion | None,
+        environment: Environment | None,
+    ) -> ModelVersion:
+        if old is not None:
+            order = in_place_of(old, order, archive.config)
+        order = with_own_settings(order, self._settings.models.get(name))
+        own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
+        chosen = plan(order, archive.config, self._settings, self._registry.gpus, own)
+        chosen = _with_policy(chosen, name, archive.config.batch_policy, self._registry.plugins.batch_policies)
+        return ModelVersion(name, number, archive, order, chosen, self._host, environment)
+
+    def _in_store(self, url: str) -> Path:
+        if not url:
+            raise BadRequest("Parameter url is required.")
+        absent = f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY"
+        return in_store(url, self._settings.model_store, absent)
+
+
+def _with_policy(chosen: Plan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> Plan:
+    """With the plugin that its model-config.yaml names as the batch policy."""
+    if wanted is None or wanted == "wait":
+        return chosen
+    policy = policies.get(wanted)
+    if policy is None:
+        hint = suggestion(wanted, ["wait", *policies])
+        logger.warning("%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served without", model, wanted, hint)
+        return chosen
+    return replace(chosen, wait=True, policy=policy)
