@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -40,7 +41,13 @@ def test_what_is_told_of_traffic_is_what_was_said() -> None:
         ({"sticky": "header:X User"}, "sticky: it takes header:NAME"),
         ({"rules": [{"header": "a", "to": "1.0"}]}, "rules.0: a rule has either 'equals' or 'matches'"),
         ({"rules": [{"header": "a", "equals": "1", "matches": "1", "to": "1.0"}]}, "rules.0: a rule has either 'equals' or 'matches'"),
-        ({"rules": [{"header": "a", "matches": "(", "to": "1.0"}]}, "rules.0.matches: it is no regular expression: "),
+        ({"rules": [{"header": "a", "matches": "(", "to": "1.0"}]}, "rules.0.matches: it is no regular expression of RE2"),
+        ({"rules": [{"header": "a", "matches": "(?=a)a", "to": "1.0"}]}, "rules.0.matches: it is no regular expression of RE2"),
+        ({"rules": [{"header": "a", "matches": r"(a)\1", "to": "1.0"}]}, "rules.0.matches: it is no regular expression of RE2"),
+        (
+            {"rules": [{"header": "a", "matches": r"(?:\pL{0,100}a){9}", "to": "1.0"}]},
+            "rules.0.matches: it is no regular expression of RE2",
+        ),
         ({"rules": [{"header": "a:b", "equals": "1", "to": "1.0"}]}, "rules.0.header: 'a:b' cannot be the name of a header"),
         ({"rules": [{"header": "a", "equals": "1"}]}, "rules.0.to: Field required"),
         ({"labels": {"all": "1.0"}}, "labels.all: 'all' cannot be a label: it means something else already"),
@@ -55,6 +62,12 @@ def test_what_cannot_be_is_told_by_its_place(given: Any, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(words)}") as caught:
         parse_traffic(given)
     assert "https://" not in str(caught.value)
+
+
+def test_a_pattern_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    with pytest.raises(ValueError, match=re.escape("pip install 'tsx-serve[rules]'")):
+        parse_traffic({"rules": [{"header": "a", "matches": "nobody has asked for this one yet", "to": "1.0"}]})
 
 
 def test_changes_are_merged_and_null_removes() -> None:

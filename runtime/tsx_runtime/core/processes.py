@@ -16,13 +16,14 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 
@@ -31,6 +32,7 @@ import psutil
 from tsx_runtime.core.command import CommandProcess, start_program
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.waiting import open_pidfd, readable
+from tsx_runtime.sockets import socket_place
 from tsx_runtime.worker.entry import run
 
 PRELOAD = "tsx_runtime.worker.preload"
@@ -108,7 +110,7 @@ class ProcessStarter:
     """Starts workers. Holds the one thread in which that may block: the first start waits for the fork server to import torch."""
 
     def __init__(self, *, preload: bool = True, worker_files: int | None = None, hide: str | None = None) -> None:
-        """`hide`: a pattern for the names of environment variables that are none of the workers' business."""
+        """`hide`: a pattern for the names of environment variables that are none of the workers' business. Raises SettingError."""
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
         self._context: BaseContext = multiprocessing.get_context(method)
         self._forks = method == "forkserver"
@@ -120,6 +122,7 @@ class ProcessStarter:
         self.hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
         self._began: float | None = None  # when the start that is under way began
         if self._forks:
+            _have_room_for_sockets()
             self._set_preload(exported=False)
         atexit.register(self._kill_all)  # runs before multiprocessing's own, which would wait for them
 
@@ -196,6 +199,17 @@ class ProcessStarter:
     def _kill_all(self) -> None:
         for process in self._alive:
             process.kill()
+
+
+def _have_room_for_sockets() -> None:
+    """Multiprocessing chooses the directory of its sockets once, without a look at how long their paths will be."""
+    place = socket_place()
+    if place != tempfile.gettempdir():
+        usual, tempfile.tempdir = tempfile.tempdir, place
+        try:
+            util.get_temp_dir()
+        finally:
+            tempfile.tempdir = usual
 
 
 def _ensure_fork_server() -> None:

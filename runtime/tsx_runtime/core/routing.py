@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
-from tsx_runtime.traffic import Rule, Traffic
+from tsx_runtime.traffic import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
 
-LONGEST = 4096  # bytes of a header's value that a pattern is tried on: what clients send must not keep the server busy
+LONGEST = 1024  # bytes of a header's value that a pattern is tried on: what clients send must not keep the server busy
 
 VersionT = TypeVar("VersionT")
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
@@ -44,7 +43,7 @@ class Fit(NamedTuple):
 
     header: bytes
     equals: bytes | None
-    matches: re.Pattern[str] | None
+    matches: Pattern | None
     version: str
 
 
@@ -153,7 +152,7 @@ def _lot(model: str, version: str, key: bytes, weight: float) -> float:
 
 def _fit(rule: Rule, version: str) -> Fit:
     equals = None if rule.equals is None else rule.equals.strip().encode()
-    return Fit(rule.header.lower().encode(), equals, None if rule.matches is None else re.compile(rule.matches), version)
+    return Fit(rule.header.lower().encode(), equals, None if rule.matches is None else compile_pattern(rule.matches), version)
 
 
 def _fits(fit: Fit, value: bytes) -> bool:

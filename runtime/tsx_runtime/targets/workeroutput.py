@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 import selectors
@@ -15,12 +16,14 @@ from pathlib import Path
 
 from tsx_runtime.http.logbook import Logbook
 from tsx_runtime.loglines import MARK, MARK_END, json_line
+from tsx_runtime.sockets import socket_place
 
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
 PIECE = 64 << 10
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
+LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose characters may take six
 
 logger = logging.getLogger("tsx.server")
 
@@ -28,7 +31,7 @@ logger = logging.getLogger("tsx.server")
 @contextlib.contextmanager
 def worker_output(*, is_json: bool = False) -> Iterator[str]:
     """The path of the socket; a thread reads it until this is closed."""
-    with tempfile.TemporaryDirectory(prefix="tsx-log-") as directory:
+    with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_place()) as directory:
         path = str(Path(directory) / "output")
         reader = _Reader(path, is_json)
         reader.start()
@@ -41,13 +44,14 @@ def worker_output(*, is_json: bool = False) -> Iterator[str]:
 class _Source:
     """One stream of one worker. Its first line is its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
         self.name = ""
         self.begun = b""  # of a line whose end is not there yet
+        self._longest = longest
 
     def take(self, data: bytes) -> list[str]:
         *lines, self.begun = (self.begun + data).split(b"\n")
-        if len(self.begun) > LONGEST:
+        if len(self.begun) > self._longest:
             lines.append(self.begun)
             self.begun = b""
         texts = [line.decode(errors="replace").rstrip("\r") for line in lines]
@@ -89,7 +93,7 @@ class _Reader(threading.Thread):
         for key, _ in ready:
             if key.fileobj is self._listening:
                 source, _ = self._listening.accept()
-                self._selector.register(source, selectors.EVENT_READ, _Source())
+                self._selector.register(source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST))
             elif key.fileobj is self._woken:
                 going_on = len(ready) > 1
             else:
@@ -113,12 +117,26 @@ class _Reader(threading.Thread):
         """A line that Python printed while requests ran begins with their ids. They stand beside the stream's name, where no text is."""
         now = time.time()
         if self._book.is_json:
-            self._book.add(text if text.startswith('{"time": ') else as_json(now, text, name), now)
+            self._book.add(text if _is_own_json(text) else as_json(now, text, name), now)
             return
         if text.startswith(MARK) and MARK_END in text:
             ids, _, text = text[1:].partition(MARK_END)
             name = f"{name}[{ids}]"
         self._book.add(text, now, name)
+
+
+def _is_own_json(text: str) -> bool:
+    """Whether Python wrote it as a line of the log. Native code may print into the middle of one, or what looks like one."""
+    if not text.startswith('{"time": '):
+        return False
+    try:
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def as_json(now: float, text: str, name: str) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker import printing, stages
 from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
-from tsx_runtime.worker.batch import Model, Pieces, read_requests
+from tsx_runtime.worker.batch import Model, Outcome, Pieces, read_requests
 from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import SendPiece
@@ -116,21 +116,24 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
     model.coroutines.finish(run())
 
 
-def answer(model: Model, items: Sequence[Item]) -> list[Answer]:
+def answer(model: Model, items: Sequence[Item]) -> Outcome:
     """To requests that come together, when all are there."""
+    lost = False
 
     async def one(item: Item) -> Answer:
+        nonlocal lost
         try:
             return await _answer_of(model, [item], lambda *piece: None)
         except Exception as error:  # the boundary to a user's code
             logger.error("the handler failed for the request %s", _id_of([item]), exc_info=error)
+            lost = lost or is_device_lost(error)
             return failure(error)
 
     async def run() -> list[Answer]:
         return await asyncio.gather(*map(one, items))
 
     answers: list[Answer] = model.coroutines.finish(run())
-    return answers
+    return Outcome(answers, lost)
 
 
 async def _answer_of(model: Model, items: Sequence[Item], send: SendPiece) -> Answer:

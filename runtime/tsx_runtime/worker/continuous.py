@@ -18,7 +18,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker import stages
 from tsx_runtime.worker.answers import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
-from tsx_runtime.worker.batch import Model, check_piece, read_requests
+from tsx_runtime.worker.batch import Model, Outcome, check_piece, read_requests
 from tsx_runtime.worker.channel import Channel, OutFrame
 from tsx_runtime.worker.context import Context, SendPiece
 from tsx_runtime.worker.membership import Membership
@@ -187,15 +187,15 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
         batch.step()
 
 
-def answer(model: Model, items: Sequence[Item]) -> list[Answer]:
-    """The last parts of the answers to requests that come together, when all are there."""
+def answer(model: Model, items: Sequence[Item]) -> Outcome:
+    """The last parts of the answers to requests that come together, when all are there, or the device is lost."""
     last: dict[int, Answer] = {}
     batch = ContinuousBatch(model, lambda frames: last.update({number: told[0] for kind, number, told, _ in frames if kind is Kind.REPLY}))
     for number, item in enumerate(items):
         batch.join(number, [item])
-    while batch:
+    while batch and not batch.lost:
         batch.step()
-    return [last[number] for number in sorted(last)]
+    return Outcome([last[number] for number in sorted(last)], batch.lost)
 
 
 def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:

@@ -22,6 +22,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsx_runtime.sockets import socket_place
+
 RANK_BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tsx_runtime.worker.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
@@ -37,7 +39,7 @@ def launch(sock: socket.socket, files: int | None, packages: str | None, argumen
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
-    directory = Path(tempfile.mkdtemp(prefix="tsx-group-"))
+    directory = Path(tempfile.mkdtemp(prefix="tsx-group-", dir=socket_place()))
     try:
         listener = _listen(directory)
         threading.Thread(target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
@@ -70,7 +70,7 @@ class Dress:
         if len(self._begun) > LONGEST:
             lines.append(self._begun)
             self._begun = b""
-        return b"".join([self._json(str(line.rstrip(b"\r").rpartition(b"\r")[2], "utf-8", "replace")) for line in lines])
+        return b"".join([self._json(str(piece, "utf-8", "replace")) for line in lines for piece in _pieces(line)])
 
     def _json(self, text: str) -> bytes:
         more: dict[str, object] = {"stream": self._stream, **self._whose._asdict(), "request_ids": list(self._ids())[:MOST_IDS]}
@@ -83,6 +83,12 @@ class Dress:
             return f"{MARK}{shown}{MARK_END}".encode() if ids else b""
         words = f"{self._whose.model} {self._whose.version}{' ' if shown else ''}{shown} |"
         return (f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} ").encode()
+
+
+def _pieces(line: bytes) -> Iterator[bytes]:
+    """Of a progress bar only the last; of a line that is too long, all there is."""
+    line = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return (line[at : at + LONGEST] for at in range(0, max(1, len(line)), LONGEST))
 
 
 class JsonLog(logging.Handler):

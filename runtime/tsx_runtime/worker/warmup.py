@@ -91,10 +91,11 @@ def _item(number: int, query: str, headers: dict[str, str], body: bytes, sequenc
 
 def _answers(model: Model, items: list[Item]) -> list[Answer]:
     if model.mode == "continuous":
-        return continuous.answer(model, items)
-    if model.mode == "async":
-        return concurrent.answer(model, items)
-    outcome = answer_batch(model, items, _send_nowhere)
+        outcome = continuous.answer(model, items)
+    elif model.mode == "async":
+        outcome = concurrent.answer(model, items)
+    else:
+        outcome = answer_batch(model, items, _send_nowhere)
     if outcome.device_lost:
         raise LoadError("The device does not answer this process any more: that happened in the warm-up of the model.")
     return outcome.answers

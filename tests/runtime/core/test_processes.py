@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
-from tsx_runtime import wire
+from tsx_runtime import sockets, wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
+from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -54,3 +59,32 @@ def test_a_program_that_a_handler_starts_can_be_stopped(tmp_path):
     status = asyncio.run(ask(tmp_path, Settings(default_service_handler="handler.py")))
     assert not signals("SigIgn", status) & STOPS
     assert not signals("SigBlk", status) & STOPS
+
+
+LONG_TMPDIR = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.runtime.core.test_processes import ask
+from tsx_runtime.settings import Settings
+
+directory = Path(sys.argv[2])
+print("SigIgn" in asyncio.run(ask(directory, Settings(default_service_handler="handler.py", worker_preload=False))))
+"""
+
+
+def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "handler.py").write_text(HANDLER)
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    words = [sys.executable, "-c", LONG_TMPDIR, str(Path(__file__).parents[3]), str(tmp_path / "model")]
+    ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(place)}, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout == "True\n", ended.stderr
+
+
+def test_where_no_socket_can_be_it_is_said_what_to_do(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "long" * 30)
+    monkeypatch.setattr(sockets, "SHORT", ("/absent",))
+    with pytest.raises(SettingError, match=r"^TMPDIR is /long.*Set TMPDIR to a directory of at most 64 characters\.$"):
+        ProcessStarter()

@@ -251,6 +251,28 @@ def test_output_of_workers_comes_in_lines_whatever_its_pieces(caplog):
     assert names == {"W-1-m_1.0-stdout"}
 
 
+def test_each_line_of_workers_is_json_whatever_native_code_prints(caplog):
+    own = json.dumps({"time": "now", "message": "x" * (100 << 10)}).encode()
+    printed = [
+        own,
+        b'{"time": cut off',
+        b'{"time": NaN}',
+        b'{"time": "a"} and more',
+        b"native " + own,
+        b"\xff",
+        b"y" * (2 << 20),
+        b"[" * 9999,
+    ]
+    with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output(is_json=True) as path, socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.sendall(b"W-1-m_1.0-stdout\n" + b"\n".join(printed))
+    told = [json.loads(line) for record in caplog.records for line in record.getMessage().split("\n")]
+    assert told[0] == json.loads(own)
+    assert [line["message"] for line in told[1:6]] == [line.decode(errors="replace") for line in printed[1:6]]
+    assert "".join(line["message"] for line in told[6:-1]) == "y" * (2 << 20)
+    assert {(line["model"], line["version"], line["stream"]) for line in told[1:]} == {("m", "1.0", "stdout")}
+
+
 def test_output_cannot_be_sent_to_where_nobody_is(tmp_path):
     with pytest.raises(FileNotFoundError):
         send_output_to(str(tmp_path / "nothing"), "x")

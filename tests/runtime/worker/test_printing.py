@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS
-from tsx_runtime.worker.printing import Dress, Whose
+from tsx_runtime.worker.printing import LONGEST, Dress, Whose
 
 WHOSE = Whose("digits", "1.0", "9000")
 PIECES = st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\r\n", b"\xff", b"d\ne"]), max_size=20)
@@ -35,6 +35,11 @@ def test_each_whole_line_becomes_an_object(pieces) -> None:
     told = [json.loads(line) for line in dressed("json", pieces).splitlines()]
     assert [line["message"] for line in told] == [line.rstrip(b"\r").decode(errors="replace") for line in lines]
     assert all((line["model"], line["version"], line["request_ids"]) == ("digits", "1.0", ["id-1", "id-2"]) for line in told)
+
+
+def test_a_line_that_is_too_long_becomes_several_objects() -> None:
+    told = [json.loads(line) for line in dressed("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()]
+    assert [len(line["message"]) for line in told] == [LONGEST, LONGEST, 150_000 - 2 * LONGEST, 1]
 
 
 @given(PIECES)

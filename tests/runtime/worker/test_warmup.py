@@ -128,3 +128,15 @@ def test_requests_of_a_stateful_model_are_sequences_of_their_own(start_worker: S
     ids = [row[2]["ts_request_sequence_id"] for batch in notes(worker) for row in batch]
     assert len(set(ids)) == 2
     assert all(row[2]["ts_request_sequence_end"] == "true" for batch in notes(worker) for row in batch)
+
+
+LOST = 'raise RuntimeError("CUDA error: device-side assert triggered")'
+
+
+@pytest.mark.parametrize(
+    ("handler", "mode"), [(NOTES, "batch"), (CONTINUOUS, "continuous"), (ASYNC, "async")], ids=["batch", "continuous", "async"]
+)
+def test_a_worker_whose_device_was_lost_does_not_serve(start_worker: StartWorker, handler: str, mode: str) -> None:
+    handler = handler.replace('raise ValueError("no such thing")', LOST)
+    worker = start_worker(handler, files={"bad": "bad"}, model_config={"warmup": ["bad"]}, mode=mode, batch_size=2)
+    assert worker.report["message"].startswith("The device does not answer this process any more")
