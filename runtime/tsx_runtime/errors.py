@@ -249,6 +249,16 @@ class SettingError(TsxError):
     """A setting is unknown, or its value cannot be used."""
 
 
+def is_failure(what: int | TsxError) -> bool:
+    """What counts against a model wherever requests are counted: an answer of this status, or a refusal, that is not its client's doing.
+
+    A refusal counts by its class, whatever its status: a full queue may be answered with 429.
+    """
+    if isinstance(what, TsxError):
+        return type(what).status >= 500 and not isinstance(what, ClientLeft)
+    return what >= 500
+
+
 LONGEST_REMEMBERED = 2000  # characters of a message; one that quotes a request may have millions
 
 

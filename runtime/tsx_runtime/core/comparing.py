@@ -11,6 +11,7 @@ from typing import Any
 
 from tsx_runtime.core.answers import NO_JSON, read_answer
 from tsx_runtime.core.ranking import first_difference
+from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.traffic import Compare
 
@@ -26,7 +27,7 @@ def compare(how: Compare, request: bytes, first: ComparedAnswer, second: Compare
     """`first` is what the client got, `plugin` the function for the kind of that name."""
     if first.status != second.status:
         return f"status {first.status}, and {second.status} of the shadow"
-    if first.status >= 500:
+    if is_failure(first.status):
         return None  # both failed, each in its own words
     if plugin is not None:
         return _judged(plugin(request, first, second))

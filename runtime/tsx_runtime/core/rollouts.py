@@ -294,7 +294,7 @@ class Rollouts:
         if version is None:
             return Counts()
         stats = version.stats
-        return Counts(sum(stats.answers.values()) + stats.failures, stats.errors, stats.latency.counts())
+        return Counts(sum(stats.answers.values()) + stats.failed_refusals, stats.errors, stats.latency.counts())
 
     def _load(self, name: str) -> RolloutState | None:
         kept = self._registry.state.load(name).get("rollout")

@@ -16,8 +16,6 @@ from tsx_runtime.core.stats import Stats
 EVERY = 1.0  # seconds
 KEPT = 600  # points
 
-NOT_FAILURES = frozenset({"ClientLeft"})  # refusals that say nothing against the server
-
 
 class Reading(NamedTuple):
     """A version's counters at one moment."""
@@ -40,9 +38,7 @@ class Point(NamedTuple):
 
 
 def read(stats: Stats, now: float) -> Reading:
-    failed = sum(count for status, count in stats.answers.items() if status >= 500)
-    refused = sum(count for kind, count in stats.refusals.items() if kind not in NOT_FAILURES)
-    return Reading(now, sum(stats.answers.values()), failed + refused, stats.latency.counts())
+    return Reading(now, sum(stats.answers.values()), stats.errors, stats.latency.counts())
 
 
 def between(before: Reading, after: Reading, number: int, waiting: int) -> Point:

@@ -14,7 +14,7 @@ from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.recent import Recent, Seen
 from tsx_runtime.core.times import BatchTimes
 from tsx_runtime.core.told import Told
-from tsx_runtime.errors import ClientLeft, TsxError
+from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.wire import Item, MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
@@ -61,7 +61,7 @@ class Stats:
         "batches",
         "busy_seconds",
         "dropped_metrics",
-        "failures",
+        "failed_refusals",
         "handler_metrics",
         "inference",
         "journal",
@@ -89,7 +89,7 @@ class Stats:
         self.answers: Counter[int] = Counter()  # by HTTP status
         self.refusals: Counter[str] = Counter()  # by the name of the error class
         self.batch_sizes: Counter[int] = Counter()  # batches by the number of their items
-        self.failures = 0  # refusals that are not the client's fault
+        self.failed_refusals = 0  # see `is_failure`
         self.latency = Durations(FINE)  # of requests: arrival to reply
         self.queue = Durations()  # of requests: see times.py
         self.batch_wait = Durations()  # of requests, too
@@ -113,8 +113,8 @@ class Stats:
 
     @property
     def errors(self) -> int:
-        """Requests that failed through no fault of their client's: answers of 500 and above, and refusals."""
-        return self.failures + sum(count for status, count in self.answers.items() if status >= 500)
+        """Requests that failed, as `is_failure` says."""
+        return self.failed_refusals + sum(count for status, count in self.answers.items() if is_failure(status))
 
     def add_batch(self, jobs: Sequence[Job], items: Sequence[Item], times: BatchTimes) -> None:
         """Once a batch, on the hot path: before its answers are written. What is read here of a request is as little as can be."""
@@ -220,8 +220,8 @@ class Stats:
     def add_refusal(self, job: Job, error: TsxError, now: float) -> None:
         name = type(error).__name__
         self.refusals[name] += 1
-        if type(error).status >= 500 and not isinstance(error, ClientLeft):  # of the class: a full queue may be answered with 429
-            self.failures += 1
+        if is_failure(error):
+            self.failed_refusals += 1
         self.recent.refused(Seen(job.request_id, job.arrived, error.status, now - job.arrived, None, name))
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:

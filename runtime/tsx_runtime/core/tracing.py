@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.times import BatchTimes
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import TsxError, is_failure
 
 LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
 MOST_LINKS = 32  # of one batch
@@ -168,7 +168,7 @@ class Passage:
         above = self._above
         version.stats.point_out(f"{above.trace_id:032x}", arrived)
         links = above.tracer.companions(times, above.trace_id, self._handler)
-        above.tracer.emit(partial(self._parts, times, arrived, f"status {status}" if status >= 500 else "", links))
+        above.tracer.emit(partial(self._parts, times, arrived, f"status {status}" if is_failure(status) else "", links))
 
     def _parts(self, times: BatchTimes, arrived: float, error: str, links: Links) -> list[Span]:
         free = max(times.free, arrived)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.core.tracing import OpenSpan, Passage, Tracer, current, parent_of
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.http.access import LoggedExchange
 from tsx_runtime.http.asgi import Message, Pair, Receive, Scope, Send
 from tsx_runtime.http.exchange import Exchange
@@ -78,7 +78,7 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
             named = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
             span.attributes["tsx.request.id"] = named.decode("latin-1")
         elif not message.get("more_body", False):
-            error = f"status {status}" if status >= 500 else ""
+            error = f"status {status}" if is_failure(status) else ""
         await send(message)
 
     current.set(span)  # of the request's own task
@@ -126,7 +126,7 @@ class TracedExchange(LoggedExchange):
             self._passage.refused(self.connection.served_by(self), self.arrived, error)
             self._passage = None
         super().refuse(error)
-        self._end(200 if streamed else error.status, BROKEN if streamed else type(error).__name__ if error.status >= 500 else "")
+        self._end(200 if streamed else error.status, BROKEN if streamed else type(error).__name__ if is_failure(error.status) else "")
 
     def _end(self, status: int, error: str) -> None:
         if self._ended:
@@ -134,7 +134,7 @@ class TracedExchange(LoggedExchange):
         self._ended = True
         if self.gone:
             status, error = 0, LEFT
-        error = error or (f"status {status}" if status >= 500 else "")
+        error = error or (f"status {status}" if is_failure(status) else "")
         self._span.finish(time.monotonic(), error, partial(self._describe, status))
 
     def _describe(self, status: int) -> None:

@@ -32,7 +32,7 @@ class Share(BaseModel):
     ready: bool
     share: float = Field(description="of the requests that name no version and that no rule sends anywhere, from 0 to 1")
     requests: int = Field(description="accepted since it was registered, by whatever name")
-    errors: int = Field(description="answered with 500 or more, or refused through no fault of the client")
+    errors: int = Field(description="of them, those that failed: see tsx_errors_total")
 
 
 class ModelTraffic(BaseModel):

@@ -83,8 +83,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "workers": [describe_worker(worker, memory.get(worker, 0)) for worker in version.workers],
         "waiting": version.pending,
         "requests": stats.requests,
-        "answers": {str(status): count for status, count in sorted(stats.answers.items())},
-        "refusals": dict(sorted(stats.refusals.items())),
+        "failed": stats.errors,
         "restarts": stats.restarts,
         "errors": stats.told.total,
     }

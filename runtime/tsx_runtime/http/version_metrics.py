@@ -46,7 +46,7 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
     families.add("tsx_refusals_total", "counter", "requests that no worker answered, by the kind of error", refusals)
     finished = sum(stats.answers.values()) + sum(stats.refusals.values())
     families.add("tsx_requests_total", "counter", "requests that were answered or refused", [(model, finished)])
-    text = "answers of 500 and above, and refusals, but for those whose client left"
+    text = "requests that failed: answers of 500 and above, and refusals through no fault of the client"
     families.add("tsx_errors_total", "counter", text, [(model, stats.errors)])
     dropped = [(model | {"metric": plain_text(name)}, count) for name, count in sorted(stats.dropped_metrics.items())]
     text = "values that a handler reported beyond the bounds, by the name of the metric"

@@ -74,14 +74,12 @@ function versionCard(name, { version }) {
       state.update(now.state);
       say(about, [now.url, now.handler && `handler ${now.handler}`].filter(Boolean).join(" · "));
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
-      const failed = Object.entries(now.answers).filter(([status]) => status >= 500).reduce((sum, [, count]) => sum + count, 0)
-        + Object.values(now.refusals).reduce((sum, count) => sum + count, 0);
       tiles.workers.update(workersText([now]));
       tiles.device.update(devices.join(", ") || "–");
       tiles.memory.update(bytes(now.workers.reduce((sum, { memory }) => sum + memory, 0)));
       tiles.waiting.update(number(now.waiting));
       tiles.requests.update(number(now.requests));
-      tiles.failed.update(number(failed));
+      tiles.failed.update(number(now.failed));
       tiles.restarts.update(number(now.restarts));
       tiles.batch.update(number(now.batchSize));
       show(workers, !now.workers.length);

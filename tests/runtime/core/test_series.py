@@ -7,6 +7,7 @@ from typing import Any
 
 from tsx_runtime.core.series import KEPT, Series, between, read
 from tsx_runtime.core.stats import Stats
+from tsx_runtime.errors import BadRequest, ClientLeft, QueueFull
 
 
 class Server:
@@ -34,11 +35,14 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
     server = Server()
     server.second()
     server.version.stats.answers.update({200: 30, 503: 6})
-    server.version.stats.refusals.update({"QueueFull": 3, "ClientLeft": 100})
+    job: Any = SimpleNamespace(request_id=b"id", arrived=0.0)
+    for error in [QueueFull("full", status=429)] * 3 + [BadRequest("of its client's")] * 5 + [ClientLeft("gone")] * 100:
+        server.version.stats.add_refusal(job, error, 1.0)
     server.version.pending = 7
     server.second(1.5)
     (point,) = server.points()
     assert (point.number, point.rate, point.failures, point.waiting) == (2, 24.0, 6.0, 7)
+    assert server.version.stats.errors == 6 + 3
 
 
 def test_latencies_are_those_of_that_second_alone() -> None:
