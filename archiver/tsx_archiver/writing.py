@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import secrets
 import shutil
 import tarfile
 import zipfile
@@ -21,6 +19,7 @@ from .errors import CannotPack, OutputExists
 from .limits import MIB, Limits
 from .manifest import CHECKSUMS_KEY
 from .packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
+from .whole import beside, whole_file
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
@@ -94,7 +93,9 @@ def _write_and_replace(plan: Plan, path: Path, format: Format, progress: Progres
         with _new_directory(path) as directory:
             _fill(plan, _DirectorySink(directory), progress)
         return
-    with _new_file(path) as file:
+    if path.is_dir():
+        raise CannotPack(f"{path} is a directory. Remove it, or choose another name.")
+    with whole_file(path) as file:
         if format == "tgz":
             _write_tar(plan, file, progress)
         else:
@@ -262,27 +263,9 @@ def _opened(source: Path | bytes) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its name once it is whole."""
-    if path.is_dir():
-        raise CannotPack(f"{path} is a directory. Remove it, or choose another name.")
-    partial = _beside(path)
-    try:
-        with partial.open("x+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
     """A directory beside `path` that takes its name once it is whole; what had the name goes last."""
-    partial = _beside(path)
-    old = _beside(path)
+    partial, old = beside(path), beside(path)
     partial.mkdir(parents=True)
     try:
         yield partial
@@ -297,7 +280,3 @@ def _new_directory(path: Path) -> Iterator[Path]:
             old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")

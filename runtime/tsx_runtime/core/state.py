@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tsx_archiver.whole import whole_file
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.settings import Settings
 
@@ -72,7 +73,8 @@ class State:
                 file.unlink(missing_ok=True)
             else:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                _write_whole(file, text)
+                with whole_file(file) as out:
+                    out.write(text.encode())
         except OSError as error:
             self._tell(f"{file} cannot be written: {error.strerror or error}")
 
@@ -123,17 +125,3 @@ def _read(file: Path) -> dict[str, Any]:
         logger.warning("%s is passed over, and what it said of the model's traffic with it: %s", file, error)
         return {}
     return kept
-
-
-def _write_whole(file: Path, text: str) -> None:
-    """Under its name there is the old text or the new one, whatever happens."""
-    new = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with new.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(file)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from tsx_archiver.whole import whole_file
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings import Settings
 
@@ -91,12 +91,8 @@ class Keys(NamedTuple):
             for name, key in (("management", self.management), ("inference", self.inference), ("API", self.api))
             if key
         }
-        beside = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        with suppress(FileNotFoundError):
-            beside.unlink()
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-        beside.replace(self.file)
+        with whole_file(self.file, mode=0o600, durable=False) as file:
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
 
     def remove(self) -> None:
         if self.file is not None:

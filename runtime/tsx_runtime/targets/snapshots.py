@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from tsx_archiver.whole import whole_file
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.properties import format_properties
@@ -49,7 +49,8 @@ class Snapshots:
             self._directory.mkdir(parents=True, exist_ok=True)
             path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
             text = format_properties(self._base | {SNAPSHOT: describe(models, path.name, created, self._store)})
-            _write_whole(path, f"#Saving snapshot\n{text}")
+            with whole_file(path, mode=0o600, durable=False) as file:  # only this user's: a configuration may hold passwords
+                file.write(f"#Saving snapshot\n{text}".encode("ascii"))
             for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
                 old.unlink()
         except (OSError, ValueError) as error:  # ValueError: a file of such a name, but of no day that there is
@@ -99,15 +100,6 @@ def _place(version: ModelVersion, store: Path | None) -> str:
     if store is not None and source.is_relative_to(store.absolute()):
         return source.relative_to(store.absolute()).as_posix()
     return str(source)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Nobody reads half of it, and only this user any: a configuration may hold passwords."""
-    new = path.with_suffix(".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-    new.replace(path)
 
 
 def _in_order(directory: Path, kinds: Iterable[str]) -> list[Path]:

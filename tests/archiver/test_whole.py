@@ -1,0 +1,44 @@
+"""A file that has its name once it is whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver.whole import whole_file
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_under_its_name_there_is_the_old_file_until_the_new_one_is_whole(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with whole_file(path, durable=durable) as file:
+        file.write(b"n" * 100_000)
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"n" * 100_000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_one_that_fails_leaves_everything_as_it_was(tmp_path: Path, there_before: bool) -> None:
+    path = tmp_path / "file"
+    if there_before:
+        path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        _break_off(path)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == ([("file", b"old")] if there_before else [])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+def test_a_file_of_the_owners_alone_is_nobody_elses_at_any_time(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "file", mode=0o600):
+        assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def _break_off(path: Path) -> None:
+    with whole_file(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
