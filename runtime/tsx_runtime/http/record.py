@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.recordterms import RecordTerms
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.http import faults, openapi
-from tsx_runtime.http.management import ModelName
+from tsx_runtime.http import openapi
+from tsx_runtime.http.management import ModelName, parameters_of
 from tsx_runtime.http.replies import json_answer, read_object
 
 TERMS = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
@@ -41,11 +41,7 @@ class RecordRoutes:
         self.limit = limit
 
     async def start(self, model: str, request: Request) -> Response:
-        given = await read_object(request, self.limit, TERMS)
-        try:
-            terms = RecordTerms.model_validate(given)
-        except ValidationError as error:
-            raise faults.from_validation(error.errors()) from error
+        terms = parameters_of(RecordTerms, await read_object(request, self.limit, TERMS))
         await self.recorders.start(model, terms)
         return await self.show(model)
 

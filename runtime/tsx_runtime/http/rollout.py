@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.rollout import RolloutPlan
 from tsx_runtime.core.rollouts import RolloutState, Status, told
 from tsx_runtime.errors import RolloutNotFound
-from tsx_runtime.http import faults, openapi
-from tsx_runtime.http.management import ModelName
+from tsx_runtime.http import openapi
+from tsx_runtime.http.management import ModelName, parameters_of
 from tsx_runtime.http.replies import json_answer, read_object
 
 PLAN = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'
@@ -72,11 +72,7 @@ class RolloutRoutes:
         self.limit = limit
 
     async def start(self, model: str, request: Request) -> Response:
-        given = await read_object(request, self.limit, PLAN)
-        try:
-            plan = RolloutPlan.model_validate(given)
-        except ValidationError as error:
-            raise faults.from_validation(error.errors()) from error
+        plan = parameters_of(RolloutPlan, await read_object(request, self.limit, PLAN))
         self.rollouts.start(model, plan)
         return await self.show(model)
 
