@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_plus
 
 from tsx_runtime import wire
+from tsx_runtime.core.credentials import lets_in, tells_who
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.recordterms import RecordTerms
@@ -32,12 +32,6 @@ LONGEST_ANSWER = 1 << 20  # bytes of an answer that is kept
 REST = 10.0  # seconds without a try after the disk has failed
 OFTEN, SELDOM = 1.0, 3600.0  # seconds between two looks for what is too old
 
-# Who asks, or the right to ask. Names of headers, and of the parameters of a query.
-_SECRET = re.compile(
-    r"auth|cookie|token|secret|passw|credential|session|signature|jwt|csrf|oidc|api[-_]?key|(?:^|[-_])(?:key|sig)(?:$|[-_])|^x-amz|"
-    r"forwarded|real-ip|client[-_]?ip|^cf-|user(?!-agent)|principal|e?mail|identity|^from$|^referer$",
-    re.IGNORECASE,
-)
 _OF_CONNECTION = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "te", "traceparent", "tracestate", "trailer"}
     | {"transfer-encoding", "upgrade"}
@@ -58,12 +52,16 @@ class Keeper:
         return [(name, value) for name, value in wire.parse_header_block(block) if self._keeps(name.lower())]
 
     def query(self, query: str) -> str:
-        return "&".join(pair for pair in query.split("&") if not _SECRET.search(unquote_plus(pair.partition("=")[0])))
+        return "&".join(pair for pair in query.split("&") if not _is_private(unquote_plus(pair.partition("=")[0])))
 
     def _keeps(self, name: str) -> bool:
-        if name in _OF_CONNECTION or _SECRET.search(name):
+        if name in _OF_CONNECTION or _is_private(name):
             return False
         return self._only is None or name in self._only
+
+
+def _is_private(name: str) -> bool:
+    return lets_in(name) or tells_who(name)
 
 
 class Noted(NamedTuple):

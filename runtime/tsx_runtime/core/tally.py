@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from tsx_runtime.core.credentials import lets_in
+from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Body, Parts
 
@@ -16,9 +18,6 @@ NEWEST = 2000  # comparisons whose latencies are kept
 CUT = 2048  # bytes of each body of an example
 SURE = 1.959964  # standard deviations: 95 %
 EXAMPLES = 20
-
-# Parts of the names of headers that hold what lets somebody in.
-SECRET = ("auth", "cookie", "credential", "csrf", "jwt", "key", "pass", "secret", "session", "signature", "token")
 
 
 class Cut(NamedTuple):
@@ -76,8 +75,8 @@ class Tally:
 
     def add_pair(self, primary: Side, shadow: Side) -> None:
         self.pairs.append((primary.seconds, shadow.seconds))
-        self.primary_errors += primary.status >= 500
-        self.shadow_errors += shadow.status >= 500
+        self.primary_errors += is_failure(primary.status)
+        self.shadow_errors += is_failure(shadow.status)
 
     def add_example(self, example: Example) -> None:
         self.examples.append(example)
@@ -112,7 +111,7 @@ def quantile(ordered: list[float], part: float) -> float:
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value[:CUT] for name, value in headers.items() if not any(part in name.lower() for part in SECRET)}
+    return {name: value[:CUT] for name, value in headers.items() if not lets_in(name)}
 
 
 def cut(body: Body) -> Cut:

@@ -47,7 +47,18 @@ def test_latencies_are_those_of_the_newest_pairs() -> None:
 
 def test_headers_that_let_somebody_in_are_left_out() -> None:
     kept = {"Content-Type": "text/csv", "X-User": "ann", "User-Agent": "x"}
-    secret = ("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-API-Key", "apikey", "X-Auth-Token", "X-Amz-Security-Token")
+    secret = (
+        "Authorization",
+        "Proxy-Authorization",
+        "Cookie",
+        "Set-Cookie",
+        "X-API-Key",
+        "apikey",
+        "X-Passphrase",
+        "X-Goog-Iap-Jwt-Assertion",
+        "X-Auth-Token",
+        "X-Amz-Security-Token",
+    )
     assert without_secrets(kept | dict.fromkeys(secret, "s3cret")) == kept
 
 
