@@ -99,6 +99,7 @@ class Recorder:
         self._writing = False
         self._closed = False
         self._rest_until = 0.0
+        self._stumbled = False  # over a request, not over the disk; of the thread's own
         self._sweeping: asyncio.Handle = self._loop.call_soon(self._sweep)
 
     def wants(self, draw: float) -> bool:
@@ -153,6 +154,9 @@ class Recorder:
             except Exception as error:  # the thread's boundary: one request that cannot be written must not end it
                 problem = f"{type(error).__name__}: {error}"
                 counts["disk"] += 1
+                if not self._stumbled:
+                    self._stumbled = True
+                    logger.exception("model %s: a request cannot be written; of others like it only their number is told", self._name)
         self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
 
     def _write_one(self, noted: Noted) -> str:

@@ -182,6 +182,27 @@ def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_c
     assert caplog.text.count("cannot be recorded") == 1
 
 
+def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encoded(entry: Recorded) -> bytes:
+        if entry.body == b"odd":
+            raise ValueError("odd")
+        return encode(entry)
+
+    monkeypatch.setattr("tsx_runtime.core.recording.encode", encoded)
+
+    async def test(recorder: Recorder) -> None:
+        for body in (b"odd", b"odd", b"even"):
+            note(recorder, body)
+        await until(lambda: recorder.recorded == 1)
+        assert recorder.dropped == {"disk": 2}
+
+    with_recorder(tmp_path / "m", test)
+    assert [entry.body for entry in read(tmp_path)] == [b"even"]
+    assert caplog.text.count("Traceback") == 1
+
+
 def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
     async def test(recorder: Recorder) -> None:
         note(recorder, b"x" * (64 << 10))
