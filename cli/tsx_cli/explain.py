@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tsx_cli.client import path
+from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
 from tsx_cli.output import print_json
 from tsx_cli.stages import PARTS, bar, milliseconds
@@ -25,6 +26,8 @@ def explain(
 
     A server remembers the newest 2000 requests of each version of a model, and the slowest hundred of the last half hour.
     """
+    if not request_id:
+        raise UsageError("say which request: its id is in the header x-request-id of its answer")
     told = management(url, config).call("GET", path("debug", "requests", request_id)).json()
     if as_json:
         print_json(told)

@@ -17,6 +17,7 @@ from tsx_cli.output import print_json, print_table
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOOK_APART = 1.0  # seconds
+NO_ROLLOUT = "RolloutNotFoundException"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
@@ -53,7 +54,7 @@ def rollout(
         body = json.dumps(_plan(version, steps, bake, max_error_rate, max_p99, min_requests)).encode()
         told = server.call("POST", target, body, {"Content-Type": "application/json"}).json()
     else:
-        told = server.call("GET", target).json()
+        told = _told(server, target, name)
     if watch:
         told = _watch(server, target, told, quiet=as_json)
     if as_json:
@@ -62,6 +63,16 @@ def rollout(
         _show(told)
     if watch and told["status"] != "finished":
         raise CliError(f"the rollout of {name} {told['status']}: {told['reason']}")
+
+
+def _told(server: Server, target: str, name: str) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = server.call("GET", target).json()
+    except RequestFailed as error:
+        if error.type == NO_ROLLOUT:
+            raise CliError(f"Model {name} has no rollout; `tsx models rollout {name} VERSION` begins one") from None
+        raise
+    return told
 
 
 def _plan(

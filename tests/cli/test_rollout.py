@@ -64,7 +64,7 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(tmp_path: Path, us
         models = ["models", "rollout", "digits"]
         shown = tsx(models, tmp_path, environment)
         assert shown.returncode == 1
-        assert "Model digits has no rollout" in shown.stderr
+        assert "Model digits has no rollout; `tsx models rollout digits VERSION` begins one" in shown.stderr
         default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic").json()["default"]
         other = "2.0" if default == "1.0" else "1.0"
         asking = threading.Thread(target=ask)

@@ -216,6 +216,8 @@ def test_where_the_time_of_a_request_went_is_told(run: Run, server: Running) -> 
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1
     assert "x-request-id" in unknown.err
+    nothing = run("explain", "", "--url", management)
+    assert (nothing.code, "say which request" in nothing.err) == (2, True)
     slow = run("slowest", "digits", "--count", "3", "--url", management)
     assert slow.code == 0
     assert slow.out.splitlines()[0].split() == ["took", "where", "answer", "model", "version", "batch", "arrived", "request"]

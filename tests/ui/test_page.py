@@ -157,7 +157,8 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     expect(page.locator("details.raw pre")).to_contain_text("<img src=x onerror=alert(1)>")
     page.get_by_label("JSON", exact=True).last.fill('{"a": ')
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("alert").get_by_text("Not JSON yet")).to_be_visible()
+    expect(page.get_by_text("Not JSON yet")).to_have_count(1)  # said once, beside the field
+    expect(page.get_by_role("alert").get_by_text("Mend the JSON first.")).to_be_visible()
 
 
 def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> None:
@@ -276,6 +277,65 @@ def test_traffic_is_shifted_and_the_change_undone(page: Any, server: Running, ma
     expect(second).to_contain_text("75.0 %")  # the browser itself says that this is no weight
 
 
+def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "looks.mar", "looks2.mar")
+    look(page, server, "model/looks/traffic")
+    form = page.get_by_role("region", name="Traffic", exact=True)
+    expect(form.get_by_text("No rule")).to_be_visible()
+    for header, how, value, to in (("X-Beta", "is", "1", "2.0"), ("X-User", "matches", "test-.*", "canary")):
+        form.get_by_role("button", name="Add a rule").click()
+        expect(form.get_by_label("Header of the rule").last).to_be_focused()
+        form.get_by_label("Header of the rule").last.fill(header)
+        form.get_by_label("How its value is compared").last.select_option(how)
+        form.get_by_label("Value of the header").last.fill(value)
+        form.get_by_label("Version or label of the rule").last.fill(to)
+    management.put("/models/looks/labels/canary", json={"version": "2.0"})  # somebody else, meanwhile
+    form.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("Traffic is shared out as you said.")).to_be_visible()
+    traffic = management.get("/models/looks/traffic").json()["traffic"]
+    first, second = {"header": "X-Beta", "equals": "1", "to": "2.0"}, {"header": "X-User", "matches": "test-.*", "to": "canary"}
+    assert traffic == {"labels": {"canary": "2.0"}, "rules": [first, second]}  # and no weights: they were not touched
+    with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
+        answers = [
+            client.post("/predictions/looks", content=png(10), headers={"content-type": "image/png", **headers}).headers
+            for headers in ({"X-Beta": "1"}, {"X-User": "test-ann"}, {"X-User": "ann"})
+        ]
+    assert [answer["x-tsx-model-version"] for answer in answers] == ["2.0", "2.0", "1.0"]
+    form.get_by_label("Value of the header").last.fill("(")
+    form.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("it is no regular expression")).to_be_visible()
+    expect(form.get_by_label("Value of the header").last).to_have_value("(")  # to be mended
+    form.get_by_role("button", name="Remove this rule").last.click()
+    form.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("Traffic is shared out as you said.").last).to_be_visible()
+    page.get_by_role("button", name="Undo the last change").click()
+    expect(form.get_by_label("Header of the rule")).to_have_count(2)
+
+
+def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running, management: httpx.Client) -> None:
+    register(management, "echo.mar")
+    look(page, server, "model/echo/traffic")
+    panel = page.get_by_role("region", name="Recording", exact=True)
+    panel.get_by_label("Percent recorded").fill("100")
+    panel.get_by_label("At most").fill("ten")
+    panel.get_by_label("Keep the answers").check()
+    panel.get_by_role("button", name="Record", exact=True).click()
+    expect(page.get_by_text("Parameter max_size is 'ten': it takes a number of bytes, or a text such as 100MB or 2GB.")).to_be_visible()
+    panel.get_by_label("At most").fill("1MB")
+    panel.get_by_role("button", name="Record", exact=True).click()
+    expect(panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")).to_be_visible()
+    httpx.post(f"{server.address('predictions')}/predictions/echo", json=[1], timeout=60)
+    expect(panel.locator(".tile", has_text="Recorded")).to_contain_text("1")
+    line = panel.locator("pre[data-for=replay]").inner_text()
+    assert Path(line.removeprefix("tsx replay ")) == Path(management.get("/models/echo/record").json()["directory"])
+    panel.get_by_role("button", name="Stop recording").click()
+    expect(panel.get_by_text("off", exact=True)).to_be_visible()
+    panel.get_by_role("button", name="Remove the files").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(panel.get_by_role("button", name="Remove the files")).to_be_hidden()
+    assert management.get("/models/echo/record").json()["files"] == 0
+
+
 def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
@@ -298,8 +358,13 @@ def test_requests_are_copied_to_a_shadow_and_answers_that_differ_are_shown(page:
     look(page, server, "model/looks/traffic")
     panel = page.get_by_role("region", name="Shadow", exact=True)
     panel.get_by_label("Percent of the requests").fill("100")
+    panel.get_by_label("Compare answers").select_option("numbers within a tolerance")
+    panel.get_by_label("Relative tolerance").fill("0.25")
+    panel.get_by_label("Fields that do not count").fill("id, outputs.*.took")
     panel.get_by_role("button", name="Copy requests").click()
     expect(panel.get_by_text("running", exact=True)).to_be_visible()
+    compare = management.get("/models/looks/shadow").json()["shadow"]["compare"]
+    assert compare == {"kind": "numeric", "ignore": ["id", "outputs.*.took"], "rtol": 0.25}
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         for light in (10, 200):
             assert "new" not in client.post("/predictions/looks", content=png(light), headers={"content-type": "image/png"}).json()
@@ -320,6 +385,29 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: R
     httpx.post(f"{served.address('predictions')}/predictions/echo", json=[1])
     expect(page.get_by_role("region", name="Slowest requests").first).to_contain_text("inference")
     expect(table).to_contain_text("tsx_queue_depth")
+
+
+def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
+    request = httpx.post(f"{served.address('predictions')}/predictions/echo", json=[1], timeout=60).headers["x-request-id"]
+    look(page, served, "model/echo/metrics")
+    panel = page.get_by_role("region", name="Explain a request")
+    for unknown in ("no-such-id", "a/b"):
+        panel.get_by_label("Request id").fill(unknown)
+        panel.get_by_role("button", name="Explain").click()
+        expect(panel.get_by_role("alert")).to_contain_text(f"Request {unknown} is not known")
+    panel.get_by_label("Request id").fill(request)
+    page.keyboard.press("Enter")
+    expect(panel.get_by_text("echo 1.0: 200 after")).to_be_visible()
+    expect(panel.get_by_role("list", name="Where the time went")).to_contain_text("inference")
+    expect(panel.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_model_that_is_not_there_is_said_so(page: Any, served: Running) -> None:
+    look(page, served, "model/nosuch")
+    expect(page.get_by_text("No model of this name is registered.")).to_be_visible()
+    expect(page.get_by_role("link", name="Playground")).to_be_hidden()
+    page.get_by_role("link", name="All models").click()
+    expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()
 
 
 def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(

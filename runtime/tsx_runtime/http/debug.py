@@ -52,7 +52,10 @@ def build_router(registry: Registry) -> APIRouter:
     router = APIRouter(tags=["debug"], prefix="/debug")
 
     @router.get(
-        "/requests/{request_id}", summary="Where the time of one request went", response_model=RequestTimes, responses=openapi.failures(404)
+        "/requests/{request_id:path}",  # whatever was typed for one: it is no other path of this server
+        summary="Where the time of one request went",
+        response_model=RequestTimes,
+        responses=openapi.failures(404),
     )
     async def request(request_id: Annotated[str, Path(description="the answer's x-request-id")]) -> Response:
         wanted = request_id.encode("utf-8", "replace")

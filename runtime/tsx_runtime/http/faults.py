@@ -127,7 +127,7 @@ def from_validation(problems: Any) -> BadRequest:
     texts = []
     for problem in problems:
         name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
-        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg']}.")
+        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
     return BadRequest(" ".join(texts))
 
 

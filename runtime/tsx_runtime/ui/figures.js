@@ -1,7 +1,7 @@
 // Sums over versions and workers, and the small parts that several views show.
 
-import { h, say } from "./dom.js";
-import { bytes, number } from "./format.js";
+import { h, say, show } from "./dom.js";
+import { bytes, duration, number, percent } from "./format.js";
 import { live } from "./live.js";
 
 const WORDS = {
@@ -85,4 +85,22 @@ export function memoryText(versions) {
 export function tile(label) {
   const value = h("dd", {}, "–");
   return { node: h("div", { class: "tile" }, h("dt", {}, label), value), update: (text) => say(value, text) };
+}
+
+/** Where the time of one request went, as bars; `update([{name, seconds}])`. */
+export function stagesList() {
+  const node = h("ul", { class: "stages", "aria-label": "Where the time went", hidden: true });
+  return {
+    node,
+    update(found) {
+      const parts = found.filter(({ name }) => name !== "total");
+      const total = parts.reduce((sum, { seconds }) => sum + seconds, 0);
+      show(node, total > 0);
+      node.replaceChildren(...parts.map(({ name, seconds }, color) => {
+        const bar = h("span", { class: `bar c${color}` });
+        bar.style.width = `${Math.max(1, (100 * seconds) / (total || 1))}%`;
+        return h("li", {}, h("span", { class: "label" }, name), h("span", { class: "track", "aria-hidden": "true" }, bar), h("span", { class: "number" }, `${duration(seconds)}, ${percent(seconds / (total || 1), 0)}`));
+      }));
+    },
+  };
 }

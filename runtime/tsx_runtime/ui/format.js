@@ -10,6 +10,7 @@ export function number(value) {
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const size = Math.abs(seconds);
+  if (!size) return "0 ms";
   if (size < 0.001) return `${Math.round(seconds * 1e6)} µs`;
   if (size < 1) return `${(seconds * 1e3).toPrecision(3).replace(/\.0+$/, "")} ms`;
   return size < 100 ? `${seconds.toPrecision(3)} s` : `${Math.round(seconds)} s`;
@@ -20,6 +21,13 @@ export function bytes(size) {
   const power = Math.min(4, Math.floor(Math.log2(size) / 10));
   const value = size / 1024 ** power;
   return `${power && value < 10 ? value.toFixed(1) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+/** A size that somebody wrote down in powers of ten. */
+export function decimal(size) {
+  const power = Math.max(0, Math.min(4, Math.floor(Math.log10(size) / 3)));
+  const value = size / 1000 ** power;
+  return `${power && value < 10 ? value.toFixed(1) : Math.round(value)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
 export function percent(share, digits = 1) {

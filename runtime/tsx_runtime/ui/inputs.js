@@ -38,7 +38,7 @@ function jsonInput() {
   };
   return {
     node: h("div", {}, field("JSON", area), problem),
-    take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? problem.textContent : "Type some JSON first."),
+    take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? "Mend the JSON first." : "Type some JSON first."),
     focus: () => area.focus(),
   };
 }

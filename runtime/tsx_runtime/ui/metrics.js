@@ -1,6 +1,7 @@
 // All numbers that the server counts for a model, as Prometheus gets them; and where the time of its slowest requests went.
 
 import { get, path } from "./api.js";
+import { stagesList } from "./figures.js";
 import { field, h, keyed, say, show, table } from "./dom.js";
 import { duration } from "./format.js";
 import { watched } from "./watched.js";
@@ -24,7 +25,7 @@ export function metricsTab(name) {
   }, 2000);
   const slowest = slowestPanel(name);
   return {
-    node: h("div", {}, slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
+    node: h("div", {}, explainPanel(), slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" },
         h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "What it is"))), body)),
       empty)),
@@ -35,10 +36,36 @@ export function metricsTab(name) {
 
 const PARTS = ["total", "queue", "batch", "preprocess", "inference", "postprocess", "other"];
 
+/** One request by its id, as `tsx explain` shows it. */
+function explainPanel() {
+  const id = h("input", { required: true, autocomplete: "off", spellcheck: "false", class: "code", size: "38" });
+  const problem = h("p", { class: "problem", role: "alert" });
+  const about = h("p", { class: "quiet" });
+  const times = stagesList();
+  const send = async (event) => {
+    event.preventDefault();
+    try {
+      const told = await get(`debug/requests/${path(id.value.trim())}`);
+      const company = told.batchSize ? `, ${told.batchSize === 1 ? "alone in its batch" : `in a batch of ${told.batchSize}`}` : "";
+      say(about, `${told.modelName} ${told.modelVersion}: ${told.status}${told.error ? ` (${told.error})` : ""} after ${millis(told.milliseconds.total)}${company}; it arrived at ${told.arrived}`);
+      times.update(Object.entries(told.milliseconds).map(([part, value]) => ({ name: part, seconds: value / 1000 })));
+      say(problem, "");
+    } catch (error) {
+      say(problem, error.message);
+      say(about, "");
+      times.update([]);
+    }
+  };
+  return h("section", { class: "card", "aria-label": "Explain a request" }, h("h2", {}, "Explain a request"),
+    h("p", { class: "quiet" }, "Where its time went. The id is in the answer's header x-request-id; the newest 2000 of each version are known, and the slowest."),
+    h("form", { class: "inline", onsubmit: send }, field("Request id", id), h("button", { type: "submit" }, "Explain")),
+    problem, about, times.node);
+}
+
 function slowestPanel(name) {
   const place = h("div");
   const node = h("section", { class: "card", "aria-label": "Slowest requests", hidden: true }, h("h2", {}, "Slowest requests"),
-    h("p", { class: "quiet" }, "Of the last half hour to hour, and where their time went. tsx explain REQUEST tells the same of any of the newest requests."), place);
+    h("p", { class: "quiet" }, "Of the last half hour to hour, and where their time went."), place);
   let known = "";
   return {
     node,

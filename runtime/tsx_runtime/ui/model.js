@@ -22,14 +22,15 @@ export function modelView(name) {
   const about = h("span", { class: "quiet" });
   const links = Object.entries(TABS).map(([tab, [label]]) =>
     [tab, h("a", { href: `#/model/${encodeURIComponent(name)}/${tab}` }, label)]);
+  const tabs = h("nav", { class: "tabs", "aria-label": `Parts of ${name}` }, links.map(([, link]) => link));
   const place = h("div");
-  const gone = h("p", { class: "card", hidden: true }, "This model is not registered any more. ", h("a", { href: "#/" }, "All models"));
+  const why = h("span", {}, "No model of this name is registered.");
+  const gone = h("p", { class: "card", hidden: true }, why, " ", h("a", { href: "#/" }, "All models"));
   const node = h("div", {},
     h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Models"), " / ", name),
     h("div", { class: "row" }, h("h1", {}, name), state.node, about),
     gone,
-    h("nav", { class: "tabs", "aria-label": `Parts of ${name}` }, links.map(([, link]) => link)),
-    place);
+    tabs, place);
   const made = new Map();
   let current = null;
   return {
@@ -50,8 +51,12 @@ export function modelView(name) {
     update() {
       const now = find(name);
       show(gone, !now);
+      show(state.node, now);
+      show(about, now);
+      show(tabs, now);
       show(place, now);
       if (!now) return;
+      say(why, "This model is not registered any more.");
       state.update(stateOf(now));
       const count = now.versions.length;
       say(about, `${count === 1 ? "version" : `${count} versions, default`} ${now.default}${now.workflow ? ` · a node of workflow ${now.workflow}` : ""}`);

@@ -4,7 +4,8 @@ import { path, send, Unreachable } from "./api.js";
 import { stages } from "./answer.js";
 import { answerView } from "./answerview.js";
 import { field, h, newId, say, show } from "./dom.js";
-import { bytes, duration, percent } from "./format.js";
+import { stagesList } from "./figures.js";
+import { bytes, duration } from "./format.js";
 import { inputs, sampleButtons } from "./inputs.js";
 import { live, refresh } from "./live.js";
 import { snippets } from "./snippets.js";
@@ -84,11 +85,11 @@ function resultView() {
   const status = h("p", { class: "status" });
   const id = h("p", { class: "quiet small" });
   const problem = h("pre", { class: "problem", hidden: true });
-  const times = h("ul", { class: "stages", "aria-label": "Where the time went", hidden: true });
+  const times = stagesList();
   const view = h("div");
   const lines = h("div", { class: "lines" });
   const empty = h("p", { class: "quiet" }, "The answer will be here.");
-  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, status, id, problem), times, view, lines);
+  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, status, id, problem), times.node, view, lines);
   return {
     node,
     async run(request, signal) {
@@ -97,7 +98,7 @@ function resultView() {
       say(status, "Waiting for the answer …");
       say(id, "");
       view.replaceChildren();
-      times.hidden = true;
+      times.update([]);
       lines.replaceChildren(...repeat(request));
       const began = performance.now();
       try {
@@ -107,7 +108,7 @@ function resultView() {
         const version = response.headers.get("x-tsx-model-version");
         say(status, [`${response.status} ${response.statusText}`.trim(), duration(took), bytes(answer.body.size), version && `version ${version}`].filter(Boolean).join(" · "));
         say(id, `request ${response.headers.get("x-request-id")}`);
-        drawStages(times, stages(response.headers.get("server-timing")));
+        times.update(stages(response.headers.get("server-timing")));
         if (response.ok) view.replaceChildren(answerView(answer, request.image ?? null));
         else fail(answer.value?.message ?? answer.value?.error ?? answer.text ?? `HTTP ${response.status}`);
       } catch (error) {
@@ -147,17 +148,6 @@ async function read(response, sofar) {
   } catch {
     return { body, type, value: undefined, text };
   }
-}
-
-function drawStages(place, found) {
-  const parts = found.filter(({ name }) => name !== "total");
-  const total = parts.reduce((sum, { seconds }) => sum + seconds, 0);
-  show(place, total > 0);
-  place.replaceChildren(...parts.map(({ name, seconds }, color) => {
-    const bar = h("span", { class: `bar c${color}` });
-    bar.style.width = `${Math.max(1, (100 * seconds) / (total || 1))}%`;
-    return h("li", {}, h("span", { class: "label" }, name), h("span", { class: "track", "aria-hidden": "true" }, bar), h("span", { class: "number" }, `${duration(seconds)}, ${percent(seconds / (total || 1), 0)}`));
-  }));
 }
 
 function repeat(request) {

@@ -89,6 +89,7 @@ function startForm(where, changed) {
   const bake = h("input", { type: "number", min: "0.01", step: "any", value: "10", required: true });
   const errors = h("input", { type: "number", min: "0", max: "99", step: "any" });
   const slower = h("input", { type: "number", min: "1", step: "any" });
+  const slowest = h("input", { type: "number", min: "0.001", step: "any" });
   const least = h("input", { type: "number", min: "1", value: "100", required: true });
   const submit = h("button", { type: "submit" }, "Begin the rollout");
   const send = async (event) => {
@@ -96,6 +97,7 @@ function startForm(where, changed) {
     const plan = { version: version.value, steps: steps.value.split(",").map(Number), bake: 60 * Number(bake.value), min_requests: Number(least.value) };
     if (errors.value !== "") plan.max_error_rate = Number(errors.value) / 100;
     if (slower.value !== "") plan.max_p99_ratio = Number(slower.value);
+    if (slowest.value !== "") plan.max_p99_ms = Number(slowest.value);
     submit.disabled = true;
     try {
       await put("POST", where, plan);
@@ -111,7 +113,7 @@ function startForm(where, changed) {
   return {
     node: h("form", { class: "fields", onsubmit: send, hidden: true },
       field("To version", version), field("Steps, percent", steps), field("Minutes of a step", bake),
-      field("Most errors, percent", errors, "empty: as many as the old version has"), field("Slowest p99, times the old one", slower, "empty: no bound"),
+      field("Most errors, percent", errors, "empty: as many as the old version has"), field("Slowest p99, times the old one", slower, "empty: no bound"), field("Slowest p99, milliseconds", slowest, "empty: no bound"),
       field("Requests that a step needs", least), h("div", { class: "row" }, submit)),
     update(versions, preset) {
       const told = JSON.stringify([versions, preset]);

@@ -35,19 +35,18 @@ export function shadowPanel(name, changed) {
 function beginForm(where, traffic, changed) {
   const version = h("select");
   const share = h("input", { type: "number", min: "0.01", max: "100", step: "any", value: "10", required: true });
-  const kind = h("select", { onchange: () => show(named, kind.value === "plugin") }, Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
-  const plugin = h("input", { class: "short", autocomplete: "off", spellcheck: "false" });
-  const named = field("Plugin", plugin);
+  const kind = h("select", { onchange: () => fit() }, Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
+  const more = comparisonFields();
+  const fit = () => more.fit(kind.value);
   const submit = h("button", { type: "submit" }, "Copy requests");
   const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "No request is copied any more.") }, "Stop copying");
   let now = null;
-  const node = h("form", { class: "inline", onsubmit: (event) => {
+  const node = h("form", { class: "fields", onsubmit: (event) => {
     event.preventDefault();
-    const kept = now?.compare?.kind === kind.value ? now.compare : {};
-    const compare = { ...kept, kind: kind.value, ...(kind.value === "plugin" ? { name: plugin.value.trim() } : {}) };
-    change(() => put("PUT", where, { to: version.value, share: Number(share.value), compare }), `${share.value} % of the requests go to version ${version.value} as well.`);
-  } }, field("Copy to version", version), field("Percent of the requests", share), field("Compare answers", kind), named, submit, off);
-  named.hidden = true;
+    const compare = { kind: kind.value, ...more.take(kind.value) };
+    change(() => put("PUT", where, { ...now, to: version.value, share: Number(share.value), compare }), `${share.value} % of the requests go to version ${version.value} as well.`);
+  } }, field("Copy to version", version), field("Percent of the requests", share), field("Compare answers", kind), more.nodes, h("div", { class: "row" }, submit, off));
+  fit();
 
   async function change(work, done) {
     submit.disabled = off.disabled = true;
@@ -78,10 +77,34 @@ function beginForm(where, traffic, changed) {
       if (shadow) {
         share.value = shadow.share;
         kind.value = shadow.compare.kind;
-        plugin.value = shadow.compare.name ?? "";
-        show(named, kind.value === "plugin");
+        more.put(shadow.compare);
+        fit();
       }
     },
+  };
+}
+
+/** What can be said of a comparison besides its kind. A field that is empty says nothing. */
+const OPTIONS = [
+  ["rtol", "numeric", "Relative tolerance", { type: "number", min: "0", step: "any", placeholder: "1e-4" }],
+  ["atol", "numeric", "Absolute tolerance", { type: "number", min: "0", step: "any", placeholder: "1e-6" }],
+  ["k", "top-k", "How many labels", { type: "number", min: "1", max: "1000", placeholder: "1" }],
+  ["name", "plugin", "Plugin", {}],
+  ["timeout", "plugin", "Seconds it may take", { type: "number", min: "0.001", max: "60", step: "any", placeholder: "1" }],
+  ["ignore", "exact numeric top-k", "Fields that do not count", { placeholder: "id, outputs.*.took" }],
+];
+
+function comparisonFields() {
+  const parts = OPTIONS.map(([key, kinds, label, more]) => {
+    const input = h("input", { class: "short", autocomplete: "off", spellcheck: "false", ...more });
+    return { key, kinds: kinds.split(" "), input, node: field(label, input) };
+  });
+  const read = { ignore: (text) => text.split(",").map((each) => each.trim()).filter(Boolean), name: (text) => text };
+  return {
+    nodes: parts.map(({ node }) => node),
+    fit: (kind) => parts.forEach(({ kinds, node }) => show(node, kinds.includes(kind))),
+    take: (kind) => Object.fromEntries(parts.filter(({ kinds, input }) => kinds.includes(kind) && input.value.trim()).map(({ key, input }) => [key, (read[key] ?? Number)(input.value.trim())])),
+    put: (compare) => parts.forEach(({ key, input }) => (input.value = [compare[key] ?? ""].flat().join(", "))),
   };
 }
 

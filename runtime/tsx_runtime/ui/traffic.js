@@ -1,9 +1,11 @@
-// Which version gets how many requests: weights, stickiness, labels, the way back; and how a rollout and a shadow do.
+// Which version gets how many requests: weights, stickiness, rules, labels, the way back; and how a rollout, a shadow and a recording do.
 
 import { call, path, put, Refused } from "./api.js";
 import { field, h, keyed, say, show } from "./dom.js";
 import { number, percent } from "./format.js";
+import { recordPanel } from "./record.js";
 import { rolloutPanel } from "./rollout.js";
+import { rulesForm } from "./rules.js";
 import { shadowPanel } from "./shadow.js";
 import { act, firstLines, note } from "./talk.js";
 import { watched } from "./watched.js";
@@ -12,31 +14,40 @@ export function trafficTab(name) {
   const where = path("models", name, "traffic");
   let told = null; // the newest answer
   let edited = false; // there is something in the form that the server does not know
+  let drawn = null; // the rules that the form was filled with
   const body = h("tbody");
   const sticky = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "header:X-User", oninput: () => touch() });
   const apply = h("button", { class: "primary", type: "submit" }, "Apply");
   const back = h("button", { type: "button", onclick: () => change(back, "POST", path("models", name, "rollback"), "What was before the last change holds again.") }, "Undo the last change");
   const clear = h("button", { type: "button", onclick: () => change(clear, "DELETE", where, "All requests go to the default version.") }, "All to the default");
-  const rules = h("p", { class: "quiet" });
+  const rules = rulesForm(() => touch());
   const form = h("form", { onsubmit: (event) => submit(event) },
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Versions and their shares" },
       h("table", {}, h("thead", {}, h("tr", {}, ["Version", "State", "Labels", "Weight", "Share now", "Requests", "Errors"].map((text) => h("th", { scope: "col" }, text)))), body)),
     field("Keep a client on one version by", sticky, "header:NAME, cookie:NAME or field:NAME of a JSON body; empty: each request is drawn anew"),
-    rules, h("div", { class: "row" }, apply, back, clear));
+    rules.node, h("div", { class: "row" }, apply, back, clear));
   const labels = labelForm(name, () => poll.now());
   const none = h("p", { class: "quiet", hidden: true });
   const rollout = rolloutPanel(name, () => poll.now());
   const shadow = shadowPanel(name, () => poll.now());
+  const record = recordPanel(name, () => poll.now());
   const poll = watched(async () => {
     await load();
     if (!told) return;
     const versions = told.table.filter((row) => row.registered !== false).map((row) => row.version);
-    await Promise.all([rollout.load(versions, told.default), shadow.load(versions, told.default)]);
+    await Promise.all([rollout.load(versions, told.default), shadow.load(versions, told.default), record.load()]);
   }, 2000);
 
   function touch() {
     edited = true;
     apply.classList.add("wanted");
+  }
+
+  /** What the server says next is shown, whatever was in the form. */
+  function settled() {
+    edited = false;
+    drawn = null;
+    apply.classList.remove("wanted");
   }
 
   async function load() {
@@ -59,26 +70,27 @@ export function trafficTab(name) {
     const { weights = {}, sticky: kept = "", rules: own = [] } = told.traffic;
     const single = told.table.length < 2;
     if (!edited) {
-      for (const [version, row] of body.kept) row.weight.value = weights[version] ?? (Object.keys(weights).length ? 0 : version === told.default ? 1 : 0);
+      for (const [version, { weight }] of body.kept) weight.value = weight.filled = String(weights[version] ?? (!Object.keys(weights).length && version === told.default ? 1 : 0));
       sticky.value = kept ?? "";
+      const text = JSON.stringify(own);
+      if (text !== drawn) rules.put(own);
+      drawn = text;
     }
-    say(rules, own.length ? `Rules, first of all: ${own.map((rule) => `${rule.header} ${rule.equals !== undefined && rule.equals !== null ? `= ${rule.equals}` : `matches ${rule.matches}`} → ${rule.to}`).join("; ")}` : "");
     show(none, single);
     say(none, "With a second version registered, requests can be shared out between the two.");
   }
 
   async function submit(event) {
     event.preventDefault();
-    const weights = Object.fromEntries([...body.kept].map(([version, row]) => [version, Number(row.weight.value)]).filter(([, weight]) => weight > 0));
-    const traffic = { ...told.traffic, weights };
-    delete traffic.sticky;
-    if (sticky.value.trim()) traffic.sticky = sticky.value.trim();
-    for (const key of Object.keys(told.traffic.weights ?? {})) if (!body.kept.has(key)) weights[key] = told.traffic.weights[key]; // a label's
+    const rows = [...body.kept];
+    const own = rules.take();
+    const change = { sticky: sticky.value.trim() || null, rules: own.length ? own : null }; // labels and a shadow stay, whoever set them
+    if (rows.some(([, { weight }]) => weight.value !== weight.filled)) // else a rollout goes on that moves them
+      change.weights = Object.fromEntries(rows.map(([version, { weight }]) => [version, Number(weight.value) || null]));
     apply.disabled = true;
     try {
-      await put("PUT", where, traffic);
-      edited = false;
-      apply.classList.remove("wanted");
+      await put("PATCH", where, change);
+      settled();
       note("Traffic is shared out as you said.");
     } catch (error) {
       note(firstLines(error.message), true);
@@ -89,12 +101,12 @@ export function trafficTab(name) {
   }
 
   async function change(button, method, target, done) {
-    edited = !(await act(button, method, target, {}, done)) && edited;
+    if (await act(button, method, target, {}, done)) settled();
     poll.now();
   }
 
   return {
-    node: h("div", {}, h("section", { class: "card", "aria-label": "Traffic" }, h("h2", {}, "Shares"), none, form), labels, rollout.node, shadow.node),
+    node: h("div", {}, h("section", { class: "card", "aria-label": "Traffic" }, h("h2", {}, "Shares"), none, form), labels, rollout.node, shadow.node, record.node),
     wake: poll.start,
     rest: poll.stop,
   };

@@ -71,8 +71,9 @@ def test_a_request_is_found_under_its_id(server, content):
     assert "error" not in told
 
 
-def test_a_request_that_nobody_knows_is_not_found(server):
-    answer = server.management.get("/debug/requests/no-such-id")
+@pytest.mark.parametrize("request_id", ["no-such-id", "a%2Fb%2F..%2Fc", "%00%FF"])
+def test_a_request_that_nobody_knows_is_not_found(server, request_id):
+    answer = server.management.get(f"/debug/requests/{request_id}")
     assert answer.status_code == 404
     assert answer.json()["type"] == "RequestNotFoundException"
     assert "x-request-id" in answer.json()["message"]

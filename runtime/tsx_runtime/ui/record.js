@@ -1,0 +1,90 @@
+// A recording: what of a model's requests is written to files on the server, how much lies there, and the line that sends it again.
+
+import { call, path, put, Refused } from "./api.js";
+import { field, h, say, show } from "./dom.js";
+import { chip, tile } from "./figures.js";
+import { bytes, decimal, number, since } from "./format.js";
+import { live } from "./live.js";
+import { act, ask, copyButton, firstLines, note } from "./talk.js";
+import { quoted } from "./snippets.js";
+
+export function recordPanel(name, changed) {
+  const where = path("models", name, "record");
+  const state = chip();
+  const about = h("span", { class: "quiet" });
+  const problem = h("p", { class: "problem" });
+  const tiles = { recorded: tile("Recorded"), dropped: tile("Left out"), size: tile("On the disk"), oldest: tile("The oldest") };
+  const line = h("pre", { tabindex: "0", "data-for": "replay" });
+  const replay = h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, "Send them again, on the server's machine"), h("span", { class: "grow" }), copyButton(() => line.textContent, "the line that sends them again")), line);
+  const remove = h("button", { type: "button", class: "danger", onclick: async () =>
+    (await ask("Remove the files of what was recorded? That cannot be undone.", "Remove")) && (await act(remove, "DELETE", where, { remove: "true" }, "What was recorded is gone.")) && changed() }, "Remove the files");
+  const begin = beginForm(where, changed);
+  const node = h("section", { class: "card", "aria-label": "Recording", hidden: true }, h("h2", {}, "Recording"),
+    h("p", { class: "quiet" }, "A share of the requests that name no version is written to files on the server: to try a version with them, or to warm a model up. Bodies are written as they come."),
+    h("div", { class: "row" }, state.node, about, h("span", { class: "grow" }), remove), problem,
+    h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)), replay, begin.node);
+
+  return {
+    node,
+    async load() {
+      let told;
+      try {
+        told = await call("GET", where);
+      } catch (error) {
+        if (error instanceof Refused) show(node, false); // a server that records nothing
+        return;
+      }
+      show(node, true);
+      draw(told);
+    },
+  };
+
+  function draw(told) {
+    const { recording, terms } = told;
+    state.update(recording ? "ready" : "idle");
+    say(state.node, recording ? "running" : "off");
+    say(about, recording ? `${number(terms.share)} % of the requests, ${terms.answers ? "with" : "without"} answers, up to ${decimal(terms.max_size)}, for ${number(terms.max_age / 3600)} h` : "");
+    say(problem, told.problem ? `The disk takes nothing: ${told.problem}` : "");
+    const left = Object.entries(told.dropped).filter(([, count]) => count);
+    tiles.recorded.update(number(told.recorded));
+    tiles.dropped.update(left.length ? left.map(([reason, count]) => `${number(count)} ${reason}`).join(", ") : "0");
+    tiles.size.update(bytes(told.bytes));
+    tiles.oldest.update(told.oldest ? since(told.oldest, live.state.server.now) : "–");
+    for (const { node: each } of Object.values(tiles)) show(each.parentNode, recording || told.files);
+    show(remove, told.files && !recording);
+    show(replay, told.files);
+    say(line, `tsx replay ${quoted(told.directory ?? "")}`);
+    begin.update(told);
+  }
+}
+
+function beginForm(where, changed) {
+  const share = h("input", { type: "number", min: "0.001", max: "100", step: "any", value: "1", required: true });
+  const size = h("input", { value: "100MB", class: "short", autocomplete: "off", spellcheck: "false", required: true });
+  const age = h("input", { value: "1d", class: "short", autocomplete: "off", spellcheck: "false", required: true });
+  const answers = h("input", { type: "checkbox", id: "record-answers" });
+  const submit = h("button", { type: "submit" }, "Record");
+  const stop = h("button", { type: "button", onclick: async () => (await act(stop, "DELETE", where, {}, "No request is recorded any more. The files stay.")) && changed() }, "Stop recording");
+  const send = async (event) => {
+    event.preventDefault();
+    submit.disabled = true;
+    try {
+      await put("PUT", where, { share: Number(share.value), max_size: size.value.trim(), max_age: age.value.trim(), answers: answers.checked });
+      note(`${share.value} % of the requests are recorded.`);
+    } catch (error) {
+      note(firstLines(error.message), true);
+    } finally {
+      submit.disabled = false;
+      changed();
+    }
+  };
+  const fields = [field("Percent recorded", share), field("At most", size, "100MB, 2GB: the oldest go first"), field("For", age, "30m, 12h, 7d")];
+  const whole = h("p", { class: "whole" }, answers, h("label", { for: answers.id }, " Keep the answers as well, so that a replay can tell whether they are still the same"));
+  return {
+    node: h("form", { class: "fields", onsubmit: send }, fields, whole, h("div", { class: "row" }, submit, stop)),
+    update({ recording }) {
+      for (const each of [...fields, whole, submit]) show(each, !recording);
+      show(stop, recording);
+    },
+  };
+}

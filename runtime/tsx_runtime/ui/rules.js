@@ -1,0 +1,44 @@
+// The rules of a model's traffic as a form: which header sends a request to which version, in the order in which they count.
+
+import { h, show } from "./dom.js";
+
+/** `touch()` is called at each change. `put(rules)` shows rules, `take()` gives what the form says; an empty row is none. */
+export function rulesForm(touch) {
+  const rows = h("div", { class: "rules" });
+  const none = h("p", { class: "quiet" }, "No rule: what sticks and the weights decide.");
+  const changed = () => {
+    show(none, !rows.children.length);
+    touch();
+  };
+  const add = h("button", { type: "button", class: "small", onclick: () => {
+    rows.append(row({}, changed));
+    changed();
+    rows.lastChild.querySelector("input").focus();
+  } }, "Add a rule");
+  const node = h("fieldset", { class: "group" }, h("legend", {}, "Rules"),
+    h("p", { class: "quiet" }, "They come before what sticks and the weights. The first that fits counts."), none, rows, add);
+  return {
+    node,
+    put(rules) {
+      rows.replaceChildren(...rules.map((rule) => row(rule, changed)));
+      show(none, !rules.length);
+    },
+    take: () => [...rows.children].map((each) => each.rule()).filter(Boolean),
+  };
+}
+
+function row(rule, changed) {
+  const text = (label, value, more = {}) => h("input", { value, "aria-label": label, autocomplete: "off", spellcheck: "false", class: "short", oninput: changed, ...more });
+  const header = text("Header of the rule", rule.header ?? "", { placeholder: "X-Beta" });
+  const how = h("select", { "aria-label": "How its value is compared", onchange: changed }, h("option", { value: "equals" }, "is"), h("option", { value: "matches" }, "matches"));
+  how.value = rule.matches === undefined || rule.matches === null ? "equals" : "matches";
+  const value = text("Value of the header", rule[how.value] ?? "");
+  const to = text("Version or label of the rule", rule.to ?? "", { placeholder: "2.0" });
+  const remove = h("button", { type: "button", class: "plain", "aria-label": "Remove this rule", onclick: () => {
+    node.remove();
+    changed();
+  } }, "×");
+  const node = h("div", { class: "row" }, h("span", { class: "quiet" }, "header"), header, how, value, h("span", { class: "quiet" }, "→ version"), to, remove);
+  node.rule = () => (header.value.trim() || value.value || to.value.trim() ? { header: header.value.trim(), [how.value]: value.value, to: to.value.trim() } : null);
+  return node;
+}
