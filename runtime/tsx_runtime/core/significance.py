@@ -1,4 +1,4 @@
-"""Whether what was counted is more than chance: exact one-sided tests of proportions, and the z-test where counts are large."""
+"""How sure a rate is that was counted: exact one-sided tests of proportions, the z-test where counts are large, and intervals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from statistics import NormalDist
 
 MANY = 10_000  # hits of each side beyond which the normal distribution is as good
+SURE = NormalDist().inv_cdf(0.975)  # standard deviations: 95 %
 NEGLIGIBLE = 1e-16  # of a sum: further terms change it no more
 
 
@@ -45,6 +46,16 @@ def worse(hits: int, count: int, base_hits: int, base_count: int) -> float:
         term *= (all_hits - k) * (count - k) / ((k + 1) * (base_count - all_hits + k + 1))
         k += 1
     return min(1.0, total)
+
+
+def interval(hits: int, count: int) -> tuple[float, float]:
+    """Where a rate lies with 95 % confidence, of which `hits` of `count` were seen (Wilson's score interval)."""
+    if not count:
+        return 0.0, 1.0
+    rate, square = hits / count, SURE**2
+    middle = (rate + square / (2 * count)) / (1 + square / count)
+    half = SURE / (1 + square / count) * math.sqrt(rate * (1 - rate) / count + square / (4 * count**2))
+    return (0.0 if not hits else max(0.0, middle - half)), (1.0 if hits == count else min(1.0, middle + half))
 
 
 def _log_choices(count: int, chosen: int) -> float:

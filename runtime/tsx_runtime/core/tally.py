@@ -1,4 +1,4 @@
-"""What a shadow has shown so far: counts, how sure they are, latencies side by side, and examples of answers that differ."""
+"""What a shadow has shown so far: counts, latencies side by side, and examples of answers that differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tsx_runtime.wire import Body, Parts
 
 NEWEST = 2000  # comparisons whose latencies are kept
 CUT = 2048  # bytes of each body of an example
-SURE = 1.959964  # standard deviations: 95 %
 EXAMPLES = 20
 
 
@@ -67,7 +66,7 @@ class Tally:
     agreed: int = 0
     disagreed: int = 0
     uncompared: int = 0
-    primary_errors: int = 0  # answers of 500 and more, of the requests that were compared
+    primary_errors: int = 0  # answers that are failures, of the requests that were compared
     shadow_errors: int = 0
     last_problem: str = ""  # why an answer was not compared
     pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NEWEST))
@@ -91,18 +90,12 @@ class Tally:
         """The client's and the shadow's, of the newest requests that were compared."""
         if not self.pairs:
             return None
-        first, second = (sorted(seconds) for seconds in zip(*self.pairs, strict=True))
-        return Latency(quantile(first, 0.5), quantile(first, 0.99)), Latency(quantile(second, 0.5), quantile(second, 0.99))
+        primary, shadow = (latency_of(sorted(seconds)) for seconds in zip(*self.pairs, strict=True))
+        return primary, shadow
 
 
-def interval(hits: int, count: int) -> tuple[float, float]:
-    """Where a rate lies with 95 % confidence, of which `hits` of `count` were seen (Wilson's score interval)."""
-    if not count:
-        return 0.0, 1.0
-    rate, square = hits / count, SURE**2
-    middle = (rate + square / (2 * count)) / (1 + square / count)
-    half = SURE / (1 + square / count) * math.sqrt(rate * (1 - rate) / count + square / (4 * count**2))
-    return (0.0 if not hits else max(0.0, middle - half)), (1.0 if hits == count else min(1.0, middle + half))
+def latency_of(ordered: list[float]) -> Latency:
+    return Latency(quantile(ordered, 0.5), quantile(ordered, 0.99))
 
 
 def quantile(ordered: list[float], part: float) -> float:

@@ -1,4 +1,4 @@
-"""Tests of proportions, beside scipy's."""
+"""Tests of proportions and their intervals, beside scipy's and those of the books."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.significance import above, worse
+from tsx_runtime.core.significance import above, interval, worse
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -46,3 +46,18 @@ def test_nothing_seen_is_no_difference() -> None:
     assert above(0, 0, 0.1) == 1.0
     assert above(1, 10, 0.0) == 0.0
     assert not math.isnan(worse(1, 1, 0, 1 << 40))
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_a_rate_lies_in_its_interval_and_more_requests_make_it_narrower(first: int, second: int) -> None:
+    hits, count = min(first, second), max(first, second)
+    low, high = interval(hits, count)
+    assert 0 <= low <= (hits / count if count else 0) <= high <= 1
+    more = interval(hits * 4, count * 4)
+    assert more[1] - more[0] <= high - low
+
+
+def test_an_interval_is_that_of_the_books() -> None:
+    assert interval(0, 0) == (0.0, 1.0)
+    assert interval(5, 100) == pytest.approx((0.02154, 0.11175), abs=1e-4)
+    assert interval(0, 300) == pytest.approx((0.0, 0.01264), abs=1e-4)

@@ -1,29 +1,13 @@
-"""What is told of a shadow: how sure its rate is, latencies, and examples that keep no secrets and no large bodies."""
+"""What is told of a shadow: latencies, and examples that keep no secrets and no large bodies."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.tally import CUT, NEWEST, Cut, Tally, cut, interval, quantile, side_of, without_secrets
+from tsx_runtime.core.tally import CUT, NEWEST, Cut, Tally, cut, quantile, side_of, without_secrets
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Parts
-
-
-@given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_a_rate_lies_in_its_interval_and_more_requests_make_it_narrower(first: int, second: int) -> None:
-    hits, count = min(first, second), max(first, second)
-    low, high = interval(hits, count)
-    assert 0 <= low <= (hits / count if count else 0) <= high <= 1
-    more = interval(hits * 4, count * 4)
-    assert more[1] - more[0] <= high - low
-
-
-def test_an_interval_is_that_of_the_books() -> None:
-    assert interval(0, 0) == (0.0, 1.0)
-    assert interval(5, 100) == pytest.approx((0.02154, 0.11175), abs=1e-4)
-    assert interval(0, 300) == pytest.approx((0.0, 0.01264), abs=1e-4)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
