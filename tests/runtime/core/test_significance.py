@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.significance import above, interval, worse
 
-stats = pytest.importorskip("scipy.stats")
+
+@pytest.fixture(scope="module")
+def stats() -> Any:
+    return pytest.importorskip("scipy.stats")
 
 
 @given(count=st.integers(1, 5000), share=st.floats(0, 1), rate=st.floats(0.0001, 0.5))
-def test_more_than_a_rate_is_as_likely_as_scipy_says(count: int, share: float, rate: float) -> None:
+def test_more_than_a_rate_is_as_likely_as_scipy_says(stats: Any, count: int, share: float, rate: float) -> None:
     hits = round(count * share)
     if hits <= count * rate:
         assert above(hits, count, rate) == 1.0
@@ -24,7 +28,7 @@ def test_more_than_a_rate_is_as_likely_as_scipy_says(count: int, share: float, r
 
 @given(count=st.integers(1, 3000), base_count=st.integers(1, 3000), share=st.floats(0, 1), base_share=st.floats(0, 1))
 def test_a_difference_of_two_samples_is_as_likely_as_fishers_test_says(
-    count: int, base_count: int, share: float, base_share: float
+    stats: Any, count: int, base_count: int, share: float, base_share: float
 ) -> None:
     hits, base_hits = round(count * share), round(base_count * base_share)
     table = [[hits, count - hits], [base_hits, base_count - base_hits]]
@@ -36,7 +40,7 @@ def test_a_difference_of_two_samples_is_as_likely_as_fishers_test_says(
         )
 
 
-def test_large_samples_are_compared_by_the_normal_distribution() -> None:
+def test_large_samples_are_compared_by_the_normal_distribution(stats: Any) -> None:
     exact = stats.hypergeom.sf(20_299, 8_040_300, 40_300, 4_000_000)
     assert worse(20_300, 4_000_000, 20_000, 4_040_300) == pytest.approx(exact, rel=0.05)
 
