@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.targets.server import _listening
+from tsx_runtime.targets.answering import _listening
 
 TIMEOUT = 30.0
 

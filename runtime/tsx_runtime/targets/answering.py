@@ -1,0 +1,136 @@
+"""The servers that answer at the addresses that are bound, uvicorn's and those of gRPC: how they begin, and in which order they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Generator, Sequence
+from typing import Any
+
+import uvicorn
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.uvicorn_contract import http_protocol
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.grpc_ports import Port
+from tsx_runtime.targets.listen import BACKLOG, Listener
+
+LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
+TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
+
+
+class Answering:
+    """All of them, from the first connection to the last answer."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        apps: Sequence[ServerApp],
+        listeners: Sequence[Listener],
+        ports: Sequence[Port],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """An app for each of the listeners."""
+        http = http_protocol()
+        self._servers = [_Server(app, http, settings, listener, tls) for app, listener in zip(apps, listeners, strict=True)]
+        self._ports = ports
+        self._running: dict[_Server, asyncio.Task[None]] = {}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """By role."""
+        http = {role: str(server.listener.address) for server in self._servers for role in server.listener.roles}
+        return http | {role: port.target for port in self._ports for role in port.roles}
+
+    async def start(self) -> None:
+        self._running = {server: asyncio.create_task(server.serve()) for server in self._servers}
+        for server, task in self._running.items():
+            await _listening(server.up, task)
+        for port in self._ports:
+            await port.server.start()
+
+    async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
+        """No new connections. What was accepted is answered within that time, or until somebody loses patience; then it is refused.
+
+        Whether the server is alive, and how far it is, can be asked until the last prediction is answered.
+        """
+        end = time.monotonic() + seconds
+        predicting = [server for server in self._running if "inference" in server.listener.roles]
+        others = [server for server in self._running if server not in predicting]
+        calls = [port.server.stop(seconds + LAST_WORDS) for port in self._ports]
+        await _drain([*self._end(predicting), *calls], registry, hurry, seconds)
+        await _drain(self._end(others), registry, hurry, max(0.0, end - time.monotonic()))
+
+    def _end(self, servers: Sequence[_Server]) -> list[asyncio.Task[None]]:
+        for server in servers:
+            server.listener.leave()
+            server.should_exit = True
+        return [self._running[server] for server in servers]
+
+
+async def _drain(ending: Sequence[Awaitable[Any]], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
+    answering = asyncio.gather(*ending)
+    hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait([answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not answering.done():
+        await registry.close()  # refuses what waits and ends the workers: that, too, is an answer to each request
+    await answering
+
+
+async def _listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait until the server listens. Raises what keeps it from that."""
+    waiting = asyncio.create_task(up.wait())
+    await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if running.done():
+        running.result()
+
+
+def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_timeout,
+        proxy_headers=False,  # X-Forwarded-* is not believed
+        timeout_graceful_shutdown=settings.drain_timeout + LAST_WORDS,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, without its signal handlers and its way to listen: signals are `server.py`'s, sockets `listen.py`'s."""
+
+    def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
+        super().__init__(_uvicorn_config(app, http, settings))
+        self.listener = listener
+        self.up = asyncio.Event()
+        self.options: dict[str, Any] = {}
+        if listener.address.scheme == "https":
+            self.options = {"ssl": tls, "ssl_handshake_timeout": settings.header_timeout}
+            if sys.version_info >= (3, 11) or sys.platform != "win32":  # uvloop has it always
+                self.options["ssl_shutdown_timeout"] = TLS_GOODBYE
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        server = await asyncio.get_running_loop().create_server(self._connection, sock=self.listener.sock, backlog=BACKLOG, **self.options)
+        self.servers.append(server)
+        self.up.set()
+
+    def _connection(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
