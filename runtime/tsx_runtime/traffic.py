@@ -50,6 +50,15 @@ def _check_label(value: str) -> str:
     return _check_target(value)
 
 
+def _check_text(value: str) -> str:
+    """JSON can say half of a pair of surrogates, which no bytes of a request are."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{value!r} holds half a character, which no request can have") from error
+    return value
+
+
 def _check_header(value: str) -> str:
     if not _TOKEN.fullmatch(value):
         raise ValueError(f"{value!r} cannot be the name of a header")
@@ -87,14 +96,14 @@ def _check_pattern(value: str) -> str:
 
 
 def _check_sticky(value: str) -> str:
-    found = _STICKY.fullmatch(value)
+    found = _STICKY.fullmatch(_check_text(value))
     if found is None or (found[1] != "field" and not _TOKEN.fullmatch(found[2])):
         raise ValueError("it takes header:NAME, cookie:NAME, or field:NAME of a JSON body (of one inside another: field:user.id)")
     return value
 
 
 def _check_path(value: str) -> str:
-    if not value or not all(value.split(".")):
+    if not all(_check_text(value).split(".")):
         raise ValueError("it takes the name of a field, or of one inside others: outputs.*.name")
     return value
 
@@ -118,7 +127,7 @@ class Rule(_Part):
     """Requests with such a header go to one version. `matches` is a regular expression of RE2 for the whole value."""
 
     header: Annotated[str, AfterValidator(_check_header)]
-    equals: str | None = None
+    equals: Annotated[str, AfterValidator(_check_text)] | None = None
     matches: Annotated[str, Field(max_length=LONGEST), AfterValidator(_check_pattern)] | None = None
     to: Target
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.routing import Table, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
 from tsx_runtime.errors import ModelVersionNotFound
-from tsx_runtime.traffic import Rule, Traffic
+from tsx_runtime.traffic import Rule, Traffic, parse_traffic
 from tsx_runtime.wire import COPIED
 
 NUMBERS = ("1.0", "2.0", "3.0", "4.0")
@@ -47,6 +47,21 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
         assert by_rule(made, [(b"x-to", number.encode())]) == (number if number in ready else None)
     assert made.shares().keys() == (possible or {default})
     assert math.isclose(sum(made.shares().values()), 1)
+
+
+words = st.text(st.characters(exclude_categories=()), max_size=5)  # half surrogate pairs as well, which JSON can say
+
+
+@given(words, words, words)
+def test_whatever_is_taken_for_traffic_can_be_routed_by(value: str, field: str, header: str) -> None:
+    said = {"weights": {"1.0": 1, "2.0": 1}, "sticky": f"field:{field}", "rules": [{"header": header or "a", "equals": value, "to": "2.0"}]}
+    try:
+        traffic = parse_traffic(said)
+    except ValueError:
+        return
+    made = table(traffic)
+    assert by_rule(made, [(made.fits[0].header, value.strip().encode())]) == "2.0"
+    key_in_body(made, b'{"a": 1}')
 
 
 @given(weights.filter(lambda given: any(weight > 1e-6 for weight in given.values())))
