@@ -36,6 +36,7 @@ from .modelfile import ModelFile, describe_model_file
 from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_model_name
 from .opening import OpenArchive, open_archive
 from .packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
+from .rewriting import rewrite_archive
 from .safeyaml import load_yaml_file
 from .writing import FORMATS, Format, write_archive
 
@@ -92,6 +93,7 @@ __all__ = [
     "open_archive",
     "parse_model_config",
     "plan_archive",
+    "rewrite_archive",
     "split_handler",
     "verify_archive",
     "write_archive",

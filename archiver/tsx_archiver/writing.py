@@ -9,11 +9,11 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO, BinaryIO, Literal, Protocol, TypeAlias, cast
+from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 
 from .errors import CannotPack, OutputExists
 from .limits import MIB, Limits
@@ -32,7 +32,7 @@ ARCHIVER_VERSION = "tsx-1"
 
 _SUFFIX = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _FILE_SUFFIXES = {"default": (".mar", ".model"), "zip-store": (".mar", ".model"), "tgz": (".tar.gz", ".tgz"), "no-archive": ()}
-_DEFLATE_LEVEL = 6
+DEFLATE_LEVEL = 6
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644
 _SAMPLES = 16
@@ -83,7 +83,7 @@ def output_path(model_name: str, destination: Path, format: Format) -> Path:
     return destination / f"{model_name}{_SUFFIX[format]}"
 
 
-class _Sink(Protocol):
+class Sink(Protocol):
     def add(self, member: PlannedMember, stream: BinaryIO) -> None:
         """Take exactly `member.size` bytes from `stream`."""
 
@@ -102,21 +102,25 @@ def _write_and_replace(plan: Plan, path: Path, format: Format, progress: Progres
             _write_zip(plan, file, progress, stored=format == "zip-store")
 
 
-def _fill(plan: Plan, sink: _Sink, progress: Progress | None) -> None:
+def _fill(plan: Plan, sink: Sink, progress: Progress | None) -> None:
     """Every member, then the manifest with their checksums: so each file is read only once."""
     total = sum(member.size for member in plan.members)
     done = 0
     checksums = {}
     for member in plan.members:
         with _opened(member.source) as raw:
-            stream = _Counted(raw, member, _reporter(progress, member.name, done, total))
+            stream = Counted(raw, member, _reporter(progress, member.name, done, total))
             sink.add(member, cast(BinaryIO, stream))
             stream.check_end()
         done += member.size
         checksums[member.name] = stream.digest.hexdigest()
-    manifest = {**plan.manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
-    content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
+    content = manifest_content(plan.manifest, checksums)
     sink.add(PlannedMember(plan.manifest_path, content, len(content)), BytesIO(content))
+
+
+def manifest_content(manifest: Mapping[str, Any], checksums: Mapping[str, str]) -> bytes:
+    complete = {**manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
+    return json.dumps(complete, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _reporter(progress: Progress | None, name: str, before: int, total: int) -> Callable[[int], None]:
@@ -127,7 +131,7 @@ def _reporter(progress: Progress | None, name: str, before: int, total: int) -> 
     return report
 
 
-class _Counted:
+class Counted:
     """The bytes of one input on their way into the archive: hashed, reported, and held to the size that was planned."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
@@ -160,8 +164,8 @@ class _Counted:
         return CannotPack(f"{self._member.source!s} changed while it was packed. Pack again once nothing writes to it.")
 
 
-class _ZipSink:
-    def __init__(self, archive: zipfile.ZipFile, *, stored: bool) -> None:
+class ZipSink:
+    def __init__(self, archive: zipfile.ZipFile, stored: Callable[[PlannedMember], bool]) -> None:
         self._zip = archive
         self._stored = stored
 
@@ -170,15 +174,15 @@ class _ZipSink:
         info.create_system = 3
         info.external_attr = (0o100000 | _FILE_MODE) << 16
         info.file_size = member.size  # decides on zip64 beforehand
-        info.compress_type = zipfile.ZIP_STORED if self._stored or not worth_deflating(member) else zipfile.ZIP_DEFLATED
+        info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
         with self._zip.open(info, "w") as out:
             _copy(stream, out, member.size)
 
 
 def _write_zip(plan: Plan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
     limits = Limits()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_DEFLATE_LEVEL) as archive:
-        _fill(plan, _ZipSink(archive, stored=stored), progress)
+    with new_zip(file) as archive:
+        _fill(plan, ZipSink(archive, lambda member: stored or not worth_deflating(member)), progress)
         dense = any(limits.too_dense(info.file_size, info.compress_size) for info in archive.infolist())
     if dense:  # so much repetition that the samples missed: readers would take it for a zip bomb
         file.seek(0)
@@ -186,13 +190,17 @@ def _write_zip(plan: Plan, file: BinaryIO, progress: Progress | None, *, stored:
         _write_zip(plan, file, progress, stored=True)
 
 
-class _TarSink:
+def new_zip(file: BinaryIO) -> zipfile.ZipFile:
+    return zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=DEFLATE_LEVEL)
+
+
+class TarSink:
     def __init__(self, archive: tarfile.TarFile, top: str) -> None:
         self._tar = archive
         self._top = top
 
     def add(self, member: PlannedMember, stream: BinaryIO) -> None:
-        info = tarfile.TarInfo(f"{self._top}/{member.name}")  # its defaults: no owner, no time
+        info = tarfile.TarInfo(f"{self._top}/{member.name}" if self._top else member.name)  # its defaults: no owner, no time
         info.size = member.size
         info.mode = _FILE_MODE
         self._tar.addfile(info, stream)
@@ -201,7 +209,7 @@ class _TarSink:
 def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
     """gzip has one level for the whole stream, so the bulk of the bytes decides whether to compress."""
     deflatable = sum(member.size for member in plan.members if worth_deflating(member))
-    level = _DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
+    level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
     _gzip_tar(plan, file, progress, level)
     if level and Limits().too_dense(sum(member.size for member in plan.members), file.tell()):
         file.seek(0)
@@ -210,11 +218,17 @@ def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
 
 
 def _gzip_tar(plan: Plan, file: BinaryIO, progress: Progress | None, level: int) -> None:
+    with new_tar(file, level) as archive:
+        _fill(plan, TarSink(archive, plan.model_name), progress)
+
+
+@contextmanager
+def new_tar(file: BinaryIO, level: int) -> Iterator[tarfile.TarFile]:
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        _fill(plan, _TarSink(archive, plan.model_name), progress)
+        yield archive
 
 
 class _DirectorySink:
@@ -241,7 +255,7 @@ def worth_deflating(member: PlannedMember) -> bool:
         for start in range(0, member.size, step):
             file.seek(start)
             sample = file.read(min(_SAMPLE_SIZE, member.size - start))
-            packed += len(zlib.compress(sample, _DEFLATE_LEVEL))
+            packed += len(zlib.compress(sample, DEFLATE_LEVEL))
             size += len(sample)
     return packed < _WORTH_DEFLATING * size and (member.size <= Limits().ratio_floor or size <= Limits().ratio * packed)
 

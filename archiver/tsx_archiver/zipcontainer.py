@@ -76,6 +76,10 @@ class ZipContainer:
                 f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download the file again."
             ) from error
 
+    def stored(self) -> dict[str, bool]:
+        """Whether each file member is there as it is, uncompressed."""
+        return {name: info.compress_type == zipfile.ZIP_STORED for name, info in self._infos.items() if not info.is_dir()}
+
     def close(self) -> None:
         self._zip.close()
 

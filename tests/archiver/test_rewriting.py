@@ -1,0 +1,145 @@
+"""Files put into archives that are there: what else is in them stays, and nothing is left half done."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.archiver.conftest import MakeTar, MakeZip
+from tsx_archiver import (
+    ArchiveSpec,
+    CannotPack,
+    Format,
+    WrongChecksum,
+    inspect_archive,
+    open_archive,
+    rewrite_archive,
+    verify_archive,
+    write_archive,
+)
+
+CONFIG = b"batchSize: 16\n"
+NOTES = b'{"measured": true}' * 50
+
+
+@pytest.mark.parametrize("form", ["default", "zip-store", "tgz"])
+def test_an_archive_is_as_if_it_had_been_packed_with_the_new_files(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+    rewritten = write_archive(spec, tmp_path / "old", format=form)
+    rewrite_archive(rewritten, {"config.yaml": CONFIG, "notes.json": NOTES})
+    Path("config.yaml").write_bytes(CONFIG)
+    packed = write_archive(replace(spec, contents={"notes.json": NOTES}), tmp_path / "new", format=form)
+    assert rewritten.read_bytes() == packed.read_bytes()
+    assert not verify_archive(rewritten)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
+@given(st.dictionaries(st.sampled_from(["a", "extra/more", "zz"]), st.binary(max_size=2000), max_size=3))
+def test_the_same_archive_and_bytes_give_the_same_archive_and_twice_is_once(
+    spec: ArchiveSpec, tmp_path: Path, contents: dict[str, bytes]
+) -> None:
+    one = write_archive(spec, tmp_path / "one.mar", force=True)
+    before = {member.name for member in inspect_archive(one).members}
+    rewrite_archive(one, contents)
+    once = one.read_bytes()
+    rewrite_archive(one, contents)
+    assert one.read_bytes() == once
+    assert {member.name for member in inspect_archive(one).members} == before | contents.keys()
+    assert not [finding for finding in verify_archive(one) if finding.is_fault]
+
+
+def test_an_unpacked_archive_is_changed_where_it_lies(spec: ArchiveSpec, tmp_path: Path) -> None:
+    place = write_archive(spec, tmp_path, format="no-archive")
+    rewrite_archive(place, {"config.yaml": CONFIG, "notes/more.json": NOTES})
+    assert (place / "config.yaml").read_bytes() == CONFIG
+    assert (place / "notes" / "more.json").read_bytes() == NOTES
+    assert not verify_archive(place)
+    assert not [path for path in place.rglob("*") if path.name.endswith(".partial")]
+
+
+def test_an_archive_of_another_archiver_keeps_its_manifest_and_gets_digests(make_zip: MakeZip) -> None:
+    stored = zipfile.ZipInfo("stored.bin")
+    path = make_zip(
+        (stored, b"s" * 5000), ("deflated.txt", b"d" * 5000), manifest={"mine": 1, "model": {"modelName": "tiny", "handler": "handler.py"}}
+    )
+    rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
+    told = inspect_archive(path)
+    assert told.manifest.data["mine"] == 1
+    assert told.config.batch_size == 16
+    assert all(member.sha256 for member in told.members if member.name != "MAR-INF/MANIFEST.json")
+    with zipfile.ZipFile(path) as archive:
+        assert archive.getinfo("stored.bin").compress_type == zipfile.ZIP_STORED
+        assert archive.getinfo("deflated.txt").compress_type == zipfile.ZIP_DEFLATED
+
+
+def test_a_directory_at_the_top_of_an_archive_stays(make_tar: MakeTar, make_zip: MakeZip, cache: Path) -> None:
+    packed = make_tar(("tiny/data.bin", b"data"))
+    rewrite_archive(packed, {"notes.json": NOTES})
+    with tarfile.open(packed) as tar:
+        assert set(tar.getnames()) == {f"tiny/{name}" for name in ("handler.py", "data.bin", "notes.json", "MAR-INF/MANIFEST.json")}
+    zipped = make_zip(("top/MAR-INF/MANIFEST.json", b'{"model": {"handler": "h.py"}}'), ("top/h.py", b"pass"), manifest=None)
+    rewrite_archive(zipped, {"notes.json": NOTES})
+    with zipfile.ZipFile(zipped) as archive:
+        assert set(archive.namelist()) == {"top/h.py", "top/notes.json", "top/MAR-INF/MANIFEST.json"}
+    with open_archive(zipped, cache=cache) as opened:
+        assert (opened.directory / "notes.json").read_bytes() == NOTES
+
+
+def test_an_archive_without_a_manifest_gets_none(make_zip: MakeZip) -> None:
+    path = make_zip(("model.py", b"pass"), manifest=None)
+    rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
+    assert inspect_archive(path).config.batch_size == 16
+    assert zipfile.ZipFile(path).namelist() == ["model-config.yaml", "model.py"]
+
+
+def test_a_link_stays_a_link_and_the_file_keeps_its_rights(spec: ArchiveSpec, tmp_path: Path) -> None:
+    path = write_archive(spec, tmp_path / "store")
+    path.chmod(0o640)
+    link = tmp_path / "link.mar"
+    link.symlink_to(path)
+    rewrite_archive(link, {"notes.json": NOTES})
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert "notes.json" in {member.name for member in inspect_archive(path).members}
+
+
+def test_a_damaged_archive_is_left_as_it_is(spec: ArchiveSpec, tmp_path: Path) -> None:
+    path = write_archive(spec, tmp_path, format="tgz")
+    with tarfile.open(path) as tar:
+        members = [(info, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]  # they are files
+    with tarfile.open(path, "w:gz") as tar:
+        for info, content in members:
+            file = tmp_path / "content"
+            file.write_bytes(content.replace(b"zero", b"one!"))
+            tar.addfile(info, file.open("rb"))
+    before = path.read_bytes()
+    with pytest.raises(WrongChecksum):
+        rewrite_archive(path, {"notes.json": NOTES})
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "/absolute", "MAR-INF/MANIFEST.json", "Handler.py", "extra", "a\\b", ""])
+def test_names_that_no_archive_could_hold_are_refused(make_zip: MakeZip, name: str) -> None:
+    path = make_zip(("extra/file.txt", b"x"))
+    before = path.read_bytes()
+    with pytest.raises(CannotPack):
+        rewrite_archive(path, {name: b"x"})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_directory_that_cannot_be_written_is_said(spec: ArchiveSpec, tmp_path: Path) -> None:
+    path = write_archive(spec, tmp_path / "store")
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(CannotPack, match="cannot be written"):
+            rewrite_archive(path, {"notes.json": NOTES})
+    finally:
+        path.parent.chmod(0o700)
