@@ -68,17 +68,17 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 
 def accepted(field: FieldInfo) -> str:
     """What a setting takes, in words."""
-    for mark in field.metadata:
+    kind = _kind(field)
+    for mark in (*field.metadata, *getattr(kind, "__metadata__", ())):  # of `Annotated[...] | None` the marks are inside
         if isinstance(mark, Accepts):
             return mark.text
-    kind = _kind(field)
+    least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+    most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     if kind is bool:
         return "true or false"
     if kind is float:
-        return "a number greater than 0"
+        return "a number greater than 0" if least is None else f"a number from {least} to {most}"
     if kind is int:
-        least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
-        most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
         if most is not None:
             return f"a whole number from {least} to {most}"
         return "a whole number" if least is None else f"a whole number, at least {least}"

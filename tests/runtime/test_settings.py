@@ -110,6 +110,8 @@ def test_a_variable_of_another_program_is_none_of_ours() -> None:
         ("TSX_JOB_QUEUE_SIZE", "0", "a whole number, at least 1"),
         ("TSX_NUMBER_OF_GPU", "", "a whole number, at least 0"),
         ("TSX_WORKER_PRELOAD", "perhaps", "true or false"),
+        ("TSX_SERVER_TIMING_SHARE", "7", "a number from 0 to 1"),
+        ("TSX_OTLP_ENDPOINT", "nowhere", "a URL such as http://127.0.0.1:4318"),
         ("TSX_MODEL_STORE", "", "a path"),
         ("TSX_METRICS_ADDRESS", "localhost:8082", "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH"),
         ("TSX_METRICS_ADDRESS", "http://localhost:99999", "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH"),
