@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.installed import install_plugins
 from tsx_runtime.core.batching import assign
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits
@@ -37,6 +38,7 @@ def negative(waiting):
     return -5
 """
 
+M = "some_plugins_of_a_test"
 Install = Callable[..., None]
 
 
@@ -46,19 +48,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(**groups: dict[str, str]) -> None:
-        information = tmp_path / "some_plugins-1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: some-plugins\nVersion: 1.0\n")
-        lines = [
-            f"[tsx.{group}]\n" + "".join(f"{name} = {target}\n" for name, target in points.items()) for group, points in groups.items()
-        ]
-        (information / "entry_points.txt").write_text("\n".join(lines))
-        (tmp_path / "some_plugins_of_a_test.py").write_text(CODE)
+        install_plugins(tmp_path, M, CODE, groups)
 
     return install
-
-
-M = "some_plugins_of_a_test"
 
 
 def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:

@@ -38,7 +38,7 @@ def handle(data, context):
         if word == "close":
             context.set_response_header(idx, context.header_key_sequence_end, "true")
             word = "0"
-        totals[id] += int(word)
+        totals[id] = totals.get(id, 0) + int(word)
         answers.append({"total": totals[id], "pid": os.getpid(), "together": len(data)})
     return answers
 """
@@ -63,4 +63,15 @@ def make_model(place: Path, handler: str, *, name: str | None = None, version: s
     for member, text in files.items():
         (place / member).parent.mkdir(parents=True, exist_ok=True)
         (place / member).write_text(text)
+    return place
+
+
+def make_war(place: Path, spec: str, handler: str | None, *, name: str = "", **members: str) -> Path:
+    """The archive of a workflow, which is called as the file is unless it has a `name`. Of `members`, one that is empty is left out."""
+    workflow = {"workflowName": name or place.stem, "specFile": "spec.yaml"} | ({"handler": "handler.py"} if handler else {})
+    files = {"spec.yaml": spec, "handler.py": handler or "", "WAR-INF/MANIFEST.json": json.dumps({"workflow": workflow})} | members
+    with zipfile.ZipFile(place, "w") as archive:
+        for member, text in files.items():
+            if text:
+                archive.writestr(member, text)
     return place

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from tests.support.logs import lines_of
 from tsx_runtime.http.access import AccessLog, shown
 
 LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$')
@@ -16,13 +17,8 @@ LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "(
 @pytest.fixture(scope="module")
 def told(start_server, until):
     """What some requests left in the log."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())
-    logger = logging.getLogger("ACCESS_LOG")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    with start_server(access_log=True, log_format="text", inference_token="very-secret") as server:
+    settings = {"access_log": True, "log_format": "text", "inference_token": "very-secret"}
+    with lines_of("ACCESS_LOG") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)
         token = {"authorization": "Bearer very-secret"}
         for path, headers in (
@@ -38,7 +34,6 @@ def told(start_server, until):
         server.inference.get("/ping")
         server.management.get("/models?limit=1")
         until(lambda: len(lines) >= 9)
-    logger.removeHandler(handler)
     return lines
 
 
@@ -73,17 +68,11 @@ def test_of_a_share_each_answer_has_a_line_with_that_probability(share):
 
 
 def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models(start_server, until):
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())
-    logger = logging.getLogger("ACCESS_LOG")
-    logger.addHandler(handler)
-    with start_server(access_log="50%", log_format="json") as server:
+    with lines_of("ACCESS_LOG") as lines, start_server(access_log="50%", log_format="json") as server:
         server.register("talker.mar", initial_workers=1)
         chunked = {"content": iter([b"a"])}
         ids = [server.inference.post("/predictions/talker", **(chunked if n == 0 else {})).headers["x-request-id"] for n in range(60)]
         until(lambda: lines)
-    logger.removeHandler(handler)
     told = [json.loads(line) for line in lines]
     assert 5 <= len(told) <= 55  # 30, give or take six deviations
     assert {line["request_id"] for line in told} <= set(ids)

@@ -10,6 +10,7 @@ import re
 import pytest
 
 from tests.runtime.core.test_metricsconfig import USUAL
+from tests.support.logs import lines_of
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.stats import HandlerMetric, Stats
 from tsx_runtime.http.asgi import Counts
@@ -24,14 +25,7 @@ SHAPE = re.compile(
 
 def told_by(start_server, **settings):
     """Lines by metric after some requests, each as (value as the scripts find it, dimensions, request ids)."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())
-    loggers = [logging.getLogger(name) for name in ("TS_METRICS", "MODEL_METRICS")]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-    with start_server(**settings) as server:
+    with lines_of("TS_METRICS", "MODEL_METRICS") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)
         ids = [
             server.inference.post("/predictions/talker", headers={"x-do": word}).headers["x-request-id"]
@@ -43,8 +37,6 @@ def told_by(start_server, **settings):
         counts.add(200)
         server.call(log.write)
         exposed = server.metrics.get("/metrics").text
-    for logger in loggers:
-        logger.removeHandler(handler)
     told: dict[str, list[tuple[float, str, str | None]]] = {}
     for line in lines:
         match = SHAPE.match(line)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.runtime.http.conftest import TALKER, RunningServer, make_settings, running_server
@@ -26,11 +25,6 @@ def put(server: RunningServer, **terms: Any) -> Any:
     return answer.json()
 
 
-def ask(server: RunningServer, lane: str, body: bytes, path: str = "/predictions/talker", **headers: str) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return server.inference.post(path, content=body if lane == "fast" else iter([body]), headers=named)
-
-
 def recorded(server: RunningServer, place: Path) -> list[Recorded]:
     told = server.management.get("/models/talker/record").json()  # once all before it is on the disk
     return list(read(Path(told["directory"]))) if told["files"] else []
@@ -44,10 +38,10 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
         told = put(server, share="100%", max_size="1MB", max_age="1d")
         assert told["directory"] == str(place / ".tsx" / "recordings" / "talker")
         for lane in ("fast", "other"):
-            ask(server, lane, b"body " + lane.encode(), "/models/talker/invoke?a=1&token=x", authorization="Bearer s3cret", x_own="1")
-        ask(server, "fast", b"none", "/predictions/talker/1.0")  # who names a version is not recorded
-        assert ask(server, "fast", b"", x_do="raise").status_code == 503
-        assert ask(server, "fast", b"s", x_do="stream").text == "abc"
+            server.ask(b"body " + lane.encode(), "/models/talker/invoke?a=1&token=x", lane=lane, authorization="Bearer s3cret", x_own="1")
+        server.ask(b"none", "/predictions/talker/1.0")  # who names a version is not recorded
+        assert server.ask(b"", x_do="raise").status_code == 503
+        assert server.ask(b"s", x_do="stream").text == "abc"
         entries = recorded(server, place)
         assert [(entry.body, entry.status, entry.answer) for entry in entries] == [
             (b"body fast", 200, None),
@@ -63,8 +57,8 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
         for file in (place / ".tsx" / "recordings" / "talker").iterdir():
             assert b"s3cret" not in file.read_bytes()
         put(server, answers=True)  # what was recorded stays
-        assert ask(server, "fast", b"t", x_do="stream").text == "abc"
-        assert ask(server, "fast", b"t", x_do="headers").headers["x-own"] == "1"
+        assert server.ask(b"t", x_do="stream").text == "abc"
+        assert server.ask(b"t", x_do="headers").headers["x-own"] == "1"
         streamed, plain = recorded(server, place)[4:]
         assert (streamed.answer, plain.answer) == (b"abc", b"a,b")
         assert ("X-Own", "1") in plain.answer_headers
@@ -72,11 +66,11 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
         assert server.management.get("/models/talker/record").json()["terms"]["answers"] is True
-        ask(server, "fast", b"after")
+        server.ask(b"after")
         assert recorded(server, place)[-1].body == b"after"
         stopped = server.management.delete("/models/talker/record").json()
         assert (stopped["recording"], stopped["files"]) == (False, 3)
-        assert "x-tsx-model-version" not in ask(server, "fast", b"unrecorded").headers
+        assert "x-tsx-model-version" not in server.ask(b"unrecorded").headers
         assert len(recorded(server, place)) == 7
         assert server.management.delete("/models/talker/record?remove=true").json()["files"] == 0
         assert error_of(server.management.get("/models/other/record")) == ("ModelNotFoundException", "Model not found: other")
@@ -91,7 +85,7 @@ def test_a_share_of_the_requests_is_recorded_and_only_named_headers(place: Path)
         server.register("talker.mar", initial_workers=1)
         put(server, share=30)
         for _ in range(200):
-            ask(server, "fast", b"x", x_own="1", x_other="2")
+            server.ask(b"x", x_own="1", x_other="2")
         entries = recorded(server, place)
         assert 60 - 39 < len(entries) < 60 + 39  # six deviations
         assert {name.lower() for entry in entries for name, _ in entry.headers} - {"explain"} == {"x-own"}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
-from tests.support.models import make_model
+from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.watched import Watched
@@ -24,19 +24,6 @@ from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
 from tsx_runtime.wire import Buffer
 
 TOLD = "x-tsx-model-version"
-STATEFUL = """
-totals = {}
-
-def handle(data, context):
-    if data is None:
-        return None
-    answers = []
-    for idx, row in enumerate(data):
-        id = context.get_sequence_id(idx)
-        totals[id] = totals.get(id, 0) + int(row["body"])
-        answers.append({"total": totals[id], "version": context.manifest["model"]["modelVersion"]})
-    return answers
-"""
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 100\nmaxSequenceJobQueueSize: 10\n"
 
 
@@ -63,15 +50,9 @@ def arrange(server: RunningServer, traffic: Traffic | dict[str, Any], model: str
     server.call(lambda: server.registry.set_traffic(model, said))
 
 
-@pytest.fixture(params=["fast lane", "other lane"])
+@pytest.fixture(params=["fast", "other"])
 def lane(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def ask(server: RunningServer, lane: str, path: str = "/predictions/talker", body: bytes = b"x", **headers: str) -> httpx.Response:
-    """A body that comes in chunks takes the other lane."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return server.inference.post(path, content=body if lane == "fast lane" else iter([body]), headers=named)
 
 
 def is_busy(server: RunningServer, number: str) -> bool:
@@ -82,7 +63,7 @@ def begin_request(server: RunningServer, lane: str) -> socket.socket:
     """One that its test can give up."""
     parts = urlsplit(str(server.inference.base_url))
     sock = socket.create_connection((parts.hostname or "", parts.port or 0), 60)
-    framing = b"Content-Length: 1\r\n\r\nx" if lane == "fast lane" else b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+    framing = b"Content-Length: 1\r\n\r\nx" if lane == "fast" else b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
     sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n" + framing)
     return sock
 
@@ -95,57 +76,57 @@ def version_of(answer: httpx.Response) -> str:
 
 
 def test_without_traffic_the_default_version_answers_and_nothing_is_told(routed: RunningServer, lane: str) -> None:
-    answer = ask(routed, lane)
+    answer = routed.ask(lane=lane)
     assert version_of(answer) == "1.0"
     assert TOLD not in answer.headers
 
 
 def test_weights_count_from_the_next_request_on_the_same_connection(routed: RunningServer, lane: str) -> None:
-    assert version_of(ask(routed, lane)) == "1.0"
+    assert version_of(routed.ask(lane=lane)) == "1.0"
     for weights, number in (({"2.0": 1}, "2.0"), ({"1.0": 1}, "1.0"), ({"1.0": 0, "2.0": 0}, "1.0"), ({"9.9": 50}, "1.0")):
         arrange(routed, {"weights": weights})
-        answer = ask(routed, lane)
+        answer = routed.ask(lane=lane)
         assert version_of(answer) == number
         assert answer.headers[TOLD] == number
     arrange(routed, NOTHING)
-    assert TOLD not in ask(routed, lane).headers
+    assert TOLD not in routed.ask(lane=lane).headers
 
 
 def test_shares_of_requests_are_those_of_the_weights(routed: RunningServer) -> None:
     arrange(routed, {"weights": {"1.0": 30, "2.0": 70}})
-    counted = Counter(version_of(ask(routed, "fast lane")) for _ in range(200))
+    counted = Counter(version_of(routed.ask()) for _ in range(200))
     assert 140 - 40 < counted["2.0"] < 140 + 40  # six deviations
 
 
 def test_both_lanes_send_a_sticky_request_to_the_same_version(routed: RunningServer) -> None:
     arrange(routed, {"weights": {"1.0": 50, "2.0": 50}, "sticky": "header:X-User"})
     users = [f"user-{number}" for number in range(12)]
-    chosen = {user: {version_of(ask(routed, lane, x_user=user)) for lane in ("fast lane", "other lane", "fast lane")} for user in users}
+    chosen = {user: {version_of(routed.ask(lane=lane, x_user=user)) for lane in ("fast", "other", "fast")} for user in users}
     assert all(len(versions) == 1 for versions in chosen.values())
     assert {version for versions in chosen.values() for version in versions} == {"1.0", "2.0"}
 
 
 def test_cookies_and_fields_make_requests_stick_as_well(routed: RunningServer, lane: str) -> None:
     arrange(routed, {"weights": {"1.0": 50, "2.0": 50}, "sticky": "cookie:user"})
-    by_cookie = {user: {version_of(ask(routed, lane, cookie=f"a=1; user={user}")) for _ in range(3)} for user in "abcdefgh"}
+    by_cookie = {user: {version_of(routed.ask(lane=lane, cookie=f"a=1; user={user}")) for _ in range(3)} for user in "abcdefgh"}
     arrange(routed, {"weights": {"1.0": 50, "2.0": 50}, "sticky": "field:user"})
-    by_field = {user: {version_of(ask(routed, lane, body=b'{"user": "%b"}' % user.encode())) for _ in range(3)} for user in "abcdefgh"}
+    by_field = {user: {version_of(routed.ask(b'{"user": "%b"}' % user.encode(), lane=lane)) for _ in range(3)} for user in "abcdefgh"}
     assert by_cookie == by_field
     assert all(len(versions) == 1 for versions in by_cookie.values())
-    counted = Counter(version_of(ask(routed, lane, body=b'{"user": "a", "rest": "%b"}' % (b"x" * (70 << 10)))) for _ in range(40))
+    counted = Counter(version_of(routed.ask(b'{"user": "a", "rest": "%b"}' % (b"x" * (70 << 10)), lane=lane)) for _ in range(40))
     assert len(counted) == 2  # too large to be looked into: by weight
 
 
 def test_a_sticky_request_without_its_header_goes_by_weight(routed: RunningServer, lane: str) -> None:
     arrange(routed, {"weights": {"1.0": 50, "2.0": 50}, "sticky": "header:X-User"})
-    assert len({version_of(ask(routed, lane)) for _ in range(20)}) == 2  # all alike: once in half a million
+    assert len({version_of(routed.ask(lane=lane)) for _ in range(20)}) == 2  # all alike: once in half a million
 
 
 def test_a_rule_goes_before_weights(routed: RunningServer, lane: str) -> None:
     arrange(routed, {"weights": {"1.0": 1}, "rules": [{"header": "X-Beta", "equals": "1", "to": "canary"}], "labels": {"canary": "2.0"}})
-    assert version_of(ask(routed, lane, x_beta="1")) == "2.0"
-    assert version_of(ask(routed, lane, x_beta="0")) == "1.0"
-    assert version_of(ask(routed, lane)) == "1.0"
+    assert version_of(routed.ask(lane=lane, x_beta="1")) == "2.0"
+    assert version_of(routed.ask(lane=lane, x_beta="0")) == "1.0"
+    assert version_of(routed.ask(lane=lane)) == "1.0"
 
 
 def test_who_names_a_version_or_a_label_gets_it_whatever_the_weights(routed: RunningServer, lane: str) -> None:
@@ -159,7 +140,7 @@ def test_who_names_a_version_or_a_label_gets_it_whatever_the_weights(routed: Run
             f"/v2/models/talker/versions/{word}/infer",
             f"/talker/{word}/predict",
         ):
-            answer = ask(routed, lane, path, b"{}" if "/v2/" in path else b"x")
+            answer = routed.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
             assert word in path
             told = answer.json()
             assert (told["version"] if "version" in told else json.loads(told["outputs"][0]["data"][0])["version"]) == number
@@ -179,7 +160,7 @@ def test_all_routes_that_name_no_version_go_by_weight(routed: RunningServer, lan
         "/models/talker/invoke",
         "/talker/predict",
     ):
-        answer = ask(routed, lane, path, b"{}" if "/v2/" in path else b"x")
+        answer = routed.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
         assert (answer.status_code, answer.headers[TOLD]) == (200, "2.0"), path
 
 
@@ -211,10 +192,10 @@ def test_a_version_gets_requests_only_while_it_is_ready(routed: RunningServer, l
     arrange(routed, {"weights": {"1.0": 1, "2.0": 99}, "rules": [{"header": "X-Beta", "equals": "1", "to": "2.0"}]})
     routed.call(lambda: routed.registry.scale("talker", "2.0", 0))
     assert routed.call(lambda: routed.registry.shares("talker")) == {"1.0": 1.0}
-    assert {version_of(ask(routed, lane, x_beta="1")) for _ in range(10)} == {"1.0"}
+    assert {version_of(routed.ask(lane=lane, x_beta="1")) for _ in range(10)} == {"1.0"}
     routed.call(lambda: routed.registry.scale("talker", "2.0", 1))
     assert routed.call(lambda: routed.registry.shares("talker")) == {"1.0": 0.01, "2.0": 0.99}
-    assert version_of(ask(routed, lane, x_beta="1")) == "2.0"
+    assert version_of(routed.ask(lane=lane, x_beta="1")) == "2.0"
 
 
 def test_rollback_undoes_the_last_change_and_then_itself(routed: RunningServer, lane: str) -> None:
@@ -223,25 +204,25 @@ def test_rollback_undoes_the_last_change_and_then_itself(routed: RunningServer, 
     arrange(routed, {"weights": {"2.0": 1}})
     routed.call(lambda: registry.rollback("talker"))
     assert registry.traffic("talker").told() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
-    assert version_of(ask(routed, lane)) == "1.0"
+    assert version_of(routed.ask(lane=lane)) == "1.0"
     routed.call(lambda: registry.rollback("talker"))
-    assert version_of(ask(routed, lane)) == "2.0"
+    assert version_of(routed.ask(lane=lane)) == "2.0"
     arrange(routed, NOTHING)
     routed.call(lambda: registry.set_default("talker", "2.0"))
     routed.call(lambda: registry.rollback("talker"))
-    assert version_of(ask(routed, lane)) == "1.0"
+    assert version_of(routed.ask(lane=lane)) == "1.0"
     routed.call(lambda: registry.set_traffic("talker", Traffic(weights={"2.0": 5}), undoable=False))
     routed.call(lambda: registry.rollback("talker"))
-    assert version_of(ask(routed, lane)) == "2.0"
+    assert version_of(routed.ask(lane=lane)) == "2.0"
 
 
 def test_streams_and_failures_tell_their_version_too(routed: RunningServer, lane: str) -> None:
     arrange(routed, {"weights": {"2.0": 1}})
-    stream = ask(routed, lane, x_do="stream")
+    stream = routed.ask(lane=lane, x_do="stream")
     assert (stream.text, stream.headers[TOLD]) == ("abc", "2.0")
-    failed = ask(routed, lane, x_do="raise")
+    failed = routed.ask(lane=lane, x_do="raise")
     assert (failed.status_code, failed.headers[TOLD]) == (503, "2.0")
-    own = ask(routed, lane, x_do="headers")
+    own = routed.ask(lane=lane, x_do="headers")
     assert (own.text, own.headers["x-own"], own.headers[TOLD]) == ("a,b", "1", "2.0")
 
 
@@ -250,9 +231,9 @@ def test_each_version_keeps_its_own_client_timeout(routed: RunningServer, lane: 
     routed.call(lambda: routed.registry.change("talker", "2.0", {"client_timeout": 100}))
     try:
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(ask, routed, lane, "/predictions/talker/2.0", x_do="wait", x_file=str(tmp_path / "go"))
+            busy = pool.submit(routed.ask, path="/predictions/talker/2.0", lane=lane, x_do="wait", x_file=str(tmp_path / "go"))
             until(lambda: is_busy(routed, "2.0"))
-            kind, text = error_of(ask(routed, lane))
+            kind, text = error_of(routed.ask(lane=lane))
             (tmp_path / "go").touch()
             assert busy.result().text == "waited"
         assert kind == "ServiceUnavailableException"
@@ -267,7 +248,7 @@ def test_a_client_that_leaves_gives_up_its_place_with_the_version_that_has_it(
     arrange(routed, {"weights": {"2.0": 1}})
     version = routed.registry.find("talker", "2.0")
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(ask, routed, lane, x_do="wait", x_file=str(tmp_path / "go"))
+        busy = pool.submit(routed.ask, lane=lane, x_do="wait", x_file=str(tmp_path / "go"))
         until(lambda: is_busy(routed, "2.0"))
         with begin_request(routed, lane):
             until(lambda: version.pending == 1)
@@ -283,7 +264,7 @@ def test_a_body_that_comes_in_pieces_goes_where_its_head_says(routed: RunningSer
         sock.sendall(
             b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Beta: 1\r\nConnection: close\r\nContent-Length: 2\r\n\r\na"
         )
-        version_of(ask(routed, "fast lane"))  # by now the first piece was read
+        version_of(routed.ask())  # by now the first piece was read
         sock.sendall(b"b")
         received = b""
         while part := sock.recv(65536):
@@ -325,18 +306,18 @@ def test_an_observer_sees_requests_and_their_answers(routed: RunningServer, lane
     notes, others = Notes(), Notes()
     for observer in (notes, others):
         routed.call(lambda observer=observer: routed.registry.observe("talker", observer))
-    answer = ask(routed, lane)
+    answer = routed.ask(lane=lane)
     assert (version_of(answer), answer.headers[TOLD]) == ("1.0", "1.0")
-    assert ask(routed, lane, x_do="stream").text == "abc"
-    ask(routed, lane, x_do="exit")
-    ask(routed, lane, "/predictions/talker/1.0")  # who names a version is not watched
+    assert routed.ask(lane=lane, x_do="stream").text == "abc"
+    routed.ask(lane=lane, x_do="exit")
+    routed.ask(path="/predictions/talker/1.0", lane=lane)  # who names a version is not watched
     to = ("to", "1.0")
     pieces = [("piece", b"a"), ("piece", b"b"), ("piece", b"")]
     seen = [to, ("answer", (200, b'{"row"')), to, *pieces, ("answer", (200, b"c")), to, ("refusal", "WorkerDied")]
     assert notes.seen == others.seen == seen
     for observer in (notes, others):
         routed.call(lambda observer=observer: routed.registry.unobserve("talker", observer))
-    assert TOLD not in ask(routed, lane).headers
+    assert TOLD not in routed.ask(lane=lane).headers
     assert notes.seen == others.seen == seen
 
 
@@ -346,7 +327,7 @@ def test_a_watched_request_whose_client_leaves_gives_up_its_place(routed: Runnin
     try:
         version = routed.registry.find("talker", "1.0")
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(ask, routed, lane, x_do="wait", x_file=str(tmp_path / "go"))
+            busy = pool.submit(routed.ask, lane=lane, x_do="wait", x_file=str(tmp_path / "go"))
             until(lambda: is_busy(routed, "1.0"))
             with begin_request(routed, lane):
                 until(lambda: version.pending == 1)
@@ -358,18 +339,22 @@ def test_a_watched_request_whose_client_leaves_gives_up_its_place(routed: Runnin
         routed.call(lambda: routed.registry.unobserve("talker", notes))
 
 
+def counted(answer: httpx.Response) -> tuple[int, str]:
+    return answer.json()["total"], answer.headers[TOLD]
+
+
 def test_a_sequence_stays_with_its_version_when_weights_move(served: RunningServer, lane: str) -> None:
     for file in ("adder.mar", "adder2.mar"):
         served.register(file, initial_workers=1)
     try:
         arrange(served, {"weights": {"1.0": 1}}, "adder")
-        first = ask(served, lane, "/predictions/adder", b"1")
+        first = served.ask(b"1", "/predictions/adder", lane=lane)
         id = first.headers["ts_request_sequence_id"]
-        assert first.json() == {"total": 1, "version": "1.0"}
+        assert counted(first) == (1, "1.0")
         arrange(served, {"weights": {"2.0": 1}}, "adder")
         goes_on = served.inference.post("/predictions/adder", content=b"2", headers={"ts_request_sequence_id": id})
-        assert goes_on.json() == {"total": 3, "version": "1.0"}
-        assert ask(served, lane, "/predictions/adder", b"7").json() == {"total": 7, "version": "2.0"}
+        assert counted(goes_on) == (3, "1.0")
+        assert counted(served.ask(b"7", "/predictions/adder", lane=lane)) == (7, "2.0")
     finally:
         served.call(lambda: served.registry.unregister("adder", "2.0"))
         served.call(lambda: served.registry.unregister("adder"))
@@ -409,7 +394,7 @@ def test_requests_and_errors_are_counted_by_version(routed: RunningServer) -> No
     before = counted()
     arrange(routed, {"weights": {"2.0": 1}})
     for word in ("", "raise", ""):
-        ask(routed, "fast lane", x_do=word)
+        routed.ask(x_do=word)
     assert counted() == {"1.0": before["1.0"], "2.0": (before["2.0"][0] + 3, before["2.0"][1] + 1)}
 
 

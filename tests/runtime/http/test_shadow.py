@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
+from tests.support.installed import install_plugins
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.shadow import LONGEST, MOST_COPIES
 from tsx_runtime.traffic import NOTHING
@@ -95,11 +96,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store, packages = tmp_path_factory.mktemp("twins"), tmp_path_factory.mktemp("packages")
     for number in ("1.0", "2.0"):
         make_model(store / f"twin-{number}.mar", TWINS, name="twin", version=number)
-    information = packages / "judging-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: judging\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[tsx.comparisons]\nmine = plugin_that_judges:judge\n")
-    (packages / "plugin_that_judges.py").write_text(PLUGIN)
+    install_plugins(packages, "plugin_that_judges", PLUGIN, {"comparisons": {"mine": "plugin_that_judges:judge"}})
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(packages))
         with running_server(make_settings(store, plugins=["mine"], job_queue_size=1000)) as running:
@@ -143,10 +140,7 @@ def settled(server: RunningServer, until: Until, count: int = 1) -> Any:
 
 
 def ask(server: RunningServer, word: str, *, lane: str = "fast", **headers: str) -> httpx.Response:
-    """A body that comes in chunks takes the other lane."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    body = word.encode()
-    answer = server.inference.post("/predictions/twin", content=body if lane == "fast" else iter([body]), headers=named)
+    answer = server.ask(word.encode(), "/predictions/twin", lane=lane, **headers)
     assert answer.headers["x-tsx-model-version"] == "1.0"
     return answer
 

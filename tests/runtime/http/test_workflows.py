@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.models import make_model
+from tests.support.models import make_model, make_war
 from tsx_runtime.targets.snapshots import describe
 
 from .conftest import RunningServer
@@ -105,14 +104,8 @@ LEAVES = "models: {m1: {url: m1.mar}}\ndag: {pre: [m1, post]}"
 QUICK = "models: {m1: {url: m1.mar, timeout-ms: 300, retry-attempts: 0}}\ndag: {m1: []}"
 
 
-def write_war(path: Path, spec: str, *, name: str = "", handler: str | None = HANDLER, **members: str) -> Path:
-    workflow = {"workflowName": name or path.stem, "specFile": "spec.yaml"} | ({"handler": "handler.py"} if handler else {})
-    files = {"spec.yaml": spec, "handler.py": handler or "", "WAR-INF/MANIFEST.json": json.dumps({"workflow": workflow})} | members
-    with zipfile.ZipFile(path, "w") as archive:
-        for member, content in files.items():
-            if content:
-                archive.writestr(member, content)
-    return path
+def write_war(path: Path, spec: str, *, handler: str | None = HANDLER, **more: str) -> Path:
+    return make_war(path, spec, handler, **more)
 
 
 @pytest.fixture(scope="module")

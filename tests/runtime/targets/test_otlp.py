@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-import zipfile
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.collector import Collector, Span, collector
-from tests.support.models import make_model
+from tests.support.models import make_model, make_war
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, serving
 from tsx_runtime.core.tracing import Span as OwnSpan
 from tsx_runtime.errors import SettingError
@@ -86,21 +83,12 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
         return bytes(answer.prediction).decode()
 
 
-def write_war(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(
-            "WAR-INF/MANIFEST.json", json.dumps({"workflow": {"workflowName": "flow", "specFile": "s.yaml", "handler": "h.py"}})
-        )
-        archive.writestr("s.yaml", "models: {say: {url: mine.mar}}\ndag: {say: [shout]}")
-        archive.writestr("h.py", FUNCTIONS)
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
     """What came to the collector by the server's end, and what clients were answered."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")
-    write_war(directory / "flow.war")
+    make_war(directory / "flow.war", "models: {say: {url: mine.mar}}\ndag: {say: [shout]}", FUNCTIONS)
     answers: dict[str, Any] = {}
     with collector() as kept:
         sets = [f"otlp_endpoint={kept.url}", "trace_share=0", f"model_store={directory}"]

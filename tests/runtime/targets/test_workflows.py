@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.models import make_model
+from tests.support.models import make_model, make_war
 from tests.support.servers import FREE_PORTS, serving, tsx
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import Settings
@@ -26,11 +24,7 @@ shout = handle
 
 
 def write_war(path: Path, model: str) -> None:
-    workflow = {"workflowName": path.stem, "specFile": "spec.yaml", "handler": "handler.py"}
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("WAR-INF/MANIFEST.json", json.dumps({"workflow": workflow}))
-        archive.writestr("spec.yaml", f"models: {{say: {{url: {model}}}}}\ndag: {{say: [shout]}}")
-        archive.writestr("handler.py", HANDLER)
+    make_war(path, f"models: {{say: {{url: {model}}}}}\ndag: {{say: [shout]}}", HANDLER)
 
 
 @pytest.fixture
