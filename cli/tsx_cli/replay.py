@@ -62,6 +62,8 @@ def replay(
         _show(told)
     if run.failed:
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
+    if set(run.answers) == {404} and not run.equal:
+        raise CliError("nothing answers there: `tsx models list` shows what is served; --model and --version say who gets the requests")
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:

@@ -99,6 +99,7 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
     assert (told["sent"], told["answers"], told["compared"]) == (300, {"200": 300}, 0)
     missing = run("replay", "a.tsxrec", "--limit", 1, *options)
     assert "answered 404" in missing.out
+    assert (missing.code, "--model and --version say who gets the requests" in missing.err) == (1, True)
 
 
 def test_what_cannot_be_sent_is_told(run: Callable[..., Any], tmp_path: Path) -> None:
