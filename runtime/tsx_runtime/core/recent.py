@@ -65,16 +65,21 @@ class Recent:
             self._kept += len(ids)
             if self._kept > NEWEST:
                 self._forget()
-        if answered - min(arrived) > self.threshold or answered >= self._turn:
-            self._rank(answered, (_of_batch(batch, position) for position in range(len(ids))))
+        if answered >= self._turn:
+            self._begin_period(answered)
+        threshold = self.threshold
+        if answered - min(arrived) > threshold:
+            self._rank(_of_batch(batch, position) for position, at in enumerate(arrived) if answered - at > threshold)
 
     def refused(self, seen: Seen) -> None:
         self._newest.append(seen)
         self._kept += 1
         if self._kept > NEWEST:
             self._forget()
+        if (now := seen.arrived + seen.took) >= self._turn:
+            self._begin_period(now)
         if seen.took > self.threshold:
-            self._rank(seen.arrived + seen.took, (seen,))
+            self._rank((seen,))
 
     def find(self, request_id: bytes) -> Seen | None:
         for entry in itertools.chain(self.asked, reversed(self._newest)):
@@ -97,14 +102,15 @@ class Recent:
         """The slowest first."""
         return slowest_of([seen for _, _, seen in itertools.chain(self._slowest, self._before)])
 
-    def _rank(self, now: float, batch: Iterable[Seen]) -> None:
-        if now >= self._turn:
-            self._before, self._slowest = self._slowest, []
-            self._turn, self.threshold = now + PERIOD, -1.0
+    def _begin_period(self, now: float) -> None:
+        self._before, self._slowest = self._slowest, []
+        self._turn, self.threshold = now + PERIOD, -1.0
+
+    def _rank(self, seen: Iterable[Seen]) -> None:
         heap = self._slowest
-        for seen in batch:
-            if seen.took > self.threshold:
-                heapq.heappush(heap, (seen.took, next(self._number), seen))
+        for each in seen:
+            if each.took > self.threshold:
+                heapq.heappush(heap, (each.took, next(self._number), each))
                 if len(heap) > SLOWEST:
                     heapq.heappop(heap)
                     self.threshold = heap[0][0]

@@ -121,25 +121,39 @@ class Stats:
         if len(jobs) == 1:
             self._add_single(jobs[0], items[0][0], times)
             return
+        free, sent, began, _, answered, size, preprocess, inference, postprocess = times
         arrived, statuses = [job.arrived for job in jobs], [item[0] for item in items]
-        size, total, answered = times.size, sum(arrived), times.answered
-        ordered = sorted(arrived)  # they nearly always are
+        ordered, total = sorted(arrived), sum(arrived)  # they nearly always are in order
         self.batch = times
         self.batches += 1
         self.batch_sizes[size] += 1
-        self.last_worker_seconds = worker_seconds = answered - times.sent
+        self.last_worker_seconds = worker_seconds = answered - sent
         self.busy_seconds += worker_seconds
-        self.last_queue_seconds = times.sent - arrived[0]
-        self.queue_seconds += size * times.sent - total
+        self.last_queue_seconds = sent - arrived[0]
+        self.queue_seconds += size * sent - total
         good = statuses.count(200) == size
         if good:
             self.answers[200] += size
         else:
             self.answers.update(statuses)
+        self.latency.add_since(ordered, answered, total)
+        if ordered[0] > free:  # a worker was there for all
+            self.queue.add_none(size)
+            self.batch_wait.add_since(ordered, began, total)
+        elif ordered[-1] <= free:  # for none
+            self.queue.add_since(ordered, free, total)
+            self.batch_wait.add(began - free, size)
+        else:
+            waited = bisect_right(ordered, free)
+            early, late = ordered[:waited], ordered[waited:]
+            self.queue.add_since(early, free, sum(early))
+            self.queue.add_none(size - waited)
+            self.batch_wait.add(began - free, waited)
+            self.batch_wait.add_since(late, began, sum(late))
+        self._add_steps(preprocess, inference, postprocess)
         recent = self.recent
         if answered >= recent.due or answered - ordered[0] > recent.threshold:
             recent.add(times, [job.request_id for job in jobs], arrived, None if good else statuses)
-        self._add_times(ordered, total, times)
         if self.journal is not None:
             self.journal.add_batch(self.last_queue_seconds, worker_seconds)
 
@@ -168,25 +182,6 @@ class Stats:
             recent.add(times, [job.request_id], [arrived], None if status == 200 else [status])
         if self.journal is not None:
             self.journal.add_batch(queued, worker_seconds)
-
-    def _add_times(self, arrived: list[float], total: float, times: BatchTimes) -> None:
-        """`total`: the sum of the arrivals."""
-        free, _, began, _, answered, size, preprocess, inference, postprocess = times
-        self.latency.add_since(arrived, answered, total)
-        if arrived[0] > free:  # a worker was there for all
-            self.queue.add_none(size)
-            self.batch_wait.add_since(arrived, began, total)
-        elif arrived[-1] <= free:  # for none
-            self.queue.add_since(arrived, free, total)
-            self.batch_wait.add(began - free, size)
-        else:
-            waited = bisect_right(arrived, free)
-            early, late = arrived[:waited], arrived[waited:]
-            self.queue.add_since(early, free, sum(early))
-            self.queue.add_none(size - waited)
-            self.batch_wait.add(began - free, waited)
-            self.batch_wait.add_since(late, began, sum(late))
-        self._add_steps(preprocess, inference, postprocess)
 
     def _add_steps(self, preprocess: float, inference: float, postprocess: float) -> None:
         if preprocess >= 0.0:  # NaN is not
