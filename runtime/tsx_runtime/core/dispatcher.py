@@ -199,12 +199,13 @@ class Dispatcher:
         self._flush()  # the next batch leaves before this one's answers are written
         extra = frame.extra
         told = wire.TIMES.unpack_from(extra) if extra else NOTHING
-        self.stats.add_batch(sent.jobs, frame.items, batch_times(sent.free, sent.at, now, len(sent.jobs), told))
+        self.stats.batch = times = batch_times(sent.free, sent.at, now, len(sent.jobs), told)
         self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
         channel.replied = now
         self._full = None
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
+        self.stats.add_batch(sent.jobs, frame.items, times)  # while the answers are on their way: no client waits for it
         self._close(len(sent.jobs))
         if len(extra) > wire.TIMES.size:
             values = json.loads(bytes(extra[wire.TIMES.size :]))

@@ -117,14 +117,13 @@ class Stats:
         return self.failed_refusals + sum(count for status, count in self.answers.items() if is_failure(status))
 
     def add_batch(self, jobs: Sequence[Job], items: Sequence[Item], times: BatchTimes) -> None:
-        """Once a batch, on the hot path: before its answers are written. What is read here of a request is as little as can be."""
+        """Once a batch, on the hot path: after its answers are written, in the same turn. Of a request as little as can be is read."""
         if len(jobs) == 1:
             self._add_single(jobs[0], items[0][0], times)
             return
         free, sent, began, _, answered, size, preprocess, inference, postprocess = times
         arrived, statuses = [job.arrived for job in jobs], [item[0] for item in items]
         ordered, total = sorted(arrived), sum(arrived)  # they nearly always are in order
-        self.batch = times
         self.batches += 1
         self.batch_sizes[size] += 1
         self.last_worker_seconds = worker_seconds = answered - sent
@@ -162,7 +161,6 @@ class Stats:
         free, sent, began, _, answered, _, preprocess, inference, postprocess = times
         arrived, recent = job.arrived, self.recent
         took = answered - arrived
-        self.batch = times
         self.batches += 1
         self.batch_sizes[1] += 1
         self.answers[status] += 1

@@ -64,6 +64,7 @@ def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
 def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
     times = batch_times(10.0, 10.0, 10.5, 1, NOTHING)
+    stats.batch = times
     stats.add_batch([SimpleNamespace(arrived=10.0, request_id=b"asked")], [(418, b"", b"")], times)
     stats.keep(b"asked", 10.0, 418)
     for number in range(NEWEST + 1):

@@ -201,6 +201,7 @@ def test_memory_of_a_gpu_is_told_by_worker():
 def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
     times = batch_times(10.0, 10.0, 12.0, 1, (10.0, 2.0, NAN, 2.0, NAN))
+    stats.batch = times
     stats.add_batch([SimpleNamespace(arrived=9.98, request_id=b"id")], [(200, b"", b"")], times)
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
