@@ -155,6 +155,7 @@ class CurvePoint(Part):
     low_ms: float
     high_ms: float
     samples: int
+    cpu_ms: float | None = None  # of all cores together; beside the time it tells how many workers the cores suffice for
 
 
 class Curve(Part):

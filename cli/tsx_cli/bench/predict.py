@@ -1,0 +1,163 @@
+"""What a configuration would do, from the curve t(n) of one worker: throughput and latency at a load, before anything is started."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from functools import lru_cache
+from typing import NamedTuple
+
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.results import Curve, Offered, Prediction
+from tsx_cli.bench.slo import Slo
+
+OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end and the way between them
+BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start
+GPU_SHARE = 0.7  # of a batch's time, in which its GPU can do nothing for another worker: a guess, which measuring corrects
+TAIL = 2.33  # standard deviations to the 99th percentile
+REQUESTS = 3000  # that are simulated where the loop is open
+
+
+class Timing(NamedTuple):
+    """A curve as it is calculated with."""
+
+    sizes: tuple[int, ...]
+    times: tuple[float, ...]  # milliseconds
+    busy: float | None  # cores that a worker keeps at work by itself; None where that was not measured
+    spread: float
+
+    def batch_ms(self, size: float) -> float:
+        """Of a batch of so many, measured or between measured ones; beyond them the last slope goes on."""
+        sizes, times = self.sizes, self.times
+        if len(sizes) == 1:
+            return times[0] * max(1.0, size / sizes[0])
+        if size <= sizes[0]:
+            return times[0]
+        right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
+        if size > sizes[-1]:
+            slope = max(slope, 0.0)
+        return times[right - 1] + slope * (size - sizes[right - 1])
+
+
+def timing_of(curve: Curve) -> Timing | None:
+    """None where nothing was measured."""
+    points = sorted(curve.points, key=lambda point: point.batch_size)
+    if not points:
+        return None
+    shares = [point.cpu_ms / point.median_ms for point in points if point.cpu_ms is not None and point.median_ms > 0]
+    busy = sum(shares) / len(shares) if shares else None
+    return Timing(tuple(point.batch_size for point in points), tuple(point.median_ms for point in points), busy, curve.spread)
+
+
+def slowdown(timing: Timing, configuration: Configuration, cores: int, active: float | None = None) -> float:
+    """How many times as long a batch takes beside the other workers' as by itself; `active` workers are at work at a time."""
+    workers = configuration.workers if active is None else active
+    if configuration.device != "cpu":
+        return max(1.0, workers * GPU_SHARE)
+    busy = timing.busy if timing.busy is not None else float(configuration.threads or 1)
+    return max(1.0, workers * min(busy, cores) / cores)
+
+
+def predict(curve: Curve, configuration: Configuration, offered: Offered, overhead_ms: float = OVERHEAD_MS, cores: int = 1) -> Prediction:
+    """Raises ValueError where the curve has no point."""
+    timing = timing_of(curve)
+    if timing is None:
+        raise ValueError("the curve has no point")
+    if offered.mode == "open":
+        return _open(timing, configuration, offered.rate or 0.0, overhead_ms, cores)
+    return _closed(timing, configuration, offered.connections, overhead_ms, cores)
+
+
+def capacity(timing: Timing, configuration: Configuration, cores: int) -> float:
+    """Requests per second with all workers at work on full batches: no load gets more."""
+    size = configuration.batch_size
+    most = max(each / timing.batch_ms(each) for each in {1, size, *(measured for measured in timing.sizes if measured <= size)})
+    return 1000 * configuration.workers * most / slowdown(timing, configuration, cores)
+
+
+def _closed(timing: Timing, configuration: Configuration, connections: int, overhead_ms: float, cores: int) -> Prediction:
+    """A closed loop in its steady state: while the workers run a batch each, the next one gathers.
+
+    So the connections are in `workers` batches that run and one that waits, unless the batches are full and more wait, or there are not
+    enough connections for the workers.
+    """
+    active = min(configuration.workers, connections)
+    size = min(float(configuration.batch_size), max(1.0, connections / (configuration.workers + 1)))
+    took = timing.batch_ms(size) * slowdown(timing, configuration, cores, active)
+    rate = min(active * size / (took + BETWEEN_MS), connections / (took + overhead_ms))  # per millisecond
+    mean = connections / rate
+    return Prediction(throughput=1000 * rate, p99_ms=mean * (1 + TAIL * timing.spread))
+
+
+def _open(timing: Timing, configuration: Configuration, rate: float, overhead_ms: float, cores: int) -> Prediction:
+    most = capacity(timing, configuration, cores)
+    if rate >= most:
+        return Prediction(throughput=most, p99_ms=math.inf)
+    slow = tuple(slowdown(timing, configuration, cores, active) for active in range(configuration.workers + 1))
+    p99 = _simulated(timing, slow, configuration.workers, configuration.batch_size, rate)
+    return Prediction(throughput=rate, p99_ms=p99 + overhead_ms)
+
+
+@lru_cache(maxsize=4096)
+def _simulated(timing: Timing, slow: tuple[float, ...], workers: int, batch_size: int, rate: float) -> float:
+    from tsx_cli.bench.simulate import poisson, simulate  # only open loops need it
+
+    times = [timing.batch_ms(size) for size in range(1, batch_size + 1)]
+    return simulate(times, poisson(rate, REQUESTS, seed=1), workers=workers, slow=slow, spread=timing.spread, seed=1).p99_ms
+
+
+def latency_of(prediction: Prediction, times: float = 1.0) -> dict[str, float]:
+    """What bounds are held against: a prediction tells less of the distribution than a measurement."""
+    p99 = prediction.p99_ms * times
+    return {
+        "mean_ms": p99 * 0.9,
+        "p50_ms": p99 * 0.9,
+        "p90_ms": p99 * 0.95,
+        "p95_ms": p99 * 0.97,
+        "p99_ms": p99,
+        "p999_ms": p99 * 1.1,
+        "max_ms": p99 * 1.3,
+    }
+
+
+def best_connections(
+    curve: Curve, configuration: Configuration, slo: Slo | None, overhead_ms: float, cores: int, times: float = 1.0, most: int = 1024
+) -> tuple[int, Prediction]:
+    """The connections with the most throughput whose latency, `times` the predicted one, holds the bounds; one where none does."""
+    full = min(most, 2 * (configuration.workers + 1) * configuration.batch_size)
+    low, high = 1, full
+    while low < high:
+        middle = (low + high + 1) // 2
+        one = predict(curve, configuration, Offered(connections=middle), overhead_ms, cores)
+        if slo is None or slo.slack(latency_of(one, times)) <= 1:
+            low = middle
+        else:
+            high = middle - 1
+    if slo is None:  # more connections than keep all workers at work only wait
+        low = min(full, (configuration.workers + 1) * configuration.batch_size)
+    return low, predict(curve, configuration, Offered(connections=low), overhead_ms, cores)
+
+
+def best_rate(
+    curve: Curve, configuration: Configuration, slo: Slo | None, overhead_ms: float, cores: int, times: float = 1.0
+) -> tuple[float, Prediction]:
+    """The same for an open loop: the greatest rate whose latency holds the bounds; without any, nine tenths of what is possible."""
+    timing = timing_of(curve)
+    if timing is None:
+        raise ValueError("the curve has no point")
+    most = capacity(timing, configuration, cores)
+    if slo is None:
+        return 0.9 * most, _open(timing, configuration, 0.9 * most, overhead_ms, cores)
+    low, high = 0.0, 0.98
+    for _ in range(6):
+        middle = (low + high) / 2
+        one = _open(timing, configuration, _rounded(middle * most), overhead_ms, cores)
+        low, high = (middle, high) if slo.slack(latency_of(one, times)) <= 1 else (low, middle)
+    rate = _rounded(max(low, 0.05) * most)
+    return rate, _open(timing, configuration, rate, overhead_ms, cores)
+
+
+def _rounded(rate: float) -> float:
+    """Three digits are enough, and are looked up again."""
+    return float(f"{rate:.3g}")

@@ -1,0 +1,316 @@
+"""Which configuration is measured next, and at which load: one pure function of what has been measured so far.
+
+Every configuration is predicted from its variant's curve, and what has been measured corrects the predictions of what is near it. The most
+promising is measured first, up and down a ladder of loads until the most that it does within the bounds is known. The search is over when
+nothing that is left could win, even if its prediction were as wrong as those before were.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.ladder import Rung, next_level
+from tsx_cli.bench.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
+from tsx_cli.bench.results import Curve, Offered, Point, Prediction, Trial
+from tsx_cli.bench.slo import Slo
+from tsx_cli.failure import UsageError
+
+GAIN = 1.01  # who cannot do more than so many times the best is not measured
+UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
+SIGMAS = 1.6  # that a prediction may be wrong by
+OTHER_VARIANT = 2.0  # as far away as four times the workers
+LARGEST = 4096  # of a range
+_RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?")
+
+Variant = tuple[str, str, bool | None, int | None]
+
+
+class Candidate(NamedTuple):
+    """A configuration, at a load. While the configuration stays the same its server can go on."""
+
+    configuration: Configuration
+    offered: Offered
+    predicted: Prediction | None  # at that load
+    why: str
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the next step depends on. `trials` are in the order in which they were begun; their points in any order."""
+
+    configurations: Sequence[Configuration]
+    curves: Sequence[Curve] = ()
+    trials: Sequence[Trial] = ()
+    slo: Slo | None = None
+    mode: Literal["closed", "open"] = "closed"
+    arrivals: Literal["constant", "poisson", "recorded"] = "poisson"  # of an open loop
+    loads: Sequence[float] = ()  # connections or rates: only these are measured, where some are given
+    cores: int = 1
+    overhead_ms: float = OVERHEAD_MS
+    excluded: Mapping[Variant, str] = field(default_factory=dict)  # variants that may not win, and why
+    exhaustive: bool = False
+    seconds_left: float | None = None
+    seconds_per_point: float = 0.0
+    most_connections: int = 1024
+
+
+class Outlook(NamedTuple):
+    """What a configuration is expected to do at its best load, and what it could do at most."""
+
+    configuration: Configuration
+    level: float  # connections or rate
+    predicted: Prediction | None  # as the curve says
+    expected: float  # requests per second, as measured neighbours correct it
+    most: float
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,2,4` or `1..32`, which is both ends and the powers of two between them. Raises UsageError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= low <= high <= LARGEST:
+            raise UsageError(f"{option}: '{part.strip()}' is no number from 1 to {LARGEST} and no range of them; write 1,2,4 or 1..32")
+        found |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
+    return tuple(sorted(found))
+
+
+def baseline(configurations: Sequence[Configuration]) -> Configuration:
+    """What everything else is compared with: one worker, one request at a time, otherwise as the first is."""
+    device, precision, compiled, threads = configurations[0].variant
+    return Configuration(device=device, precision=precision, compiled=compiled, threads=threads)
+
+
+def next_trial(state: State) -> Candidate | None:
+    """What to measure next; None when the search is over, or its time."""
+    if state.seconds_left is not None and state.seconds_left < state.seconds_per_point:
+        return None
+    best = _best_throughput(state)
+    for trial in reversed(state.trials):
+        if trial.state == "measured" and (going_on := _climb(state, trial, best)) is not None:
+            return going_on
+    seen = {trial.how() for trial in state.trials}
+    first = baseline(state.configurations)
+    if first not in seen:
+        return _candidate(state, outlook(state, first), "the baseline")
+    left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
+    open_ones = [each for each in left if state.exhaustive or each.most > best * GAIN]
+    if not open_ones:
+        return None
+    chosen = max(open_ones, key=lambda each: (each.expected, -_distance(each.configuration, _nearest_to_win(state)), _small(each)))
+    return _candidate(state, chosen, _why(chosen, best))
+
+
+def ruled_out(state: State, configuration: Configuration) -> str | None:
+    """Why this cannot be measured or may not win, whatever it is predicted to do; None where nothing speaks against it."""
+    if configuration.variant in state.excluded:
+        return state.excluded[configuration.variant]
+    if state.exhaustive:
+        return None
+    curve = _curve(state, configuration)
+    if curve is not None and curve.failed and curve.points and configuration.batch_size > max(point.batch_size for point in curve.points):
+        return f"a batch of that size did not run by itself: {curve.failed}"
+    for trial in state.trials:
+        other = trial.how()
+        smaller = other.workers <= configuration.workers and other.batch_size <= configuration.batch_size
+        if trial.state == "failed" and other.variant == configuration.variant and smaller:
+            return f"{other} failed, which asks for less: {trial.reason}"
+        alone = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
+        if other.variant == configuration.variant and alone and not any(point.holds for point in alone):
+            return "one request at a time breaks a bound, and no number of workers or batch size makes that quicker"
+    return None
+
+
+def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
+    """Once the search is over: what was not measured, what it was predicted to do, and why that was enough."""
+    seen = {trial.how() for trial in state.trials}
+    best = _best_throughput(state)
+    told = []
+    for configuration in state.configurations:
+        if configuration in seen:
+            continue
+        one = outlook(state, configuration)
+        why = ruled_out(state, configuration)
+        if why is None:
+            could = one.most > best * GAIN
+            why = "the time was over" if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
+        told.append((configuration, one.predicted, why))
+    return told
+
+
+def best_point(points: Sequence[Point]) -> int | None:
+    """The one with the most throughput of those within the bounds; of equals that with the least latency."""
+    holding = [position for position, point in enumerate(points) if point.holds]
+    return max(holding, key=lambda each: (points[each].throughput.value, -points[each].latency.p99_ms), default=None)
+
+
+def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = None) -> list[int]:
+    """Positions of the trials that may win, the best first. Of two that do the same, that with fewer workers and smaller batches."""
+    may = []
+    for position, trial in enumerate(trials):
+        point = _chosen(trial)
+        wrong = trial.accuracy is not None and not trial.accuracy.same and excluded is not None
+        if point is not None and not wrong and trial.how().variant not in (excluded or {}):
+            may.append((-point.throughput.value, trial.how().workers, trial.how().batch_size, position))
+    return [position for *_, position in sorted(may)]
+
+
+def outlook(state: State, configuration: Configuration) -> Outlook:
+    curve = _curve(state, configuration)
+    if curve is None:
+        return Outlook(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
+    (rate, rate_error), (tail, tail_error) = learned(state, configuration)
+    sure = _best_load(state, curve, configuration, math.exp(tail))
+    hopeful = _best_load(state, curve, configuration, math.exp(tail - SIGMAS * tail_error))
+    could = _holds(state, hopeful[1], tail - SIGMAS * tail_error)
+    most = max(hopeful[1].throughput, sure[1].throughput) * math.exp(rate + SIGMAS * rate_error) if could else 0.0
+    expected = sure[1].throughput * math.exp(rate) * _chance(state, configuration) if _holds(state, sure[1], tail) else 0.0
+    return Outlook(configuration, *sure, expected, most)
+
+
+def _holds(state: State, told: Prediction, tail: float) -> bool:
+    return state.slo is None or bool(state.loads) or state.slo.slack(latency_of(told, math.exp(tail))) <= 1
+
+
+def _chance(state: State, configuration: Configuration) -> float:
+    """That it runs at all: what is near something that failed may well fail too, and is tried after what is further away."""
+    chance = 1.0
+    for trial in state.trials:
+        if trial.state == "failed" and trial.how().variant == configuration.variant:
+            chance *= 1 - 2 ** -_distance(trial.how(), configuration)
+    return chance
+
+
+def learned(state: State, configuration: Configuration) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The error to expect of the prediction of throughput and of p99: the mean of its logarithm, and its standard deviation.
+
+    What was measured near this configuration weighs most; the less there is of it, the less is known, and the more the error may be.
+    """
+    errors = []
+    for trial in state.trials:
+        curve = _curve(state, trial.how())
+        if trial.points and curve is not None:
+            weight = 2 ** -_distance(trial.how(), configuration)
+            errors.append((weight, *_errors(state, curve, trial)))
+    total = sum(weight for weight, _, _ in errors)
+    told = []
+    for which, unsure in enumerate(UNSURE):
+        mean = sum(each[0] * each[1 + which] for each in errors) / (total + 0.2)
+        scatter = sum(each[0] * (each[1 + which] - mean) ** 2 for each in errors)
+        told.append((mean, math.sqrt((scatter + 0.5 * unsure**2) / (total + 0.5))))
+    return told[0], told[1]
+
+
+def _errors(state: State, curve: Curve, trial: Trial) -> tuple[float, float]:
+    rates, tails = [], []
+    for point in trial.points:
+        told = predict(curve, trial.how(), point.offered, state.overhead_ms, state.cores)
+        if point.throughput.value > 0 and point.latency.p99_ms > 0 and math.isfinite(told.p99_ms):
+            rates.append(math.log(point.throughput.value / told.throughput))
+            tails.append(math.log(point.latency.p99_ms / told.p99_ms))
+    count = len(rates) or 1
+    return sum(rates) / count, sum(tails) / count
+
+
+def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
+    """The next load of a configuration that is being measured; None once what it can do is known, or known not to win."""
+    configuration = trial.how()
+    if state.loads:
+        measured = {_level(point.offered) for point in trial.points}
+        level = next((load for load in state.loads if load not in measured), None)
+    else:
+        rungs = [_rung(state, point) for point in trial.points]
+        least = 0.0 if state.exhaustive or configuration == baseline(state.configurations) else best
+        start = outlook(state, configuration).level if not rungs else 1.0
+        most = state.most_connections if state.mode == "closed" else math.inf
+        level = next_level(rungs, start=start, whole=state.mode == "closed", most=most, beat=least)
+    if level is None:
+        return None
+    offered = _offered(state, level)
+    curve = _curve(state, configuration)
+    told = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
+    return Candidate(configuration, offered, told, "the most that it does within the bounds is between what was measured, or beyond it")
+
+
+def _rung(state: State, point: Point) -> Rung:
+    slack = 0.0 if state.slo is None else state.slo.slack(point.latency.model_dump())
+    return Rung(_level(point.offered), point.throughput.value, point.holds, slack)
+
+
+def _level(offered: Offered) -> float:
+    return float(offered.connections) if offered.mode == "closed" else offered.rate or 0.0
+
+
+def _offered(state: State, level: float) -> Offered:
+    if state.mode == "closed":
+        return Offered(connections=max(1, round(level)))
+    return Offered(mode="open", rate=level, arrivals=state.arrivals)
+
+
+def _candidate(state: State, one: Outlook, why: str) -> Candidate:
+    offered = _offered(state, state.loads[0] if state.loads else one.level)
+    curve = _curve(state, one.configuration)
+    told = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)
+    return Candidate(one.configuration, offered, told, why)
+
+
+def _why(one: Outlook, best: float) -> str:
+    if one.predicted is None:
+        return "there is no curve to predict it from"
+    return f"{one.expected:.0f} requests/s expected, {one.most:.0f} at most; the best so far is {best:.0f}"
+
+
+def _best_load(state: State, curve: Curve, configuration: Configuration, tail: float) -> tuple[float, Prediction]:
+    """The load with the most throughput whose latency, so many times what is predicted, holds the bounds."""
+    if state.loads:
+        told = [(load, predict(curve, configuration, _offered(state, load), state.overhead_ms, state.cores)) for load in state.loads]
+        return max(told, key=lambda each: each[1].throughput)
+    if state.mode == "open":
+        return best_rate(curve, configuration, state.slo, state.overhead_ms, state.cores, tail)
+    return best_connections(curve, configuration, state.slo, state.overhead_ms, state.cores, tail, state.most_connections)
+
+
+def _unpredicted_level(state: State, configuration: Configuration) -> float:
+    """Without a curve: as many connections as its workers can have in hand, or a rate that something else has held."""
+    if state.mode == "open":
+        return _best_throughput(state) or 10.0
+    return float(min(state.most_connections, configuration.workers * configuration.batch_size + 1))
+
+
+def _best_throughput(state: State) -> float:
+    order = ranking(state.trials, state.excluded)
+    point = _chosen(state.trials[order[0]]) if order else None
+    return 0.0 if point is None else point.throughput.value
+
+
+def _nearest_to_win(state: State) -> Configuration:
+    order = ranking(state.trials, state.excluded)
+    return state.trials[order[0]].how() if order else baseline(state.configurations)
+
+
+def _chosen(trial: Trial) -> Point | None:
+    best = best_point(trial.points)
+    return None if best is None or trial.state != "measured" else trial.points[best]
+
+
+def _curve(state: State, configuration: Configuration) -> Curve | None:
+    """That of its variant, where it has points."""
+    for curve in state.curves:
+        if (curve.device, curve.precision, curve.compiled, curve.threads) == configuration.variant and curve.points:
+            return curve
+    return None
+
+
+def _distance(one: Configuration, other: Configuration) -> float:
+    steps = abs(math.log2(one.workers / other.workers)) + 0.5 * abs(math.log2(one.batch_size / other.batch_size))
+    return steps + (OTHER_VARIANT if one.variant != other.variant else 0.0)
+
+
+def _small(one: Outlook) -> tuple[Any, ...]:
+    return (-one.configuration.workers, -one.configuration.batch_size)

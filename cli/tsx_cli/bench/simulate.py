@@ -1,0 +1,215 @@
+"""A model under load, in simulated time: the batching function that serves, on the measured times of batches, with so many workers."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tsx_runtime.core.batching import assign
+from tsx_runtime.core.queue import NEVER, JobQueue, Limits
+
+UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
+NOISES = 4096  # drawn beforehand, since drawing one costs as much as all else of a batch
+
+
+class Simulated(NamedTuple):
+    """What came out. Latencies are of answered requests; `utilisation` is the workers' share of the time at work."""
+
+    throughput: float  # answers per second
+    utilisation: float
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    batch_sizes: dict[int, int]  # batches by their size
+    answered: int
+    refused: int  # found the queue full
+    seconds: float
+
+
+class _Request:
+    """A job, as far as batching looks at one."""
+
+    __slots__ = ("arrived",)
+    body = meta = b""
+    deadline = None
+    priority = 0
+    gone = False
+
+    def __init__(self, arrived: float) -> None:
+        self.arrived = arrived
+
+
+class _Worker:
+    __slots__ = ("batches", "held")
+    prefetch = suspected = False
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.held: deque[list[Any]] = deque()
+
+
+def constant(rate: float, count: int) -> list[float]:
+    """Moments in seconds, evenly apart."""
+    return [number / rate for number in range(count)]
+
+
+def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
+    chance, now, moments = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += chance.expovariate(rate)
+        moments.append(now)
+    return moments
+
+
+def recorded(moments: Iterable[float], rate: float | None = None) -> list[float]:
+    """Those of a recording from 0 on; where a rate is given, so much closer or further apart that they come at it in the mean."""
+    ordered = sorted(moments)
+    if not ordered:
+        return []
+    span = ordered[-1] - ordered[0]
+    factor = (len(ordered) - 1) / (rate * span) if rate and span > 0 else 1.0
+    return [(moment - ordered[0]) * factor for moment in ordered]
+
+
+def simulate(
+    times: Sequence[float],
+    arrivals: Sequence[float],
+    *,
+    workers: int = 1,
+    connections: int = 0,
+    slow: Sequence[float] = (),
+    spread: float = 0.0,
+    overhead_ms: float = 0.0,
+    limits: Limits | None = None,
+    queue_size: int | None = None,
+    seed: int = 0,
+) -> Simulated:
+    """`times[n - 1]` is how long a batch of n takes one worker, in milliseconds, and `slow[k]` how many times that beside k - 1 others.
+
+    Requests come at `arrivals` (seconds); with `connections` the loop is closed instead: as many requests as there are arrivals, each sent
+    by a connection `overhead_ms` after its last answer. `spread` is the coefficient of variation of a batch's time, which is lognormal.
+    """
+    run = _Run(times, workers, slow, _noises(spread, seed), limits or Limits(max_items=len(times)), queue_size)
+    if connections:
+        run.closed(connections, len(arrivals), overhead_ms / 1000)
+    else:
+        run.open(arrivals)
+    return run.told(overhead_ms)
+
+
+def _noises(spread: float, seed: int) -> list[float]:
+    """Factors whose mean is 1."""
+    if spread <= 0:
+        return [1.0]
+    sigma = math.sqrt(math.log1p(spread * spread))
+    chance = random.Random(seed)
+    return [chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(NOISES)]
+
+
+class _Run:
+    """One simulation: its clock, its queue, its workers, and what was answered."""
+
+    def __init__(
+        self, times: Sequence[float], workers: int, slow: Sequence[float], noises: list[float], limits: Limits, queue_size: int | None
+    ) -> None:
+        self.times = [time / 1000 for time in times]
+        self.slow = list(slow) or [1.0] * (workers + 1)
+        self.noises = noises
+        self.limits = limits
+        self.queue_size = math.inf if queue_size is None else queue_size
+        self.queue = JobQueue()
+        self.workers = [_Worker() for _ in range(workers)]
+        self.alone = workers == 1
+        self.running: list[tuple[float, int, _Worker]] = []  # (its end, a number, whose) of each batch that runs
+        self.started = 0  # batches
+        self.work = 0.0  # seconds
+        self.now = 0.0
+        self.wake = NEVER
+        self.refused = 0
+        self.latencies: list[float] = []  # seconds, in the order of the answers
+        self.sizes: Counter[int] = Counter()
+
+    def open(self, arrivals: Sequence[float]) -> None:
+        running, queue = self.running, self.queue
+        for arrival in arrivals:
+            while (running and running[0][0] <= arrival) or self.wake <= arrival:
+                self.step()
+            self.now = arrival
+            if len(queue.jobs) >= self.queue_size:
+                self.refused += 1
+                continue
+            request: Any = _Request(arrival)
+            queue.put(request, 0)
+            # Where every worker is at work, only a full batch may leave (see `assign`): nothing is to be asked.
+            if len(running) < len(self.workers) or (self.alone and queue.fills(self.limits)):
+                self.flush()
+        while running or self.wake < NEVER:
+            self.step()
+
+    def closed(self, connections: int, count: int, think: float) -> None:
+        due = [think * number / connections for number in range(min(connections, count))]  # a heap, as it is in order
+        sent = len(due)
+        while due or self.running or self.wake < NEVER:
+            if due and due[0] <= min(self.running[0][0] if self.running else NEVER, self.wake):
+                self.now = heapq.heappop(due)
+                request: Any = _Request(self.now)
+                self.queue.put(request, 0)
+                self.flush()
+                continue
+            for _ in self.step():
+                if sent < count:
+                    heapq.heappush(due, self.now + think)
+                    sent += 1
+
+    def step(self) -> list[_Request]:
+        """The next that happens by itself: a batch ends, or what waits for company has waited enough. Returns who was answered."""
+        if not self.running or self.wake < self.running[0][0]:
+            self.now, self.wake = self.wake, NEVER
+            self.flush()
+            return []
+        self.now, _, worker = heapq.heappop(self.running)
+        answered: list[_Request] = worker.held.popleft()
+        worker.batches -= 1
+        self.latencies += [self.now - request.arrived for request in answered]
+        if worker.held:
+            self.begin(worker)
+        if self.queue.jobs:
+            self.flush()
+        return answered
+
+    def flush(self) -> None:
+        todo = assign(self.queue, self.workers, self.now, self.limits)
+        self.wake = todo.wake
+        for worker, jobs in todo.batches:
+            worker.held.append(jobs)
+            worker.batches += 1
+            if worker.batches == 1:
+                self.begin(worker)
+
+    def begin(self, worker: _Worker) -> None:
+        size = len(worker.held[0])
+        self.started += 1
+        took = self.times[size - 1] * self.slow[len(self.running) + 1] * self.noises[self.started % len(self.noises)]
+        self.work += took
+        self.sizes[size] += 1
+        heapq.heappush(self.running, (self.now + took, self.started, worker))
+
+    def told(self, overhead_ms: float) -> Simulated:
+        answered = len(self.latencies)
+        counted = sorted(self.latencies[int(answered * UNCOUNTED) :])
+        mean, p50, p90, p99 = (
+            1000 * value + overhead_ms
+            for value in (sum(counted) / (len(counted) or 1), *(_quantile(counted, each) for each in (0.5, 0.9, 0.99)))
+        )
+        seconds = self.now or 1e-9
+        use = self.work / seconds / len(self.workers)
+        return Simulated(answered / seconds, use, mean, p50, p90, p99, dict(sorted(self.sizes.items())), answered, self.refused, seconds)
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else 0.0

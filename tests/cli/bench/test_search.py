@@ -1,0 +1,355 @@
+"""The search against machines whose best configuration is known, since every configuration of them can be asked."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.ladder import Rung, next_level
+from tsx_cli.bench.predict import predict
+from tsx_cli.bench.results import Accuracy, Curve, CurvePoint, Figure, Latency, Offered, Point, Trial
+from tsx_cli.bench.search import State, baseline, best_point, next_trial, numbers, passed_over, ranking, ruled_out
+from tsx_cli.bench.simulate import simulate
+from tsx_cli.bench.slo import Slo, parse_slo
+from tsx_cli.failure import UsageError
+
+SIZES = (1, 2, 4, 8, 16, 32)
+Machine = Callable[[Configuration, Offered], tuple[float, float]]  # (requests per second, p99 in ms)
+
+
+def curve(
+    first: float, each: float, *, cpu: float = 1.0, upwards: float = 0.0, failed_after: int | None = None, **variant: object
+) -> Curve:
+    """t(n) = first + each * n + upwards * n * n."""
+    sizes = [size for size in SIZES if failed_after is None or size <= failed_after]
+    times = [first + each * size + upwards * size * size for size in sizes]
+    points = [
+        CurvePoint(batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9, cpu_ms=cpu * time)
+        for size, time in zip(sizes, times, strict=True)
+    ]
+    return Curve(points=points, spread=0.02, failed=None if failed_after is None else "out of memory").model_copy(update=variant)
+
+
+def space(workers: Sequence[int] = (1, 2, 4, 8, 16), sizes: Sequence[int] = SIZES, **variant: object) -> list[Configuration]:
+    return [replace(Configuration(workers=each, batch_size=size), **variant) for each, size in itertools.product(workers, sizes)]  # type: ignore[arg-type]
+
+
+def measured(slo: Slo | None, offered: Offered, rate: float, p99: float) -> Point:
+    latency = Latency(mean_ms=0.8 * p99, p50_ms=0.8 * p99, p90_ms=0.9 * p99, p95_ms=0.95 * p99, p99_ms=p99, p999_ms=p99, max_ms=p99)
+    holds = slo is None or not slo.broken(latency.model_dump(), 0)
+    figure = Figure(value=rate, low=rate, high=rate)
+    return Point(offered=offered, throughput=figure, latency=latency, p99_ms=Figure(value=p99, low=p99, high=p99), holds=holds)
+
+
+def run(state: State, machine: Machine, fails: Callable[[Configuration], bool] = lambda _: False, limit: int = 2000) -> State:
+    """What the command does, without servers: measures what the search asks for until it asks for nothing."""
+    for _ in range(limit):
+        candidate = next_trial(state)
+        if candidate is None:
+            return state
+        trials = list(state.trials)
+        position = next((at for at, trial in enumerate(trials) if trial.how() == candidate.configuration), len(trials))
+        if position == len(trials):
+            trials.append(Trial(configuration=candidate.configuration.as_json()))
+        if fails(candidate.configuration):
+            trials[position].state, trials[position].reason = "failed", "out of memory"
+        else:
+            assert candidate.offered not in [point.offered for point in trials[position].points], "it asks for the same again"
+            trials[position].points.append(measured(state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered)))
+        state = replace(state, trials=trials, seconds_left=None if state.seconds_left is None else state.seconds_left - 1)
+    raise AssertionError(f"no end after {limit} points")
+
+
+def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] = lambda _: 1.0) -> Machine:
+    """A machine that is as predicted from another curve, times an error of each configuration."""
+
+    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+        told = predict(truth, configuration, offered, 0.5, cores)
+        return told.throughput * errors(configuration), told.p99_ms / errors(configuration)
+
+    return machine
+
+
+def optimum(state: State, machine: Machine, fine: int = 40) -> float:
+    best = 0.0
+    for configuration in state.configurations:
+        most = 2 * (configuration.workers + 1) * configuration.batch_size + 2
+        for connections in sorted({*range(1, min(most, fine)), *range(fine, most, max(1, most // fine))}):
+            point = measured(state.slo, Offered(connections=connections), *machine(configuration, Offered(connections=connections)))
+            best = max(best, point.throughput.value if point.holds else 0.0)
+    return best
+
+
+def won(state: State) -> tuple[float, Configuration | None]:
+    order = ranking(state.trials, state.excluded)
+    if not order:
+        return 0.0, None
+    trial = state.trials[order[0]]
+    return max(point.throughput.value for point in trial.points if point.holds), trial.how()
+
+
+def points(state: State) -> int:
+    return sum(len(trial.points) for trial in state.trials)
+
+
+LAWS = [(5, 3, 2, 1), (20, 0.2, 4, 2), (1, 12, 8, 1), (8, 2, 16, 4), (0.5, 0.05, 2, 1)]
+
+
+@pytest.mark.parametrize("slo", [None, "p99<20ms", "p99<100ms", "p50<60ms,p99<400ms"])
+@pytest.mark.parametrize(("first", "each", "cores", "cpu"), LAWS)
+def test_the_best_is_found_with_few_measurements(slo: str | None, first: float, each: float, cores: int, cpu: float) -> None:
+    truth = curve(first, each, cpu=cpu)
+    state = State(space(), [truth], slo=parse_slo(slo) if slo else None, cores=cores)
+    machine = modelled(truth, cores)
+    ended = run(state, machine)
+    assert won(ended)[0] >= 0.95 * optimum(state, machine)
+    assert len(ended.trials) <= 15
+    assert points(ended) <= 45
+
+
+@settings(max_examples=40, derandomize=True)
+@given(
+    st.floats(0.3, 60),
+    st.floats(0.02, 30),
+    st.floats(0, 0.3),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([None, "p99<50ms", "p99<300ms"]),
+    st.integers(0, 2**32),
+)
+def test_the_best_is_found_although_predictions_are_wrong(
+    first: float, each: float, upwards: float, cores: int, slo: str | None, seed: int
+) -> None:
+    """Each configuration does up to a seventh more or less than the curve says, and all of them less, by one factor."""
+    chance = random.Random(seed)
+    configurations = space((1, 2, 4), (1, 4, 16))
+    whole = chance.uniform(0.7, 1)
+    errors = {each: whole * chance.uniform(0.87, 1.15) for each in [*configurations, Configuration()]}
+    truth = curve(first, each, upwards=upwards)
+    state = State(configurations, [truth], slo=parse_slo(slo) if slo else None, cores=cores)
+    machine = modelled(truth, cores, errors.__getitem__)
+    assert won(run(state, machine))[0] >= 0.88 * optimum(state, machine)
+
+
+@pytest.mark.parametrize("slo", [None, "p99<60ms"])
+def test_the_best_is_found_on_a_simulated_server_with_noise(slo: str | None) -> None:
+    truth = curve(6, 1.5)
+    chance = random.Random(4)
+
+    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+        times = [6 + 1.5 * size for size in range(1, configuration.batch_size + 1)]
+        slow = [max(1.0, active / 4) for active in range(configuration.workers + 1)]
+        told = simulate(
+            times, range(300), workers=configuration.workers, connections=offered.connections, slow=slow, spread=0.1, overhead_ms=0.5
+        )
+        return told.throughput * chance.gauss(1, 0.01), told.p99_ms * chance.gauss(1, 0.02)
+
+    state = State(space((1, 2, 4, 8), (1, 2, 4, 8, 16)), [truth], slo=parse_slo(slo) if slo else None, cores=4)
+    ended = run(state, machine)
+    assert won(ended)[0] >= 0.9 * optimum(state, machine, 10)
+    assert len(ended.trials) < 14
+
+
+@pytest.mark.parametrize(
+    ("machine", "edge"),
+    [
+        (modelled(curve(1, 10), 1), Configuration(workers=1, batch_size=1)),
+        (modelled(curve(30, 0.1, cpu=0.01), 16), Configuration(workers=16, batch_size=32)),
+        (modelled(curve(0.1, 10, cpu=0.01), 16), Configuration(workers=16, batch_size=1)),
+        (modelled(curve(50, 0.1), 1), Configuration(workers=1, batch_size=32)),
+    ],
+)
+def test_the_edges_of_the_ranges_are_reached(machine: Machine, edge: Configuration) -> None:
+    state = State(space(), [curve(20, 2, cpu=0.2)], cores=8)  # which says something else
+    assert won(run(state, machine))[0] >= 0.95 * machine(edge, Offered(connections=1000))[0]
+
+
+def test_the_baseline_comes_first_even_if_it_is_outside_of_the_ranges() -> None:
+    configurations = space((4, 8), (8, 16), precision="bf16", threads=2)
+    candidate = next_trial(State(configurations, [], cores=8))
+    assert candidate is not None
+    assert candidate.configuration == Configuration(precision="bf16", threads=2) == baseline(configurations)
+    assert candidate.why == "the baseline"
+
+
+def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> None:
+    half, full = space(precision="bf16"), space()
+    curves = [curve(20, 2), curve(100, 20, precision="bf16")]
+
+    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+        return modelled(curves[configuration.precision == "bf16"], 4)(configuration, offered)
+
+    state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
+    assert {trial.how().precision for trial in state.trials} == {"as is"}
+    told = passed_over(state)
+    assert {configuration for configuration, _, _ in told} == {*full, *half} - {trial.how() for trial in state.trials}
+    assert all("at most" in why and predicted is not None for _, predicted, why in told)
+
+
+def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
+    truth = curve(20, 0.5, cpu=0.1)
+    state = State(space(), [truth], cores=8)
+    machine = modelled(truth, 8)
+
+    def fails(configuration: Configuration) -> bool:
+        return configuration.workers * configuration.batch_size > 40
+
+    ended = run(state, machine, fails)
+    possible = replace(state, configurations=[each for each in state.configurations if not fails(each)])
+    assert won(ended)[0] >= 0.95 * optimum(possible, machine)
+    failed = [trial.how() for trial in ended.trials if trial.state == "failed"]
+    assert failed
+    assert len(failed) < sum(map(fails, state.configurations))
+    assert "failed, which asks for less: out of memory" in str(ruled_out(ended, Configuration(workers=16, batch_size=32)))
+
+
+def test_where_even_the_baseline_fails_the_search_ends() -> None:
+    state = run(State(space(), [curve(5, 1)], cores=2), modelled(curve(5, 1), 2), lambda _: True)
+    assert len(state.trials) == 1
+    assert ranking(state.trials) == []
+
+
+def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
+    state = State(space(), [curve(20, 0.1, failed_after=8)], cores=8)
+    ended = run(state, modelled(curve(20, 0.1), 8))
+    assert max(trial.how().batch_size for trial in ended.trials) == 8
+    assert any("out of memory" in why for _, _, why in passed_over(ended))
+
+
+def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
+    curves = [curve(20, 2), curve(10, 1, precision="fp16")]
+    excluded = {Configuration(precision="fp16").variant: "its answers differ"}
+    state = State([*space(), *space(precision="fp16")], curves, cores=4, excluded=excluded)
+
+    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+        return modelled(curves[configuration.precision == "fp16"], 4)(configuration, offered)
+
+    ended = run(state, machine)
+    assert {trial.how().precision for trial in ended.trials} == {"as is"}
+    assert any(why == "its answers differ" for _, _, why in passed_over(ended))
+
+
+def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
+    first = Trial(configuration=Configuration().as_json(), points=[measured(None, Offered(), 10, 5)])
+    second = Trial(configuration=Configuration(batch_size=8).as_json(), points=[measured(None, Offered(), 90, 5)])
+    second.accuracy = Accuracy(same=False, compared=10, different=3)
+    assert ranking([first, second], {}) == [0]
+    assert ranking([first, second]) == [1, 0]
+
+
+def test_everything_is_measured_if_that_is_asked_for() -> None:
+    state = State(space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True)
+    ended = run(state, modelled(curve(20, 2), 2))
+    assert {trial.how() for trial in ended.trials} == set(state.configurations)
+
+
+def test_without_a_curve_the_search_measures_all_and_ends() -> None:
+    state = State(space((1, 2, 4), (1, 4, 8)), slo=parse_slo("p99<100ms"), cores=2)
+    machine = modelled(curve(20, 2), 2)
+    ended = run(state, machine)
+    assert won(ended)[0] >= 0.95 * optimum(state, machine)
+    assert len(ended.trials) == 9
+
+
+def test_no_bound_holds_anywhere_and_the_search_ends_soon() -> None:
+    ended = run(State(space(), [curve(50, 5)], slo=parse_slo("p99<10ms"), cores=4), modelled(curve(50, 5), 4))
+    assert ranking(ended.trials) == []
+    assert points(ended) <= 10
+
+
+def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
+    state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2, seconds_left=4.5, seconds_per_point=1)
+    ended = run(state, modelled(curve(5, 3), 2))
+    assert points(ended) == 4
+    assert any(why == "the time was over" for _, _, why in passed_over(ended))
+
+
+def test_given_loads_are_measured_and_no_others() -> None:
+    ended = run(State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2, loads=(8, 16)), modelled(curve(5, 3), 2))
+    assert all({point.offered.connections for point in trial.points} == {8, 16} for trial in ended.trials)
+
+
+def test_the_search_goes_on_where_it_was_interrupted() -> None:
+    state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2)
+    machine = modelled(curve(5, 3), 2)
+    halfway = replace(run(replace(state, seconds_left=5.5, seconds_per_point=1), machine), seconds_left=None)
+    assert [trial.model_dump() for trial in run(halfway, machine).trials] == [trial.model_dump() for trial in run(state, machine).trials]
+
+
+def test_rates_are_searched_for_in_an_open_loop() -> None:
+    truth = curve(4, 2)
+
+    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+        assert offered.rate is not None
+        assert offered.arrivals == "poisson"
+        told = predict(truth, configuration, offered, 0.5, 2)
+        return min(offered.rate, told.throughput), min(told.p99_ms, 1e4) * 1.2
+
+    state = State(space((1, 2), (1, 8)), [truth], slo=parse_slo("p99<60ms"), mode="open", cores=2)
+    ended = run(state, machine)
+    rates = [float(rate) for rate in range(20, 600, 20)]
+    best = max(
+        rate
+        for configuration in state.configurations
+        for rate in rates
+        if machine(configuration, Offered(mode="open", rate=rate, arrivals="poisson"))[1] < 60
+    )
+    assert won(ended)[0] >= 0.88 * best
+
+
+def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
+    slo = parse_slo("p99<50ms")
+    found = [measured(slo, Offered(connections=each), each * 10, p99) for each, p99 in [(1, 10), (4, 40), (8, 60)]]
+    assert best_point(found) == 1
+    assert best_point(found[2:]) is None
+    assert best_point([]) is None
+
+
+@given(
+    st.floats(1, 1000),
+    st.floats(0.5, 200),
+    st.integers(1, 2000),
+    st.booleans(),
+    st.sampled_from([0.0, 1.0, 3.0]),
+)
+def test_a_ladder_ends_near_the_most_that_holds(capacity: float, limit: float, start: int, whole: bool, power: float) -> None:
+    """Latency grows with the load, by several laws; the throughput grows until the capacity."""
+
+    def measure(level: float) -> Rung:
+        slack = (level / limit) ** max(power, 0.5)
+        return Rung(level, min(level, capacity), slack <= 1, slack)
+
+    rungs: list[Rung] = []
+    while (level := next_level(rungs, start=start, whole=whole, most=4096)) is not None:
+        assert level not in [rung.level for rung in rungs]
+        assert not whole or (level == int(level) and 1 <= level <= 4096)
+        rungs.append(measure(level))
+        assert len(rungs) <= 25
+    most = min(capacity, limit, 4096)
+    best = max((rung.throughput for rung in rungs if rung.holds), default=0.0)
+    assert best >= (most / 1.2 - 1 if whole else most / 1.2)
+
+
+def test_a_ladder_that_cannot_win_is_left() -> None:
+    assert next_level([Rung(8, 100, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200) is None
+    assert next_level([Rung(8, 300, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("1..32", (1, 2, 4, 8, 16, 32)), ("4", (4,)), ("3..12", (3, 4, 8, 12)), ("1, 2,4", (1, 2, 4)), ("8,1..3", (1, 2, 3, 8))],
+)
+def test_ranges_are_powers_of_two_and_their_ends(text: str, found: tuple[int, ...]) -> None:
+    assert numbers(text, "--workers") == found
+
+
+@pytest.mark.parametrize("text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"])
+def test_what_is_no_range_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match="--workers"):
+        numbers(text, "--workers")
