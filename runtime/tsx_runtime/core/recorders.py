@@ -13,7 +13,7 @@ from tsx_runtime.core.background import Background
 from tsx_runtime.core.recording import Keeper, Recorder
 from tsx_runtime.core.recordterms import RecordTerms
 from tsx_runtime.core.segments import Kept, Segments
-from tsx_runtime.errors import Conflict, ModelNotFound
+from tsx_runtime.errors import Conflict
 
 if TYPE_CHECKING:
     from tsx_runtime.core.registry import Registry
@@ -33,7 +33,7 @@ class Recorders:
 
     def find(self, name: str) -> Recorder | None:
         """Raises ModelNotFound."""
-        self._check(name)
+        self._registry.find(name)
         return self._running.get(name)
 
     def directory(self, name: str) -> Path | None:
@@ -43,18 +43,18 @@ class Recorders:
 
     async def start(self, name: str, terms: RecordTerms) -> None:
         """In place of the one there is; what that has recorded stays. Raises ModelNotFound, Conflict."""
-        self._check(name)
+        self._registry.find(name)
         if self.directory(name) is None:
             raise Conflict("Requests cannot be recorded: there is no directory for it. Set state_dir to one.")
         while name in self._running:  # another may be begun meanwhile
             await self._end(name)
-        self._check(name)
+        self._registry.find(name)
         self._begin(name, terms)
         self._registry.state.save(name, record=terms.model_dump())
 
     async def stop(self, name: str, *, remove: bool = False) -> None:
         """What was recorded stays, unless it is to be removed. Raises ModelNotFound."""
-        self._check(name)
+        self._registry.find(name)
         self._registry.state.save(name, record=None)
         await self._end(name)
         directory = self.directory(name)
@@ -73,10 +73,6 @@ class Recorders:
         for name in list(self._running):
             await self._end(name)
         await self._ending.over()
-
-    def _check(self, name: str) -> None:
-        if name not in self._registry.models:
-            raise ModelNotFound(f"Model not found: {name}")
 
     def _on_traffic(self, name: str) -> None:
         """A model may have come, or gone."""

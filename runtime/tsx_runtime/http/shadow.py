@@ -14,7 +14,6 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.shadow import Shadowing
 from tsx_runtime.core.significance import interval
 from tsx_runtime.core.tally import Cut, Example, Latency, Side
-from tsx_runtime.errors import ModelNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.families import Families
 from tsx_runtime.http.management import ModelName
@@ -108,8 +107,7 @@ class ShadowReport(BaseModel):
 
 def report(registry: Registry, name: str) -> ShadowReport:
     """Raises ModelNotFound."""
-    if name not in registry.models:
-        raise ModelNotFound(f"Model not found: {name}")
+    registry.find(name)
     shadowing = registry.shadows.get(name)
     if shadowing is None:
         return ShadowReport(model=name, state="off")

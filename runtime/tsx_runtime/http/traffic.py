@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import meant
-from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
+from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.management import ModelName
 from tsx_runtime.http.replies import json_answer, read_object
@@ -52,9 +53,8 @@ class LabelTarget(BaseModel):
 
 def describe(registry: Registry, name: str) -> ModelTraffic:
     """Raises ModelNotFound."""
-    model = registry.models.get(name)
-    if model is None:
-        raise ModelNotFound(f"Model not found: {name}")
+    registry.find(name)
+    model = registry.models[name]
     said, shares = registry.traffic(name), registry.shares(name)
     words = [*said.weights, *said.labels.values(), *(rule.to for rule in said.rules), *([said.shadow.to] if said.shadow else [])]
     numbers = sorted({*model.versions, *(meant(word, model.versions, said.labels) for word in words)}, key=_natural)
@@ -123,13 +123,12 @@ class TrafficRoutes:
         return await self.show(model)
 
 
-def parsed(parse: Any) -> Traffic:
+def parsed(parse: Callable[[], Traffic]) -> Traffic:
     try:
-        traffic: Traffic = parse()
+        return parse()
     except ValueError as error:
         text = str(error)
         raise BadRequest(text if text.endswith("?") else f"{text}.") from error
-    return traffic
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
