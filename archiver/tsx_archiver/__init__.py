@@ -28,7 +28,7 @@ from .errors import (
     UnsupportedCompression,
     WrongChecksum,
 )
-from .inspecting import Finding, Inspection, MemberInfo, inspect_archive, verify_archive
+from .inspecting import Finding, Inspection, MemberInfo, inspect_archive, read_member, verify_archive
 from .limits import Limits
 from .manifest import Manifest, split_handler
 from .modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
@@ -93,6 +93,7 @@ __all__ = [
     "open_archive",
     "parse_model_config",
     "plan_archive",
+    "read_member",
     "rewrite_archive",
     "split_handler",
     "verify_archive",

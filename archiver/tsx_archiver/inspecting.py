@@ -97,6 +97,15 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
         )
 
 
+def read_member(path: Path, name: str, *, most: int, limits: Limits = Limits()) -> bytes | None:  # noqa: B008
+    """The bytes of a small file; None where there is none. Raises ArchiveError, also for one of more than `most` bytes."""
+    with _opened(Path(path), limits) as source:
+        content = source.container.read(f"{source.root}/{name}" if source.root else name, most + 1)
+    if content is not None and len(content) > most:
+        raise CorruptMember(f"{path}: {shown(name)} has more than {most} bytes. Pack the model again.")
+    return content
+
+
 def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # noqa: B008
     """Reads every byte of the archive and compares it with what the archive says.
 

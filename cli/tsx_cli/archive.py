@@ -20,6 +20,7 @@ from tsx_archiver import (
     default_model_name,
     inspect_archive,
     open_archive,
+    read_member,
     verify_archive,
 )
 from tsx_archiver.limits import human
@@ -30,6 +31,9 @@ from tsx_cli.model_spec import Parts, kind_in_words
 from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile, read_settings
 from tsx_cli.output import print_json, print_table
 from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
+from tsx_runtime.core.measured import FILE as MEASURED
+from tsx_runtime.core.measured import LARGEST as MOST_MEASURED
+from tsx_runtime.core.measured import parse_measured
 
 
 class ArchiveGroup(DefaultGroup):
@@ -119,8 +123,10 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
 def inspect(file: Archive, as_json: AsJson = False) -> None:
     """Show what an archive holds, without unpacking it."""
     told = inspect_archive(file, limits=_limits())
+    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=_limits())
+    measured = None if content is None else parse_measured(content)
     if as_json:
-        print_json(_as_data(told))
+        print_json(_as_data(told) | {"measured": None if measured is None else measured._asdict()})
         return
     manifest = told.manifest
     facts = [
@@ -135,6 +141,8 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
     facts += [(key, value) for key, value in told.config.raw.items()]
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
     print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in told.members])
+    if measured is not None:
+        print(measured)
     for problem in told.problems:
         print(f"note: {problem}")
 

@@ -217,6 +217,7 @@ def _devices(workers: list[dict[str, Any]]) -> str:
 
 def _print_version(told: dict[str, Any]) -> None:
     facts = [(name, value) for name, value in told.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
+    facts += [(f"measured {name}", value) for name, value in told.get("measured", {}).items()]
     queue = told.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
     print_table([told["modelName"], told["modelVersion"]], facts)

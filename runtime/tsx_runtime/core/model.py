@@ -15,6 +15,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
+from tsx_runtime.core.measured import read_measured
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.pace import retry_after
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
@@ -74,6 +75,7 @@ class ModelVersion:
         )
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
+        self.measured = read_measured(archive.directory)
         self.changed: dict[str, Any] = {}  # limits, since it was registered
         self.scaled = order.initial_workers is not None  # how many workers it has was asked for, so that its archive has no say in it
         self.replaced: str | None = None  # the version whose place it has taken

@@ -72,6 +72,8 @@ class Registering:
         version, old = await self._prepared(archive, order)
         for problem in archive.problems:
             logger.warning("%s: %s", order.url, problem)
+        if version.measured is not None:
+            logger.info("%s %s: %s", version.name, version.version, version.measured)
         starting = version.scale(version.min_workers, version.max_workers)
         if old is not None:
             starting = self._replacements.carry_out(old, version, starting)

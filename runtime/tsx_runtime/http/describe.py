@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.gpu import Gpu
-from tsx_runtime.http.schemas import DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
+from tsx_runtime.http.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,6 +61,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
         max_batch_bytes=plan.max_batch_bytes,
         max_queue_bytes=plan.max_queue_bytes,
         overload_status=plan.overload_status,
+        measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
     )
 
 

@@ -159,6 +159,18 @@ _DESCRIBED: dict[str, Any] = {
 }
 
 
+class DescribedMeasurement(Camel):
+    """What `tsx bench --write` left in the archive."""
+
+    date: str
+    machine: str
+    here: bool = Field(description="whether this machine computes as that one does; where it does not, the figures are not its own")
+    configuration: str
+    throughput: float = Field(description="accepted answers per second")
+    p99_ms: float
+    slo: str | None = Field(None, description="the bounds that were asked for")
+
+
 class DescribedModel(Camel):
     """One version. A field that does not apply is absent."""
 
@@ -202,3 +214,4 @@ class DescribedModel(Camel):
     max_batch_bytes: int
     max_queue_bytes: int
     overload_status: int = Field(description="status of a request for which there is no room in the queue")
+    measured: DescribedMeasurement | None = None

@@ -77,6 +77,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "url": version.url,
         "handler": version.handler,
         "input": input_of(version),
+        "measured": None if version.measured is None else str(version.measured),
         "batchSize": version.batch_size,
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,

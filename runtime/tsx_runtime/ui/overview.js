@@ -60,9 +60,10 @@ function versionCard(name, { version }) {
   } }, "Unregister");
   const workers = h("p", { class: "quiet" }, "No workers: requests are refused until some are added.");
   const about = h("p", { class: "quiet" });
+  const measured = h("p", { class: "quiet", hidden: true });
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), makeDefault, remove),
-    about,
+    about, measured,
     h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)),
     workers,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Workers of version ${version}` },
@@ -73,6 +74,8 @@ function versionCard(name, { version }) {
     update(now) {
       state.update(now.state);
       say(about, [now.url, now.handler && `handler ${now.handler}`].filter(Boolean).join(" · "));
+      show(measured, now.measured);
+      say(measured, now.measured ?? "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
       tiles.workers.update(workersText([now]));
       tiles.device.update(devices.join(", ") || "–");

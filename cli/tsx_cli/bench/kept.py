@@ -1,0 +1,98 @@
+"""`tsx-bench.json` of an archive: what `tsx bench --write` measured of it, for `tsx serve`, `tsx plan` and people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tsx_archiver import read_member
+from tsx_cli.bench.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Results
+from tsx_cli.failure import CliError
+from tsx_runtime.core.hardware import hardware
+from tsx_runtime.core.measured import FILE, FORMAT, LARGEST
+
+
+class Best(Part):
+    """How the winner did, at the most load within the bounds."""
+
+    configuration: dict[str, Any]
+    describes: str  # the configuration in words
+    offered: Offered
+    throughput: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Kept(Part):
+    format: int = FORMAT
+    measured: str  # ISO 8601, with the offset
+    tsx: str
+    environment: Environment
+    model: ModelInfo
+    slo: str | None = None
+    protocol: str = "tsx"
+    inputs: Inputs
+    best: Best
+    baseline: Best | None = None  # one worker, batch size 1
+    curves: list[Curve] = Field(default_factory=list)
+
+    @property
+    def here(self) -> bool:
+        """Whether this machine computes as the one that it was measured on."""
+        return self.environment.fingerprint == hardware().fingerprint
+
+    def content(self) -> bytes:
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def read_kept(archive: Path) -> Kept | None:
+    """What an archive or a model's directory has of it; None where it was never measured. Raises CliError for a damaged one."""
+    content = read_member(archive, FILE, most=LARGEST)
+    if content is None:
+        return None
+    try:
+        given = json.loads(content)
+        if isinstance(given, dict) and given.get("format") != FORMAT:
+            said = f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
+            raise CliError(f"{archive}: {said}; measure again: tsx bench {archive} --write")
+        return Kept.model_validate(given)
+    except (ValueError, ValidationError, RecursionError) as error:
+        raise CliError(f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write") from error
+
+
+def kept_of(results: Results, curves: list[Curve] | None = None) -> Kept:
+    """What is kept of a run that has a winner."""
+    assert results.winner is not None
+    best, baseline = _best(results, results.winner), None if results.baseline is None else _best(results, results.baseline)
+    if best is None:
+        raise CliError("the winner has no measured point, so there is nothing to keep")
+    return Kept(
+        measured=results.ended or results.started,
+        tsx=results.environment.tsx,
+        environment=results.environment,
+        model=results.model,
+        slo=results.slo,
+        protocol=results.protocol,
+        inputs=results.inputs,
+        best=best,
+        baseline=baseline,
+        curves=results.curves if curves is None else curves,
+    )
+
+
+def _best(results: Results, number: int) -> Best | None:
+    trial = results.trials[number]
+    point = trial.chosen
+    if point is None:
+        return None
+    return Best(
+        configuration=trial.configuration,
+        describes=str(trial.how()),
+        offered=point.offered,
+        throughput=point.throughput.value,
+        p50_ms=point.latency.p50_ms,
+        p99_ms=point.p99_ms.value,
+    )

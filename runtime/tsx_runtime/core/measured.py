@@ -1,0 +1,83 @@
+"""What `tsx bench --write` left in an archive, as far as a server tells of it: how it did, how, and on which machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tsx_runtime.core.hardware import describe, hardware
+
+FILE = "tsx-bench.json"  # in the archive
+FORMAT = 1
+LARGEST = 1 << 20  # bytes; more is not read
+_LONGEST = 200  # characters of a text
+
+logger = logging.getLogger("tsx.server")
+
+
+class Measured(NamedTuple):
+    date: str  # 2026-11-21
+    machine: str  # in words
+    here: bool  # whether this machine computes alike
+    configuration: str  # in words
+    throughput: float  # accepted answers per second
+    p99_ms: float
+    slo: str | None  # the bounds that it was to keep
+
+    def __str__(self) -> str:
+        bound = f" under {self.slo}" if self.slo else ""
+        figures = f"{self.throughput:,.4g} requests/s, p99 {self.p99_ms:,.3g} ms{bound}, with {self.configuration}"
+        away = "" if self.here else "; this machine is another, so expect other figures (`tsx bench` measures it here)"
+        return f"measured {self.date} on {self.machine}: {figures}{away}"
+
+
+def read_measured(directory: Path) -> Measured | None:
+    """Of an unpacked archive. What cannot be read is told in the log and counts as absent: it came with the archive."""
+    path = directory / FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError:
+        return None
+    found = parse_measured(content)
+    if found is None:
+        logger.warning("%s: %s is no measurement of tsx bench that this version reads; it is left out", directory.name, FILE)
+    return found
+
+
+def parse_measured(content: bytes) -> Measured | None:
+    """None where it is none. The archive may come from anybody, so its texts are cut, and its numbers are looked at."""
+    try:
+        if len(content) > LARGEST:
+            return None
+        given = json.loads(content)
+        if given["format"] != FORMAT:
+            return None
+        environment, best = given["environment"], given["best"]
+        machine = describe(_text(environment["cpu"]), _number(environment["cores"]), tuple(map(_text, environment["gpus"]))[:16])
+        return Measured(
+            _text(given["measured"])[:10],
+            machine[:_LONGEST],
+            environment["fingerprint"] == hardware().fingerprint,
+            _text(best["describes"]),
+            _number(best["throughput"]),
+            _number(best["p99_ms"]),
+            _text(given["slo"]) if given.get("slo") else None,
+        )
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return "".join(char for char in value[:_LONGEST] if char.isprintable())
+
+
+def _number(value: object) -> Any:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise TypeError(value)
+    return value

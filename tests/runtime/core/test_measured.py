@@ -1,0 +1,69 @@
+"""What an archive says of how it was measured: told where it can be read, and never trusted."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.core.hardware import Hardware, describe, hardware
+from tsx_runtime.core.measured import FILE, LARGEST, Measured, parse_measured, read_measured
+
+HERE = {"cpu": "Sort of a CPU", "cores": 2, "gpus": [], "fingerprint": hardware().fingerprint}
+KEPT: dict[str, Any] = {
+    "format": 1,
+    "measured": "2026-11-21T15:00:00+00:00",
+    "slo": "p99<100ms",
+    "environment": HERE,
+    "best": {"describes": "cpu, 2 workers, batch 8", "throughput": 210.04, "p99_ms": 38.4},
+}
+PLAIN = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
+JSON = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+OUTER = st.sampled_from(["format", "measured", "slo", "environment", "best"])
+INNER = st.sampled_from(["cpu", "cores", "gpus", "describes", "p99_ms"])
+
+
+def test_figures_from_here_are_told_as_such_and_others_as_others() -> None:
+    assert str(parse_measured(json.dumps(KEPT).encode())) == (
+        "measured 2026-11-21 on 2 cores of Sort of a CPU: 210 requests/s, p99 38.4 ms under p99<100ms, with cpu, 2 workers, batch 8"
+    )
+    elsewhere = parse_measured(json.dumps(KEPT | {"slo": None, "environment": HERE | {"fingerprint": "0"}}).encode())
+    assert elsewhere is not None
+    assert not elsewhere.here
+    assert "p99 38.4 ms, with" in str(elsewhere)
+    assert str(elsewhere).endswith("this machine is another, so expect other figures (`tsx bench` measures it here)")
+
+
+@given(JSON, OUTER, INNER)
+def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
+    for damaged in (value, KEPT | {key: value}, KEPT | {"environment": HERE | {inner: value}, "best": KEPT["best"] | {inner: value}}):
+        found = parse_measured(json.dumps(damaged).encode(errors="surrogatepass"))
+        assert found is None or str(found).isprintable()
+
+
+def test_what_is_no_measurement_is_told_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_measured(tmp_path) is None
+    assert not caplog.records
+    for content in (b"", b"{}", b"[" * 100_000, json.dumps(KEPT | {"format": 2}).encode(), b" " * LARGEST + json.dumps(KEPT).encode()):
+        (tmp_path / FILE).write_bytes(content)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert read_measured(tmp_path) is None
+        assert len(caplog.records) == 1
+    (tmp_path / FILE).write_text(json.dumps(KEPT))
+    assert isinstance(read_measured(tmp_path), Measured)
+
+
+def test_a_machine_is_told_by_what_it_computes_with() -> None:
+    one = Hardware("Some CPU", 2, ())
+    assert one.fingerprint == Hardware("Some CPU", 2, ()).fingerprint
+    assert len({one.fingerprint, one._replace(cores=4).fingerprint, one._replace(gpus=("H100",)).fingerprint}) == 3
+    assert describe("Some CPU", 1) == "1 core of Some CPU"
+    assert str(Hardware("Some CPU", 16, ("H100", "H100", "A10"))) == "16 cores of Some CPU, 2 x H100, A10"
+    assert hardware().cpu
+    assert hardware().cores >= 1
