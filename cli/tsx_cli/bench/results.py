@@ -60,6 +60,7 @@ class GeneratorSide(Part):
     cpu: float = 0.0  # of one core
     starved: float = 0.0  # share of the time in which it was ready and got no core
     late_p99_ms: float = 0.0  # after the intended time, of requests that a connection was free for
+    waited: int = 0  # requests of an open loop that found no free connection when they were due
     limited: str | None = None
 
 
@@ -78,6 +79,7 @@ class Round(Part):
     histogram: list[tuple[float, int]] = Field(default_factory=list)  # (upper end in ms, answers) of each bucket that has any
     warm_up_seconds: float = 0.0
     stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
+    corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
 
 

@@ -1,0 +1,48 @@
+"""The generator's process: a plan comes in by stdin, progress and the result go out by stdout, a line of JSON each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from tsx_cli.bench.generator.plan import LoadPlan, read_plan
+from tsx_cli.bench.generator.run import run_load
+from tsx_cli.failure import CliError, UsageError
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the result decides what becomes of this
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nothing else goes out there
+
+    def tell(**what: Any) -> None:
+        print(json.dumps(what), file=out, flush=True)
+
+    try:
+        measured = _run(_main(read_plan(sys.stdin.buffer), lambda progress: tell(progress=list(progress))))
+    except CliError as error:
+        tell(error=error.message, usage=isinstance(error, UsageError))
+        return
+    tell(result=measured.as_json())
+
+
+async def _main(plan: LoadPlan, on_progress: Any) -> Any:
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _end_with_parent)
+    return await run_load(plan, on_progress)
+
+
+def _end_with_parent() -> None:
+    if not os.read(sys.stdin.fileno(), 1):
+        os._exit(1)
+
+
+def _run(work: Any) -> Any:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.run(work)
+    return uvloop.run(work)

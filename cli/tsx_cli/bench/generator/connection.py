@@ -1,0 +1,144 @@
+"""One connection of the generator: it sends a request, and reads one answer, quickly where that is plain and whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import httptools
+
+if TYPE_CHECKING:
+    from tsx_cli.bench.generator.load import Load
+
+CLOSED, MALFORMED = "closed", "malformed"
+_LENGTHS = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
+_SIZE = len(_LENGTHS[0])
+
+
+class Connection(asyncio.Protocol):
+    """`since` is when the latency of its request counts from, and `sent` when it left, both 0 while it has none."""
+
+    __slots__ = ("_answer", "gone", "load", "sent", "since", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.since = self.sent = 0.0
+        self.gone = False  # it is of no more use
+        self._answer: _Answer | None = None  # one that comes in pieces, or is not plain
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # it is one of TCP
+
+    def send(self, request: bytes) -> None:
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        load = self.load
+        now = load.now or load.stamp()
+        if self._answer is None and self.since and _plain_ok(data):
+            load.accept(self, now)
+            return
+        if not self.since:  # nobody asked
+            self.drop()
+            return
+        if self._answer is None:
+            self._answer = _Answer()
+        self._take(self._answer, data, now)
+
+    def _take(self, answer: _Answer, data: bytes, now: float) -> None:
+        try:
+            answer.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            answer.complete = False
+            self._end_malformed(now)
+            return
+        except httptools.HttpParserError:
+            self._end_malformed(now)
+            return
+        if not answer.complete:
+            return
+        self._answer = None
+        if answer.begun > 1:
+            self._end_malformed(now)
+        elif answer.keeps:
+            self.load.answered(self, answer.status, now)
+        else:
+            self.close()
+            self.load.answered(self, answer.status, now)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        answer, now = self._answer, self.load.stamp()
+        if answer is not None and answer.until_end:  # neither a length nor chunks: the end of the connection is the answer's
+            self.load.answered(self, answer.status, now)
+        else:
+            self.load.broken(self, CLOSED, now)
+
+    def drop(self) -> None:
+        """What it carried has come to nothing."""
+        self.end(CLOSED, self.load.stamp())
+
+    def end(self, reason: str, now: float) -> None:
+        self.close()
+        self.load.broken(self, reason, now)
+
+    def close(self) -> None:
+        self.gone = True
+        self.transport.abort()
+
+    def _end_malformed(self, now: float) -> None:
+        self.end(MALFORMED, now)
+
+
+class _Answer:
+    """One answer, as the parser finds it."""
+
+    __slots__ = ("_ends", "begun", "complete", "headed", "keeps", "parser")
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.begun = 0
+        self.complete = self.keeps = self.headed = False
+        self._ends = False  # it says how long it is
+
+    @property
+    def status(self) -> str:
+        return str(self.parser.get_status_code())
+
+    @property
+    def until_end(self) -> bool:
+        return self.headed and not self._ends
+
+    def on_message_begin(self) -> None:
+        self.begun += 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._ends |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.headed = True
+
+    def on_message_complete(self) -> None:
+        if self.status.startswith("1"):  # 100 Continue and its kin: the answer is still to come
+            self.begun, self.headed, self._ends = 0, False, False
+            return
+        self.complete = True
+        self.keeps = self.parser.should_keep_alive()
+
+
+def _plain_ok(data: bytes) -> bool:
+    """Whether this is one whole 2xx with a length, on a connection that goes on. What this does not know, the parser looks at."""
+    end = data.find(b"\r\n\r\n", 12)
+    if end < 0 or not data.startswith(b"HTTP/1.1 2"):
+        return False
+    at = data.find(_LENGTHS[0], 12, end)
+    if at < 0:
+        at = data.find(_LENGTHS[1], 12, end)
+        if at < 0:
+            return False
+    digits = data[at + _SIZE : data.find(b"\r", at + _SIZE)]
+    return digits.isdigit() and end + 4 + int(digits) == len(data) and data.find(b"onnection: ", 12, end) < 0

@@ -1,0 +1,95 @@
+"""Latencies counted in buckets as wide as 0.1 % of what they hold, as HDR histograms have them, so that many rounds can be put together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from tsx_cli.bench.results import Latency
+
+UNIT = 1e-7  # seconds
+BITS = 11  # a bucket holds values that are equal in so many leading bits: 2 ** 10 buckets for each doubling
+COARSE_BITS = 8  # of what is kept in results.json
+QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
+
+
+def bucket(units: int, bits: int = BITS) -> int:
+    """Small values have a bucket each; from 2 ** bits on, a bucket holds twice as many after each doubling."""
+    shift = max(0, units.bit_length() - bits)
+    return (shift << (bits - 1)) + (units >> shift)
+
+
+def upper(index: int, bits: int = BITS) -> int:
+    """The greatest value of a bucket, in units."""
+    half = 1 << (bits - 1)
+    shift = max(0, index // half - 1)
+    return ((index - (shift << (bits - 1)) + 1) << shift) - 1
+
+
+class Histogram:
+    """Of seconds. The mean and the greatest are exact."""
+
+    def __init__(self, counts: Mapping[int, int] | None = None, total: float = 0.0, greatest: float = 0.0) -> None:
+        self.counts: Counter[int] = Counter(counts or {})
+        self.total, self.greatest = total, greatest
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    def add(self, values: Sequence[float]) -> None:
+        if not len(values):
+            return
+        import numpy as np  # what only a run needs
+
+        seconds = np.asarray(values, dtype=np.float64)
+        units = np.maximum(np.rint(seconds / UNIT), 0).astype(np.int64)
+        _, exponents = np.frexp(units)  # the bit length, since units are whole and below 2 ** 53
+        shifts = np.maximum(exponents.astype(np.int64) - BITS, 0)
+        indices, counts = np.unique((shifts << (BITS - 1)) + (units >> shifts), return_counts=True)
+        for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
+            self.counts[index] += count
+        self.total += float(seconds.sum())
+        self.greatest = max(self.greatest, float(seconds.max()))
+
+    def merge(self, other: Histogram) -> None:
+        self.counts.update(other.counts)
+        self.total += other.total
+        self.greatest = max(self.greatest, other.greatest)
+
+    def quantile(self, which: float) -> float:
+        """Seconds: the upper end of the bucket that holds the smallest value that so large a share does not exceed; 0 of nothing."""
+        ordered = sorted(self.counts)
+        if not ordered:
+            return 0.0
+        reached = list(accumulate(self.counts[index] for index in ordered))
+        rank = max(1, -int(-reached[-1] * which // 1))
+        return min(upper(ordered[bisect_left(reached, rank)]) * UNIT, self.greatest)
+
+    def within(self, seconds: float) -> int:
+        """How many there are up to so many seconds; those of the bucket that this falls into count."""
+        limit = bucket(round(seconds / UNIT))
+        return sum(count for index, count in self.counts.items() if index <= limit)
+
+    def latency(self) -> Latency:
+        count = len(self)
+        if not count:
+            return Latency()
+        quantiles = {name: 1000 * self.quantile(which) for name, which in QUANTILES.items()}
+        return Latency(mean_ms=1000 * self.total / count, max_ms=1000 * self.greatest, **quantiles)
+
+    def coarse(self) -> list[tuple[float, int]]:
+        """(upper end in milliseconds, how many) of buckets 0.8 % wide."""
+        counts: Counter[int] = Counter()
+        for index, count in self.counts.items():
+            counts[bucket(upper(index), COARSE_BITS)] += count
+        return [(round(upper(index, COARSE_BITS) * UNIT * 1000, 6), counts[index]) for index in sorted(counts)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"counts": list(self.counts.items()), "total": self.total, "greatest": self.greatest}
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any]) -> Histogram:
+        return cls(dict(given["counts"]), given["total"], given["greatest"])

@@ -1,0 +1,44 @@
+"""Connections of the generator over TCP, TLS and unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+
+from tsx_cli.bench.generator.connection import Connection
+from tsx_cli.bench.generator.load import Asker, Connect, Load
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.protocols import read_url, render
+
+PATIENCE = 10.0  # seconds to wait for a connection
+
+
+def rendered(plan: LoadPlan) -> Sequence[bytes]:
+    return [render(plan.protocol, plan.url, plan.model, payload, plan.token, version=plan.version) for payload in plan.payloads]
+
+
+def connector(plan: LoadPlan) -> Connect:
+    place, loop = read_url(plan.url), asyncio.get_running_loop()
+    trusted = ssl.create_default_context() if place.secure else None
+    if trusted is not None and plan.certificate is not None:
+        trusted.load_verify_locations(plan.certificate)
+        trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+
+    async def connect(load: Load) -> Asker:
+        made: tuple[asyncio.BaseTransport, Connection]
+        if place.socket:
+            opening = loop.create_unix_connection(lambda: Connection(load), place.socket)
+        else:
+            opening = loop.create_connection(lambda: Connection(load), place.host, place.port, ssl=trusted)
+        try:
+            made = await asyncio.wait_for(opening, PATIENCE)
+        except asyncio.TimeoutError as error:
+            raise OSError(f"no connection within {PATIENCE:g} seconds") from error
+        raw = made[0].get_extra_info("socket")
+        if not place.socket and raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made[1]
+
+    return connect

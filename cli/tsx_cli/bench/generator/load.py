@@ -1,0 +1,212 @@
+"""Closed and open loops over connections, and what became of each request."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from tsx_cli.bench.generator.alarm import clock
+
+SLOT = 0.1  # seconds
+GAP = 0.01  # seconds without an answer that are noted; which of them are stalls is for `result` to say
+REFUSALS = ("429", "503")
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to connect
+AT_A_TIME = 64  # connections that are made together: a listener's queue may be short
+TIMEOUT = "timeout"
+
+
+class Asker(Protocol):
+    """What carries one request at a time."""
+
+    since: float
+    sent: float
+    gone: bool
+
+    def send(self, request: bytes) -> None: ...
+
+    def end(self, reason: str, now: float) -> None:
+        """Give the request up, and tell the load so."""
+
+    def close(self) -> None: ...
+
+
+Connect = Callable[["Load"], Awaitable[Asker]]  # raises OSError
+
+
+class Mark(NamedTuple):
+    """The counts so far at the end of a slot; `errors` are those of the slot alone."""
+
+    at: float
+    accepted: int
+    refused: int
+    answers: int
+    errors: Counter[str]
+
+
+class Load:
+    """What both loops have in common. Times are those of `clock`; latencies are seconds, in the order of the answers.
+
+    `loops` says when a connection that is free is to send.
+    """
+
+    def __init__(self, connect: Connect, connections: int, timeout: float) -> None:
+        self.connect, self.connections, self.timeout = connect, connections, timeout
+        self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
+        self.errors: Counter[str] = Counter()
+        self.marks: list[Mark] = []
+        self.gaps: list[tuple[float, float]] = []  # (from, to)
+        self.answers = self.busy = self.unanswered = self.unsent = self.waited = 0
+        self.now = 0.0  # of this turn of the event loop; 0 before anybody asked
+        self.start = self.last = 0.0
+        self.stopped = False
+        self.askers: set[Asker] = set()
+        self._lost: set[asyncio.Task[None]] = set()
+        self.loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+
+    # What connections tell
+
+    def stamp(self) -> float:
+        """When this turn of the loop began: what came in it was there by then, and is not late for waiting behind others."""
+        if not self.now:
+            self.now = clock()
+            self.loop.call_soon(self._forget)
+        return self.now
+
+    def accept(self, asker: Asker, now: float) -> None:
+        self.accepted.append(now - asker.since)
+        if now - self.last > GAP:
+            self.gaps.append((self.last, now))
+        self.last = now
+        self.answers += 1
+        self.busy -= 1
+        self.freed(asker)
+
+    def answered(self, asker: Asker, status: str, now: float) -> None:
+        """The slower way, for every status of HTTP, or its like; `asker.gone` where its connection ended with the answer."""
+        latency = now - asker.since
+        if status.startswith("2"):
+            self.accepted.append(latency)
+        elif status in REFUSALS:
+            self.refused.append(latency)
+        else:
+            self.errors[status] += 1
+        if now - self.last > GAP:
+            self.gaps.append((self.last, now))
+        self.last = now
+        self.answers += 1
+        self.busy -= 1
+        if asker.gone:
+            self._replace(asker)
+        else:
+            self.freed(asker)
+
+    def broken(self, asker: Asker, reason: str, now: float) -> None:
+        """The connection is of no more use; what it carried, if anything, is an error."""
+        if asker.since:
+            self.errors[reason] += 1
+            self.busy -= 1
+        self._replace(asker)
+
+    # What the loops say
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def freed(self, asker: Asker) -> None:
+        """It can send."""
+        raise NotImplementedError
+
+    def not_connected(self) -> None:
+        """Another try to connect has failed."""
+        raise NotImplementedError
+
+    # The run
+
+    async def open(self) -> None:
+        """Raises OSError where the first connections cannot be made."""
+        for begin in range(0, self.connections, AT_A_TIME):
+            count = min(AT_A_TIME, self.connections - begin)
+            self.askers.update(await asyncio.gather(*(self.connect(self) for _ in range(count))))
+
+    async def run(self, slots: int, grace: float, tick: Callable[[int], None]) -> None:
+        """`tick` is called at the end of each slot, with its number."""
+        self.start = self.last = clock()
+        self.begin()
+        for number in range(1, slots + 1):
+            await asyncio.sleep(max(0.0, self.start + number * SLOT - clock()))
+            if number == slots:
+                self.finish()
+            self._mark()
+            tick(number)
+            self._end_late()
+        end = clock() + grace
+        while self.busy and clock() < end:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), min(max(0.0, end - clock()), self._next_timeout()))
+            except asyncio.TimeoutError:
+                self._end_late()
+        self.unanswered = self.busy
+        if self.busy and clock() - self.last > GAP:
+            self.gaps.append((self.last, clock()))
+        self._mark()
+
+    def finish(self) -> None:
+        """Nothing more is sent."""
+        self.stopped = True
+
+    async def close(self) -> None:
+        self.stopped = True
+        for task in self._lost:
+            task.cancel()
+        await asyncio.gather(*self._lost, return_exceptions=True)
+        for asker in self.askers:
+            asker.close()
+
+    def rest(self, asker: Asker) -> None:
+        """Nothing more is to be sent by it."""
+        asker.since = 0.0
+        if not self.busy:
+            self._idle.set()
+
+    def _replace(self, asker: Asker) -> None:
+        self.askers.discard(asker)
+        self.rest(asker)
+        if not self.stopped:
+            task = self.loop.create_task(self._connect_again())
+            self._lost.add(task)
+            task.add_done_callback(self._lost.discard)
+
+    async def _connect_again(self) -> None:
+        pause = FIRST_PAUSE
+        while not self.stopped:
+            try:
+                asker = await self.connect(self)
+            except OSError:
+                self.not_connected()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            self.askers.add(asker)
+            self.freed(asker)
+            return
+
+    def _mark(self) -> None:
+        errors, self.errors = self.errors, Counter()
+        self.marks.append(Mark(clock(), len(self.accepted), len(self.refused), self.answers, errors))
+
+    def _forget(self) -> None:
+        self.now = 0.0
+
+    def _end_late(self) -> None:
+        now = clock()
+        for asker in [each for each in self.askers if each.since and now - each.sent > self.timeout]:
+            asker.end(TIMEOUT, now)
+
+    def _next_timeout(self) -> float:
+        now = clock()
+        return max(0.001, min((each.sent + self.timeout - now for each in self.askers if each.since), default=self.timeout) + 0.001)

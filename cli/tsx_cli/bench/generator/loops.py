@@ -1,0 +1,106 @@
+"""When a connection sends: once it is answered (closed), or when a request is due (open)."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import cycle
+
+from tsx_cli.bench.generator.alarm import Alarm, clock
+from tsx_cli.bench.generator.load import Asker, Connect, Load
+
+NO_CONNECTION = "connect"
+
+
+class ClosedLoop(Load):
+    """Each connection asks again as soon as it is answered."""
+
+    def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float) -> None:
+        super().__init__(connect, connections, timeout)
+        self._next = cycle(requests).__next__
+
+    def begin(self) -> None:
+        for asker in self.askers:
+            self.freed(asker)
+
+    def freed(self, asker: Asker) -> None:
+        if self.stopped:
+            self.rest(asker)
+            return
+        self.busy += 1
+        asker.since = asker.sent = clock()
+        asker.send(self._next())
+
+    def not_connected(self) -> None:
+        """A request that found no server."""
+        self.errors[NO_CONNECTION] += 1
+
+
+class OpenLoop(Load):
+    """Each request leaves when it is due, by a connection that is free; latency counts from then, also where none is."""
+
+    def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float, due: array[float]) -> None:
+        super().__init__(connect, connections, timeout)
+        self._requests, self._due, self._next = requests, due, 0
+        self._free: deque[Asker] = deque()
+        self._blocked = 0  # requests before this one found no free connection when they were due
+        self._alarm = Alarm(self.loop, self._send_due)
+
+    def begin(self) -> None:
+        self._free.extend(self.askers)
+        self._send_due()
+
+    def freed(self, asker: Asker) -> None:
+        asker.since = 0.0
+        if self.stopped:
+            self.rest(asker)
+            return
+        self._free.append(asker)
+        if self._next < self._blocked:  # else an alarm is set
+            self._send_due()
+
+    def not_connected(self) -> None:
+        """What is due then waits for another connection, or stays unsent."""
+
+    def finish(self) -> None:
+        self._send_due()
+        super().finish()
+        self.unsent = len(self._due) - self._next
+
+    async def close(self) -> None:
+        self._alarm.close()
+        await super().close()
+
+    def _send_due(self) -> None:
+        due, free, start, total = self._due, self._free, self.start, len(self._due)
+        now = clock()
+        while free and self._next < total and start + due[self._next] <= now:
+            asker = free.popleft()
+            if asker.gone:
+                continue
+            number, self._next = self._next, self._next + 1
+            asker.since, asker.sent = start + due[number], now
+            if number < self._blocked:
+                self.waited += 1
+            else:
+                self.late.append(now - asker.since)
+            if not self.busy:
+                self.last = now  # there was nothing to answer until then
+            self.busy += 1
+            asker.send(self._requests[number % len(self._requests)])
+            now = clock()
+        if self._next == total:
+            return
+        if free:
+            self._alarm.set(start + due[self._next])
+        else:
+            self._block(now)
+
+    def _block(self, now: float) -> None:
+        """All that is due has to wait, until `freed`; what becomes due meanwhile too, which the alarm tells."""
+        self._blocked = max(self._blocked, bisect_right(self._due, now - self.start, self._next))
+        ahead = max(self._blocked, self._next)
+        if ahead < len(self._due):
+            self._alarm.set(self.start + self._due[ahead])

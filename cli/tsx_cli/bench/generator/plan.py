@@ -1,0 +1,129 @@
+"""What a load is to be, and the way of that from one process to another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import IO, Any, Literal
+
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.protocols import GRPC, PROTOCOLS, read_url
+from tsx_cli.bench.results import Offered
+from tsx_cli.failure import UsageError
+
+Mode = Literal["closed", "open"]
+Arrivals = Literal["constant", "poisson", "recorded"]
+ENGINES = ("tsx", "wrk")
+MOST_CONNECTIONS = 10_000
+MOST_REQUESTS = 50_000_000  # of an open loop: each has its time, kept in memory
+AUTO_SECONDS = 5.0  # that a warm-up may last at most where it is found
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """Raises UsageError where it makes no sense.
+
+    `seconds` are those that count, in steps of 0.1; a `warm_up` goes before them. "auto" finds its end (`statistics.warm_up_end`) and puts
+    up to `AUTO_SECONDS` before them, no more than `seconds`. In an open loop no more than `connections` requests are under way at a
+    time: what is due beyond that waits, and its latency tells. `timeout` ends a request, `grace` the wait for answers after the end.
+    """
+
+    url: str
+    model: str
+    payloads: Sequence[Payload]
+    protocol: str = "tsx"
+    version: str | None = None
+    mode: Mode = "closed"
+    connections: int = 1
+    rate: float | None = None  # requests per second, of open loops with other arrivals than recorded ones
+    arrivals: Arrivals = "poisson"  # of open loops
+    speed: float = 1.0  # of recorded arrivals: how many times as fast as they came
+    seconds: float = 10.0
+    warm_up: float | Literal["auto"] = "auto"
+    timeout: float = 30.0
+    grace: float = 5.0
+    token: str | None = None
+    certificate: str | None = None  # a file to trust, beside what this machine trusts
+    engine: str = "tsx"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for wrong, told in _faults(self):
+            if wrong:
+                raise UsageError(told)
+        read_url(self.url)
+
+    @property
+    def lead(self) -> float:
+        """Seconds before those that count."""
+        return min(AUTO_SECONDS, self.seconds) if self.warm_up == "auto" else self.warm_up
+
+    @property
+    def offered(self) -> Offered:
+        if self.mode == "closed":
+            return Offered(mode="closed", connections=self.connections)
+        rate = recorded_rate(self.payloads) * self.speed if self.arrivals == "recorded" else self.rate
+        return Offered(mode="open", connections=self.connections, rate=rate, arrivals=self.arrivals)
+
+
+def recorded_rate(payloads: Sequence[Payload]) -> float:
+    """The mean rate of recorded requests; 0 where they all came at once."""
+    span = (payloads[-1].at or 0.0) - (payloads[0].at or 0.0)
+    return (len(payloads) - 1) / span if span > 0 else 0.0
+
+
+def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
+    """Each with whether it is one."""
+    open_loop, recorded = plan.mode == "open", plan.arrivals == "recorded"
+    given = plan.rate is not None
+    rate = plan.rate or 0.0
+    return [
+        (not plan.payloads, "there is nothing to send: give --input a file"),
+        (plan.protocol not in PROTOCOLS, f"--protocol: '{plan.protocol}' is none; there are {', '.join(PROTOCOLS)}"),
+        (plan.engine not in ENGINES, f"--engine: '{plan.engine}' is none; there are {', '.join(ENGINES)}"),
+        (plan.mode not in ("closed", "open"), f"--mode: '{plan.mode}' is none; there are closed and open"),
+        (
+            plan.arrivals not in ("constant", "poisson", "recorded"),
+            f"--arrivals: '{plan.arrivals}' is none of constant, poisson, recorded",
+        ),
+        (not 1 <= plan.connections <= MOST_CONNECTIONS, f"--connections: {plan.connections} is not from 1 to {MOST_CONNECTIONS}"),
+        (not plan.seconds >= 0.1, f"--duration: {plan.seconds:g} seconds are too few; give 0.1 or more"),
+        (plan.warm_up != "auto" and not plan.warm_up >= 0, f"--warm-up: {plan.warm_up} is no time; give seconds, or auto"),
+        (not plan.timeout > 0, f"--timeout: {plan.timeout:g} seconds leave no time for an answer"),
+        (not plan.grace >= 0, f"the time for late answers is negative: {plan.grace:g} seconds"),
+        (not open_loop and given, "--rate is for an open loop: leave it out, or give --mode open"),
+        (
+            open_loop and recorded and given,
+            "--rate and recorded arrivals exclude each other: give --speed to change a recording's rate",
+        ),
+        (open_loop and not recorded and not rate > 0, "an open loop needs a rate: give --rate, in requests per second, above 0"),
+        (open_loop and not recorded and rate * plan.seconds > MOST_REQUESTS, f"--rate {rate:g} for {plan.seconds:g} seconds is too much"),
+        (open_loop and recorded and any(each.at is None for each in plan.payloads), "recorded arrivals need a recording as --input"),
+        (
+            open_loop and recorded and not recorded_rate(plan.payloads) * plan.speed * plan.seconds < MOST_REQUESTS,
+            f"--speed {plan.speed:g} for {plan.seconds:g} seconds is too much",
+        ),
+        (not plan.speed > 0, f"--speed: {plan.speed:g} is no speed; give a number above 0"),
+        (plan.engine == "wrk" and open_loop, "wrk knows closed loops only: leave --engine wrk out for an open one"),
+        (plan.engine == "wrk" and plan.protocol in GRPC, "wrk speaks HTTP only: leave --engine wrk out for gRPC"),
+    ]
+
+
+def write_plan(plan: LoadPlan, to: IO[bytes]) -> None:
+    """A line of JSON, and behind it the bodies."""
+    told = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "payloads"}
+    heads = [[len(each.body), each.content_type, each.headers, each.query, each.at] for each in plan.payloads]
+    to.write(json.dumps(told | {"payloads": heads}).encode() + b"\n")
+    for payload in plan.payloads:
+        to.write(payload.body)
+    to.flush()
+
+
+def read_plan(source: IO[bytes]) -> LoadPlan:
+    told: dict[str, Any] = json.loads(source.readline())
+    payloads = [
+        Payload(source.read(size), kind, tuple((name, value) for name, value in headers), query, at)
+        for size, kind, headers, query, at in told.pop("payloads")
+    ]
+    return LoadPlan(payloads=payloads, **told)

@@ -1,0 +1,119 @@
+"""A load, from its plan to its figures: in this process, or in one of its own, whose event loop has nothing else to do."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_cli.bench.generator.load import SLOT, Load
+from tsx_cli.bench.generator.plan import LoadPlan, write_plan
+from tsx_cli.bench.generator.result import Measured, Noted, account
+from tsx_cli.bench.protocols import GRPC
+from tsx_cli.failure import CliError, UsageError
+
+TOLD_EVERY = 5  # slots
+_BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.child import main; main()"
+
+
+class Progress(NamedTuple):
+    """How far a load is; `answers` are all there were."""
+
+    seconds: float
+    of: float
+    answers: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Measured:
+    """In this process, which had better do nothing else. Raises CliError where there is no server."""
+    load = await _make(plan)
+    slots = max(1, round((plan.lead + plan.seconds) / SLOT))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        try:
+            await load.open()
+        except OSError as error:
+            raise CliError(f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another address") from error
+        used, starved, began = time.process_time(), starvation(), time.perf_counter()
+        shares = (0.0, 0.0)
+
+        def tick(number: int) -> None:
+            nonlocal shares
+            if number == slots:
+                took = time.perf_counter() - began
+                shares = (time.process_time() - used) / took, (starvation() - starved) / took
+            elif on_progress is not None and number % TOLD_EVERY == 0:
+                on_progress(Progress(number * SLOT, slots * SLOT, load.answers))
+
+        await load.run(slots, min(plan.grace, plan.timeout), tick)
+    finally:
+        await load.close()
+        gc.enable()
+    return account(plan, _noted(load, *shares))
+
+
+def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Measured:
+    """In a process of its own. Raises CliError."""
+    if plan.engine == "wrk":
+        from tsx_cli.bench.generator.wrk import run_wrk
+
+        return run_wrk(plan)
+    boot = _BOOT.format(path=[place for place in sys.path if place])  # as here, and nothing from the working directory
+    with subprocess.Popen([sys.executable, "-c", boot], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            write_plan(plan, child.stdin)  # stays open: its end tells the child that nobody waits any more
+            for line in child.stdout:
+                told = json.loads(line)
+                if "result" in told:
+                    return Measured.of_json(told["result"])
+                if "error" in told:
+                    raise (UsageError if told["usage"] else CliError)(told["error"])
+                if on_progress is not None:
+                    on_progress(Progress(*told["progress"]))
+        except BrokenPipeError:
+            pass
+        finally:
+            child.kill()
+    raise CliError(f"the load generator ended by itself ({child.returncode}); what it printed above says why")
+
+
+def starvation() -> float:
+    """Seconds that this process has been ready to run and waited for a core; 0 where the kernel does not count them."""
+    counts = Path("/proc/self/schedstat")
+    return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
+
+
+async def _make(plan: LoadPlan) -> Load:
+    from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
+    from tsx_cli.bench.generator.schedule import due_times
+
+    if plan.protocol in GRPC:
+        from tsx_cli.bench.generator.rpc import connector, rendered
+    else:
+        from tsx_cli.bench.generator.http import connector, rendered
+    try:
+        requests, connect = rendered(plan), connector(plan)
+    except OSError as error:
+        raise CliError(f"{plan.certificate} cannot be read as a certificate: {error}") from error
+    if plan.mode == "closed":
+        return ClosedLoop(connect, requests, plan.connections, plan.timeout)
+    return OpenLoop(connect, requests, plan.connections, plan.timeout, due_times(plan, plan.lead + plan.seconds))
+
+
+def _noted(load: Load, cpu: float, starved: float) -> Noted:
+    return Noted(
+        *(load.start, load.marks, load.accepted, load.refused, load.late, load.gaps),
+        *(load.unanswered, load.unsent, load.waited, cpu, starved),
+    )

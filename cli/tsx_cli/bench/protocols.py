@@ -1,0 +1,164 @@
+"""How a request looks on the wire, for each protocol that a server may speak."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from tsx_cli.bench.payloads import NOT_SENT, Payload
+from tsx_cli.failure import UsageError
+from tsx_runtime.addresses import parse_address
+
+GRPC = ("grpc", "kserve-v2-grpc")
+BINARY_HEAD = "Inference-Header-Content-Length"  # of the Open Inference Protocol's binary tensors
+QUERY = "%=&+;,/?:@!$'()*~[]"  # what stays as it is
+ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
+
+
+class Place(NamedTuple):
+    """Where a server is; with a `socket`, it is that unix socket. `prefix` goes before the paths of the protocol."""
+
+    host: str
+    port: int
+    prefix: str = ""
+    secure: bool = False
+    socket: str = ""
+
+    @property
+    def authority(self) -> str:
+        if self.socket:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+
+
+def read_url(url: str) -> Place:
+    """Raises UsageError."""
+    try:
+        if url.startswith("unix:"):
+            return Place("", 0, socket=parse_address(url).path)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+        if parts.scheme not in ("http", "https", "grpc") or not parts.hostname or port == 0 or parts.query or parts.username:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock") from None
+    secure = parts.scheme == "https"
+    return Place(ANY_HOST.get(parts.hostname, parts.hostname), port or (443 if secure else 80), parts.path.rstrip("/"), secure)
+
+
+class Sent(NamedTuple):
+    """What a protocol makes of a payload."""
+
+    path: str
+    body: bytes
+    content_type: str | None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Form = Callable[[str, "str | None", Payload], Sent]
+
+
+def _predictions(model: str, version: str | None, payload: Payload) -> Sent:
+    return Sent(_path("predictions", model, *([version] if version else [])), payload.body, payload.content_type)
+
+
+def _kserve_v1(model: str, version: str | None, payload: Payload) -> Sent:
+    _no_version("kserve-v1", version)
+    value = _json_of(payload)
+    if not (isinstance(value, Mapping) and "instances" in value):
+        alone = {"b64": base64.b64encode(payload.body).decode()} if value is None else value
+        payload = payload._replace(body=_dumped({"instances": [alone]}))
+    return Sent(f"{_path('v1', 'models', model)}:predict", payload.body, "application/json")
+
+
+def _kserve_v2(model: str, version: str | None, payload: Payload) -> Sent:
+    path = _path("v2", "models", model, *(["versions", version] if version else []), "infer")
+    value = _json_of(payload)
+    if isinstance(value, Mapping) and "inputs" in value:
+        return Sent(path, payload.body, "application/json")
+    if any(name.lower() == BINARY_HEAD.lower() for name, _ in payload.headers):
+        return Sent(path, payload.body, payload.content_type)
+    tensor = tensor_of(value)
+    if tensor is not None:
+        return Sent(path, _dumped({"inputs": [tensor]}), "application/json")
+    raw = len(payload.body).to_bytes(4, "little") + payload.body
+    told = {"name": "input-0", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    head = _dumped({"inputs": [told]})
+    return Sent(path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),))
+
+
+def _invocations(model: str, version: str | None, payload: Payload) -> Sent:
+    _no_version("invocations", version)
+    return Sent(f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type)
+
+
+FORMS: dict[str, Form] = {
+    "tsx": _predictions,
+    "torchserve": _predictions,
+    "kserve-v1": _kserve_v1,
+    "kserve-v2": _kserve_v2,
+    "invocations": _invocations,
+}
+PROTOCOLS = (*FORMS, *GRPC)
+
+
+def render(protocol: str, url: str, model: str, payload: Payload, token: str | None = None, *, version: str | None = None) -> bytes:
+    """The whole request, as HTTP/1.1 writes it. Raises UsageError."""
+    if protocol not in FORMS:
+        raise UsageError(f"'{protocol}' is no protocol over HTTP; there are {', '.join(FORMS)}")
+    place = read_url(url)
+    sent = FORMS[protocol](model, version, payload)
+    path = sent.path
+    if payload.query:
+        path += ("&" if "?" in path else "?") + quote(payload.query, safe=QUERY, encoding="latin-1")
+    lines = [f"POST {quote(place.prefix)}{path} HTTP/1.1", f"Host: {place.authority}"]
+    if sent.content_type is not None:
+        lines.append(f"Content-Type: {sent.content_type}")
+    skipped = NOT_SENT | {"content-type"} if token is not None else (NOT_SENT | {"content-type"}) - {"authorization"}
+    lines += [f"{name}: {value}" for name, value in (*payload.headers, *sent.headers) if name.lower() not in skipped]
+    if token is not None:
+        lines.append(f"Authorization: Bearer {token}")
+    head = "\r\n".join([*lines, f"Content-Length: {len(sent.body)}", "", ""])
+    return head.encode("latin-1", "replace") + sent.body
+
+
+def tensor_of(value: Any) -> dict[str, Any] | None:
+    """Nested lists of numbers as a tensor of the Open Inference Protocol; None for anything else, and for ragged ones."""
+    shape: list[int] = []
+    flat = value
+    while isinstance(flat, list) and flat and isinstance(flat[0], list):
+        shape.append(len(flat[0]))
+        if any(not isinstance(row, list) or len(row) != len(flat[0]) for row in flat):
+            return None
+        flat = [each for row in flat for each in row]
+    if not isinstance(flat, list) or not flat or any(isinstance(each, bool) or not isinstance(each, int | float) for each in flat):
+        return None
+    datatype = "INT64" if all(isinstance(each, int) for each in flat) else "FP32"
+    return {"name": "input-0", "shape": [len(value), *shape], "datatype": datatype, "data": flat}
+
+
+def _json_of(payload: Payload) -> Any:
+    """The value of a JSON body; None where it is none."""
+    if payload.content_type is not None and "json" not in payload.content_type:
+        return None
+    try:
+        return json.loads(payload.body)
+    except ValueError:
+        return None
+
+
+def _no_version(protocol: str, version: str | None) -> None:
+    if version:
+        raise UsageError(f"{protocol} has no way to name a version; leave --version out, or choose another --protocol")
+
+
+def _path(*segments: str) -> str:
+    return "".join(f"/{quote(segment, safe='')}" for segment in segments)
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
