@@ -1,5 +1,6 @@
-"""`python -m tsx_cli.bench.generator`."""
+"""`python -m tsx_cli.bench.generator`: what `measure` starts, for who wants to by hand."""
 
 from tsx_cli.bench.generator.child import main
 
-main()
+if __name__ == "__main__":
+    main()
