@@ -34,6 +34,7 @@ from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pa
 from tsx_runtime.core.measured import FILE as MEASURED
 from tsx_runtime.core.measured import LARGEST as MOST_MEASURED
 from tsx_runtime.core.measured import parse_measured
+from tsx_runtime.loglines import escaped
 
 
 class ArchiveGroup(DefaultGroup):
@@ -142,9 +143,9 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
     print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in told.members])
     if measured is not None:
-        print(measured)
+        print(escaped(measured))
     for problem in told.problems:
-        print(f"note: {problem}")
+        print(f"note: {escaped(str(problem))}")
 
 
 @app.command()
@@ -156,7 +157,7 @@ def verify(file: Archive, as_json: AsJson = False) -> None:
         print_json({"archive": str(file), "intact": not faults, "findings": [finding._asdict() for finding in findings]})
     else:
         for finding in findings:
-            print(f"{'FAULT' if finding.is_fault else 'note'}: {finding.text}")
+            print(f"{'FAULT' if finding.is_fault else 'note'}: {escaped(finding.text)}")
         if not faults:
             print(f"{file} is intact")
     if faults:

@@ -9,7 +9,7 @@ import typer
 from tsx_cli.client import path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import print_json
+from tsx_cli.output import one_line, print_json
 from tsx_cli.stages import PARTS, bar, milliseconds
 
 app = typer.Typer(add_completion=False)
@@ -32,7 +32,7 @@ def explain(
     if as_json:
         print_json(told)
     else:
-        print("\n".join(lines(told)))
+        print("\n".join(map(one_line, lines(told))))
 
 
 def lines(told: dict[str, Any]) -> list[str]:

@@ -8,6 +8,8 @@ import traceback
 from pathlib import PurePath
 from typing import TextIO
 
+from tsx_runtime.loglines import escaped
+
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
@@ -38,10 +40,10 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
         _explain_unexpected(error, debug, file)
         return FAILED
     message = getattr(error, "message", None) or _os_error(error)
-    print(_mark(f"Error: {message}", file), file=file)
+    print(_mark(f"Error: {escaped(str(message))}", file), file=file)
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
-        print(worker_traceback.rstrip() if debug else where(worker_traceback), file=file)
+        print(escaped(worker_traceback.rstrip() if debug else where(worker_traceback)), file=file)
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     return int(getattr(error, "exit_code", FAILED))

@@ -12,6 +12,7 @@ from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
 from tsx_cli.output import print_json, print_table
+from tsx_runtime.loglines import escaped
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings import TUNABLE
 
@@ -236,14 +237,14 @@ def _print_version(told: dict[str, Any]) -> None:
         print_table(["worker", "status", "pid", "device", "memory", "since"], workers)
     for name in ("status", "lastError"):
         if told.get(name):
-            print(str(told[name]).rstrip())
+            print(escaped(str(told[name]).rstrip()))
 
 
 def _say(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:
-        print(in_commands(answer["status"]))
+        print(escaped(in_commands(answer["status"])))
 
 
 def in_commands(status: str) -> str:

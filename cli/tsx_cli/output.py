@@ -10,13 +10,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tsx_runtime.loglines import STEERS, escaped
+
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def one_line(value: object) -> str:
+    """What somebody else wrote, as one line that does nothing to a terminal."""
+    return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else one_line(cell) for cell in row] for row in rows]
     console = Console()
     if not console.is_terminal:
         print_columns([list(columns), *cells])

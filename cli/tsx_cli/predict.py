@@ -21,6 +21,7 @@ from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import guess_content_type
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import print_json
+from tsx_runtime.loglines import STEERS, escaped
 
 BAR = 30
 SHOWN_LABELS = 20
@@ -93,7 +94,7 @@ def show(response: Response, console: Console) -> None:
     if response.content_type.startswith("text/"):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a part may end within a character
         for part in response.parts:
-            console.file.write(decoder.decode(part))
+            console.file.write(escaped(decoder.decode(part)))
             console.file.flush()
         console.file.write("\n")
         return
@@ -104,11 +105,11 @@ def show(response: Response, console: Console) -> None:
         _show_unparsed(body, response.content_type, console)
         return
     if labels := as_probabilities(value):
-        width = max(len(label) for label, _ in labels)
+        width = max(len(escaped(label)) for label, _ in labels)
         for label, probability in labels:
-            console.print(Text(f"{label:<{width}}  {probability:7.2%}  "), Text("█" * round(probability * BAR), "green"), sep="")
+            console.print(Text(f"{escaped(label):<{width}}  {probability:7.2%}  "), Text("█" * round(probability * BAR), "green"), sep="")
     else:
-        console.print(JSON.from_data(value, ensure_ascii=False))
+        console.print(JSON.from_data(_harmless(value), ensure_ascii=False))
 
 
 def as_probabilities(value: object) -> list[tuple[str, float]]:
@@ -120,9 +121,18 @@ def as_probabilities(value: object) -> list[tuple[str, float]]:
     return list(value.items())
 
 
+def _harmless(value: object) -> object:
+    """JSON escapes by itself what comes before the space, and no more."""
+    if isinstance(value, str):
+        return STEERS.sub(lambda found: escaped(found[0]) if found[0] > " " else found[0], value)
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(each) for key, each in value.items()}
+    return [_harmless(each) for each in value] if isinstance(value, list) else value
+
+
 def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
     try:
-        console.print(Text(body.decode("utf-8")))
+        console.print(Text(escaped(body.decode("utf-8"))))
     except UnicodeDecodeError:
         kind = f" of {content_type}" if content_type else " that are not text"
         raise CliError(f"the answer is {human(len(body))}{kind}; write it into a file with --output FILE") from None

@@ -21,7 +21,7 @@ import typer
 from tsx_cli.client import KeptConnection, Server, path
 from tsx_cli.failure import CliError
 from tsx_cli.options import AsJson, Config, Url, read_settings
-from tsx_cli.output import print_json, print_table
+from tsx_cli.output import one_line, print_json, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
 
 AHEAD = 1000  # requests that may wait for a connection: who is that late reads no more of the recording
@@ -189,7 +189,9 @@ def _show(told: dict[str, Any]) -> None:
     print_table(["replay", ""], rows)
     for each in told["different"]:
         was, now = each["recorded"], each["now"]
-        print(f"differs at {each['at']} s: recorded {was['status']} {was['answer']}, now {now['status']} {now['answer']}")
+        print(
+            f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now {now['status']} {one_line(now['answer'])}"
+        )
 
 
 def _ms(ordered: list[float], which: float) -> float | None:

@@ -13,7 +13,7 @@ import typer
 from tsx_cli.client import RequestFailed, Server, path
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import print_json, print_table
+from tsx_cli.output import one_line, print_json, print_table
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOOK_APART = 1.0  # seconds
@@ -134,7 +134,7 @@ def _show(told: dict[str, Any]) -> None:
     plan, share = told["plan"], told["share"]
     step = f"step {told['step']} of {len(plan['steps'])}, {share:g} % for {plan['version']}"
     print(f"{told['model']}: {told['old']} -> {plan['version']}, {told['status']}; {step}, for {told['seconds']:.0f} of {plan['bake']:g} s")
-    print(f"{told['reason']}\n")
+    print(f"{one_line(told['reason'])}\n")
     rows = [
         (number, counts["requests"], counts["errors"], f"{counts['error_rate']:.2%}", _ms(counts["p50_ms"]), _ms(counts["p99_ms"]))
         for number, counts in ((told["old"], told["old_counts"]), (plan["version"], told["new_counts"]))
@@ -153,7 +153,7 @@ def _line(entry: dict[str, Any]) -> str:
     if new["requests"]:
         numbers = f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99 {_ms(new['p99_ms'])} ms"
         numbers += f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%}, {_ms(old['p99_ms'])} ms)"
-    return f"{at}  {entry['event']} at {entry['share']:g} %: {entry['reason']}{numbers}"
+    return f"{at}  {entry['event']} at {entry['share']:g} %: {one_line(entry['reason'])}{numbers}"
 
 
 def _ms(value: float | None) -> str:

@@ -10,7 +10,7 @@ import typer
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import print_json, print_table
+from tsx_cli.output import one_line, print_json, print_table
 
 WIDE = 100  # characters of a line of a body
 NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
@@ -104,7 +104,7 @@ def _show(told: dict[str, Any], examples: int) -> None:
         print(f"model {name} has no shadow; `tsx models shadow {name} --to VERSION --share 10%` begins one")
         return
     said, requests, errors = told["shadow"], told["requests"], told["errors"]
-    state = told["state"] + (f": {told['why']}" if "why" in told else "")
+    state = told["state"] + (f": {one_line(told['why'])}" if "why" in told else "")
     print(f"{name}: {said['share']:g} % to version {told['version']}, compared by {_how(said['compare'])}; {state}")
     print(f"since {told['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of them under way")
     if requests["shed"]:
@@ -113,7 +113,7 @@ def _show(told: dict[str, Any], examples: int) -> None:
     sure = f" ({_percent(rate['rate'])}; 95 % sure: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
     print(f"{told['agreed']} agreed, {told['disagreed']} disagreed{sure}")
     if errors["comparison"]:
-        print(f"{errors['comparison']} could not be compared: {told.get('last_problem', '')}")
+        print(f"{errors['comparison']} could not be compared: {one_line(told.get('last_problem', ''))}")
     latency = told.get("latency")
     if latency:
         rows = [(side, latency[side]["p50"], latency[side]["p99"], errors[side]) for side in ("primary", "shadow")]
@@ -123,7 +123,7 @@ def _show(told: dict[str, Any], examples: int) -> None:
 
 
 def _show_example(example: dict[str, Any]) -> None:
-    print(f"\n{example['at'][:19]}Z request {example['request_id']}: {example['why']}")
+    print(f"\n{example['at'][:19]}Z request {one_line(example['request_id'])}: {one_line(example['why'])}")
     print(f"  request  {_body(example['body'])}")
     for side in ("primary", "shadow"):
         answer = example[side]

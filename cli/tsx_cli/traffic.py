@@ -12,7 +12,7 @@ import typer
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import print_json, print_table
+from tsx_cli.output import one_line, print_json, print_table
 
 RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)")
 
@@ -113,10 +113,10 @@ def _show(told: dict[str, Any], as_json: bool) -> None:
     print_table([told["model"], "labels", "ready", "share", "requests", "errors"], rows)
     said = told["traffic"]
     if said.get("sticky"):
-        print(f"sticky by {said['sticky'].replace(':', ' ', 1)}")
+        print(f"sticky by {one_line(said['sticky'].replace(':', ' ', 1))}")
     for rule in said.get("rules", []):
         test = f"={rule['equals']}" if "equals" in rule else f"~{rule['matches']}"
-        print(f"rule: header {rule['header']}{test} -> {rule['to']}")
+        print(f"rule: header {rule['header']}{one_line(test)} -> {rule['to']}")
 
 
 def _weights(texts: Sequence[str]) -> dict[str, float]:

@@ -42,6 +42,7 @@ wrong, with which value, and what to do next.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 
 
@@ -143,6 +144,10 @@ class InvalidWorkflow(TsxError):
 class MethodNotAllowed(TsxError):
     status = 405
     type = "MethodNotAllowedException"
+
+    def __init__(self, message: str, *, allowed: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.allowed = allowed  # methods, where others are
 
 
 class CleanupTimeout(TsxError):

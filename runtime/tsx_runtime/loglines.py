@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -17,6 +18,15 @@ MARK_END = "\x1f"
 
 # What a record of the log may say of a request, by `extra`; and where workers are meant, of one of those.
 ABOUT = ("model", "version", "worker", "request_id", "request_ids")
+
+
+# What steers a terminal, or shows text in another order than it has. Lines and tabs stay.
+STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|\r(?!\n)")
+
+
+def escaped(text: str) -> str:
+    """Text that a client or a handler may have written, as it may be shown at a terminal."""
+    return STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text)
 
 
 def writes_json(log_format: str, *, in_files: bool, stream: TextIO | None = None) -> bool:

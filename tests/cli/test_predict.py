@@ -66,6 +66,15 @@ def test_text_is_printed_as_it_is_even_where_it_looks_like_markup() -> None:
     assert laid_out(b"a stream", "text/plain") == "a stream\n"
 
 
+def test_an_answer_does_not_steer_the_terminal() -> None:
+    assert laid_out(b"\x1b[2Ja\r\nb", "text/plain") == "\\x1b[2Ja\r\nb\n"
+    assert "\x1b" not in laid_out(b"\x1b[2J")
+    assert laid_out('{"\x9bcat": 0.5}'.encode()).startswith(r"\x9bcat  ")
+    shown = laid_out('{"a": ["\x9b31m", "\\u001b"]}'.encode())
+    assert "\x9b" not in shown
+    assert "\x1b" not in shown
+
+
 def test_a_stream_of_text_may_part_a_character() -> None:
     console = Console(file=io.StringIO(), width=80)
     show(Response(200, "text/plain", iter(["é".encode()[:1], "é".encode()[1:]])), console)

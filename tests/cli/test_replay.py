@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tsx_cli.replay import plan, target_of
+from tsx_cli.replay import _show, plan, target_of
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 ECHO = """
@@ -130,3 +130,11 @@ def test_what_is_no_recording_is_told(served: RunningServer, run: Callable[..., 
         done = run("replay", place, "--url", str(served.inference.base_url))
         assert done.code == 1
         assert told in done.err
+
+
+def test_answers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"answers": {}, "failed": {}, "sent": 1, "seconds": 1.0, "compared": 1, "equal": 0}
+    numbers = dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "late_p99_ms", "late_max_ms"))
+    sides = {"recorded": {"status": 200, "answer": "\x1b[2J"}, "now": {"status": 200, "answer": "a\nb\x9b"}}
+    _show({**told, **numbers, "different": [{"at": 0.5, **sides}]})
+    assert capsys.readouterr().out.splitlines()[-1] == r"differs at 0.5 s: recorded 200 \x1b[2J, now 200 a\nb\x9b"

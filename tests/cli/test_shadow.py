@@ -13,7 +13,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving, tsx
 from tsx_cli.failure import UsageError
-from tsx_cli.shadow import _body, read_compare, read_share
+from tsx_cli.shadow import _body, _show_example, read_compare, read_share
 
 NUMBER = """
 def handle(data, context):
@@ -51,6 +51,23 @@ def test_what_clients_sent_does_not_steer_the_terminal() -> None:
     assert _body({"size": 9, "text": "\x1b[2Ja\nb c"}) == "?[2Ja b c"
     assert _body({"size": 5000, "text": "x" * 2048}) == "x" * 100 + "... (5000 bytes)"
     assert _body({"size": 7, "base64": "//79"}) == "7 bytes"
+
+
+def test_what_handlers_said_does_not_steer_it_either(capsys: pytest.CaptureFixture[str]) -> None:
+    side = {"version": "1.0", "status": 200, "ms": 1.0, "body": {"size": 4, "text": "\x1b[2J"}}
+    _show_example(
+        {
+            "at": "2026-01-01T00:00:00Z",
+            "request_id": "\x9bid",
+            "why": "a: \x1b]0;x\nb",
+            "body": side["body"],
+            "primary": side,
+            "shadow": side,
+        }
+    )
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"request \x9bid: a: \x1b]0;x\nb" in shown
 
 
 def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(tmp_path: Path, user_environment: dict[str, str]) -> None:

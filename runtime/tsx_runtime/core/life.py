@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -168,7 +168,7 @@ class Life:
                 return None
 
     async def _until_end(self, running: Running) -> None:
-        watching = [asyncio.create_task(watch(running)) for watch in (self._watch_response, self._watch_health)]
+        watching = [asyncio.create_task(self._keep(watch, running)) for watch in (self._watch_response, self._watch_health)]
         channel = running.channel
         await channel.closed
         for watch in watching:
@@ -188,6 +188,15 @@ class Life:
             self._terms.dispatcher.refuse_all(lost.jobs, error)
         else:
             self._terms.dispatcher.retry_lost(lost, channel.streaming, error)
+
+    async def _keep(self, watch: Callable[[Running], Awaitable[None]], running: Running) -> None:
+        """Nobody waits for a watch, and one that ended unheard would leave a worker that hangs to itself."""
+        while True:
+            try:
+                return await watch(running)
+            except Exception:  # the boundary of a task
+                logger.exception("%s: the watch over worker %s failed, and is begun anew", self._terms.label, self._worker.id)
+                await asyncio.sleep(self._terms.heartbeat)
 
     async def _watch_response(self, running: Running) -> None:
         """Kill the worker when the batch it works on takes too long. Wakes once a timeout, not once a batch."""

@@ -225,6 +225,7 @@ class Registry:
         await asyncio.gather(*(self._remove(version) for version in versions))
         await self._background.over()
         await self.recorders.close()
+        await asyncio.to_thread(self.rollouts.logs.close)
         await asyncio.to_thread(self.state.close)
         await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)

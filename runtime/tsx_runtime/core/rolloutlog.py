@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,24 @@ class Logs:
     """A file of JSON lines for each model, written by a thread; without a directory, a list."""
 
     def __init__(self, directory: Path | None) -> None:
+        """Reads what there is now: nothing of it is read, nor waited for, once requests are served."""
         self._directory = directory and directory / "rollouts"
-        self._lines: dict[str, list[dict[str, Any]]] = {}
+        self._lines: dict[str, list[dict[str, Any]]] = {} if self._directory is None else _read_all(self._directory)
         self._thread = ThreadPoolExecutor(1, "tsx-rollout-log")
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
-        lines = self._of(name)
+        lines = self._lines.setdefault(name, [])
         lines.append(entry)
         del lines[:-MOST_LINES]
         if self._directory is not None:
             self._thread.submit(self._write, self._directory / f"{name}.jsonl", json.dumps(entry))
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        return list(self._of(name))
+        return list(self._lines.get(name, ()))
 
     def close(self) -> None:
+        """Returns when everything is written."""
         self._thread.shutdown()
-
-    def _of(self, name: str) -> list[dict[str, Any]]:
-        if name not in self._lines:
-            self._lines[name] = [] if self._directory is None else _read_lines(self._directory / f"{name}.jsonl")
-        return self._lines[name]
 
     def _write(self, file: Path, line: str) -> None:
         try:
@@ -48,12 +46,27 @@ class Logs:
             logger.warning("a decision of a rollout is in no file: %s cannot be written: %s", file, error.strerror or error)
 
 
+def _read_all(directory: Path) -> dict[str, list[dict[str, Any]]]:
+    try:
+        files = sorted(directory.glob("*.jsonl"))
+    except OSError:
+        return {}
+    return {file.stem: _read_lines(file) for file in files}
+
+
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()[-MOST_LINES:]
-        return [json.loads(line) for line in lines]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
+        with file.open(encoding="utf-8") as lines:
+            return [told for line in deque(lines, MOST_LINES) if (told := _told(line)) is not None]
+    except (OSError, UnicodeDecodeError) as error:
         logger.warning("the log of rollouts %s cannot be read: %s", file, error)
         return []
+
+
+def _told(line: str) -> dict[str, Any] | None:
+    """None where a server was killed while it wrote it."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None

@@ -62,7 +62,7 @@ class Rollouts:
         self._running: dict[str, _Running] = {}
         self._closed = False
         registry.splits.checks.append(self._check)
-        self._logs = Logs(registry.state.directory)
+        self.logs = Logs(registry.state.directory)
         registry.on_traffic.append(self._on_traffic)
 
     def start(self, name: str, plan: RolloutPlan) -> RolloutState:
@@ -92,7 +92,7 @@ class Rollouts:
 
     def log(self, name: str) -> list[dict[str, Any]]:
         """Each decision with its numbers, the newest last."""
-        return self._logs.read(name)
+        return self.logs.read(name)
 
     def stop(self, name: str, *, back: bool) -> RolloutState:
         """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict where none is under way."""
@@ -106,14 +106,13 @@ class Rollouts:
         return running.state
 
     def close(self) -> None:
-        """The server ends; the next one goes on."""
+        """The server ends; the next one goes on. What its log has to write is written by `logs.close`, which may take its time."""
         self._closed = True
         for name, running in self._running.items():
             running.timer.cancel()
             self._read(name, running)
             self._save(name, running)
         self._running.clear()
-        self._logs.close()
 
     def _on_traffic(self, name: str) -> None:
         """A model came, so that what was under way when the server ended goes on; or its traffic was changed by somebody else."""
@@ -158,7 +157,15 @@ class Rollouts:
             running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}
             self._save(name, running)
         else:
-            self._end(name, running, "stopped", "the weights of the model were changed by hand")
+            self._end(name, running, "stopped", self._why_changed(name, state))
+
+    def _why_changed(self, name: str, state: RolloutState) -> str:
+        """The weights, and not by this rollout."""
+        versions = self._registry.models[name].versions
+        for version in versions.values():
+            if version.replaced in {state.old, state.plan.version} - set(versions):
+                return f"version {version.replaced} was replaced by version {version.version}, which has its share now"
+        return "the weights of the model were changed by hand"
 
     def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
         """The version whose requests the new one is to get."""
@@ -313,7 +320,7 @@ class Rollouts:
     def _note(self, name: str, running: _Running, event: str) -> None:
         state = running.state
         logger.info("rollout of %s, version %s: %s at %g %%: %s", name, state.plan.version, event, state.share, state.reason)
-        self._logs.add(
+        self.logs.add(
             name,
             {
                 "at": time.time(),

@@ -86,6 +86,8 @@ class Shadows:
         if old is None or (old.number, old.said.compare) != (number, said.compare):
             if old is not None:
                 self._stop(old)
+                if old.number != number:
+                    logger.info("the shadow of %s is version %s now, in place of %s, and counts from nothing", name, number, old.number)
             old = self._by_model[name] = Shadowing(name, number, said, self._judge)
         old.change(said)
         old.aim(model.versions.get(number))

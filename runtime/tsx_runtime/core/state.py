@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tsx_archiver.errors import CacheError
+from tsx_archiver.locks import FileLock
 from tsx_archiver.whole import whole_file
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.settings import Settings
@@ -23,12 +25,20 @@ class State:
     """What is kept of each model, by part. Not thread safe: it lives on the event loop, and writes in a thread of its own."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Without a directory, or where it cannot be written, it is kept as long as the server runs."""
+        """Without a directory, or where it cannot be written, it is kept as long as the server runs.
+
+        Of several servers with one directory the first one writes there. Another one starts with what it finds, and writes
+        what it has to once the first one has ended: in a rolling update it is started before that.
+        """
         self.directory = directory
+        self._lock: FileLock | None = None  # held by who writes there
+        self._waiting: dict[Path, str | None] = {}  # what is to be written once it is
         self._models = {} if directory is None else _read_all(directory / "models")
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
         self._told = False
+        if directory is not None and directory.is_dir():
+            self._own(directory)
 
     def load(self, name: str) -> dict[str, Any]:
         return dict(self._models.get(name, {}))
@@ -58,6 +68,9 @@ class State:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _write_soon(self, name: str, text: str | None) -> None:
         if self.directory is None:
@@ -65,18 +78,43 @@ class State:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tsx-state")  # one, so that what came later is written later
-        self._last = self._thread.submit(self._write, self.directory / "models" / f"{name}.json", text)
+        self._last = self._thread.submit(self._write, self.directory, self.directory / "models" / f"{name}.json", text)
 
-    def _write(self, file: Path, text: str | None) -> None:
+    def _write(self, directory: Path, file: Path, text: str | None) -> None:
+        """In the thread."""
+        self._waiting[file] = text
         try:
-            if text is None:
-                file.unlink(missing_ok=True)
-            else:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(file) as out:
-                    out.write(text.encode())
+            directory.mkdir(parents=True, exist_ok=True)
+            if not self._own(directory):
+                return
+            for file, text in self._waiting.items():
+                if text is None:
+                    file.unlink(missing_ok=True)
+                else:
+                    file.parent.mkdir(exist_ok=True)
+                    with whole_file(file) as out:
+                        out.write(text.encode())
+            self._waiting.clear()
         except OSError as error:
             self._tell(f"{file} cannot be written: {error.strerror or error}")
+
+    def _own(self, directory: Path) -> bool:
+        """Whether this server, and no other one, writes there."""
+        if self._lock is not None:
+            return True
+        try:
+            lock = FileLock(directory / "lock")
+        except OSError:  # what is to be written there fails as well, and is told then
+            return True
+        try:
+            if not lock.own(wait=False):
+                lock.close()
+                self._tell(f"another server that runs keeps its own in {directory}")
+                return False
+        except CacheError:  # a file system without locks
+            pass
+        self._lock = lock
+        return True
 
     def _tell(self, why: str) -> None:
         """Once: each further change would say the same."""

@@ -11,8 +11,9 @@ import grpc
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.tracing import current
+from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.metadata import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, Refusal, worker_refusal
 from tsx_runtime.http.asgi import Pair, check_status, new_request_id
@@ -87,19 +88,28 @@ class Asked:
 
 async def whole_answer(context: Context, asked: Asked) -> tuple[Answer, bytes]:
     """The answer and its body, its headers sent to the client as metadata."""
-    tell_id(context, asked)
-    answer = await asked.answer()
+    answer = await _first(context, asked)
     await tell_headers(context, asked, answer)
     return answer, await answer.whole(asked.version.max_response_size)
 
 
 async def answer_parts(context: Context, asked: Asked) -> AsyncGenerator[tuple[Answer, bytes], None]:
     """The answer, and each part of it as it comes. The worker is held while its client is slower."""
-    tell_id(context, asked)
-    answer = await asked.answer()
+    answer = await _first(context, asked)
     await tell_headers(context, asked, answer)
     async for part in answer.parts():
         yield answer, part
+
+
+async def _first(context: Context, asked: Asked) -> Answer:
+    """As `Asked.answer`. Who is refused is told by which version, where a split had picked one."""
+    tell_id(context, asked)
+    try:
+        return await asked.answer()
+    except (TsxError, Refused):
+        if asked.job.routed is not None:
+            context.set_trailing_metadata((("x-request-id", asked.id), (HEADER.decode(), asked.version.version)))
+        raise
 
 
 def tell_id(context: Context, asked: Asked) -> None:

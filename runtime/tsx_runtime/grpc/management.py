@@ -24,6 +24,7 @@ from tsx_runtime.http.describe import PAGE
 from tsx_runtime.http.management import Management, parameters_of
 from tsx_runtime.http.schemas import RegisterParameters, ScaleParameters
 
+REPLACE = "x-tsx-replace"  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
 NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 
 
@@ -53,9 +54,10 @@ class ManagementCalls:
         return _text(await self.management.list(request.limit or PAGE, request.next_page_token))
 
     async def register(self, request: RegisterModelRequest, context: Context) -> ManagementResponse:
-        return _status(
-            await self.management.register_as(parameters_of(RegisterParameters, _given(request), synchronous=request.synchronous))
-        )
+        """TorchServe's message has no field for `replace`, so it comes as metadata."""
+        replace = dict(context.invocation_metadata() or ()).get(REPLACE, "false")
+        wanted = parameters_of(RegisterParameters, _given(request), synchronous=request.synchronous, replace=replace)
+        return _status(await self.management.register_as(wanted))
 
     async def scale(self, request: ScaleWorkerRequest, context: Context) -> ManagementResponse:
         given = _given(request)

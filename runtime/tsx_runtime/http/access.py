@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tsx_runtime.http.protocol import FastLane
 
 SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
+ENDED = "tsx.ended"  # in the same: why its answer has no end, where that is not its client
+LEFT = "the client left"
+BROKEN = "the answer broke off"
 
 LONGEST_NAME = 128  # characters of a model's that are shown
 _NOT_SHOWN = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # of a request line: what would break the log's own
@@ -44,36 +47,59 @@ class AccessLog:
         self._left = _gap(self.share)
         return True
 
-    def add(self, client: Any, line: str, status: int, began: float, request_id: str = "", model: str = "", version: str = "") -> None:
-        """`client` is (host, port), or None at a unix socket; `began` is time.monotonic()."""
+    def add(
+        self, client: Any, line: str, status: int, began: float, request_id: str = "", model: str = "", version: str = "", broken: str = ""
+    ) -> None:
+        """`client` is (host, port), or None at a unix socket; `began` is time.monotonic(). `broken`: why the answer has no end."""
         peer, model = f"{client[0]}:{client[1]}" if client else "unix", shown(model[:LONGEST_NAME])  # by gRPC, whatever a client calls it
         took, now = int(1000 * (time.monotonic() - began)), time.time()
         if self._book.is_json:
             about = {"client": peer, "status": status, "ms": took, "request_id": request_id, "model": model, "version": version}
+            about["broken"] = broken
             self._book.add_soon(json_line(now, "info", ACCESS_LOG, line, about), now)
             return
         text = f'/{peer} "{line}" {status} {took}'
         if request_id and not self._in_file:
             text += f" {request_id} {model or '-'} {version or '-'}"
+        if broken:
+            text += f" ({broken})"
         self._book.add_soon(text, now)
 
     def flush(self) -> None:
         self._book.flush()
 
-    def watch(self, scope: Scope, send: Send) -> Send:
+    def watch(self, scope: Scope, send: Send) -> Watched:
         """A `send` that writes the line once the answer is out."""
-        began, status, request_id = time.monotonic(), 0, ""
+        return Watched(self, scope, send)
 
-        async def watched(message: Message) -> None:
-            nonlocal status, request_id
-            await send(message)
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                request_id = next((str(value, "latin-1") for name, value in message["headers"] if name == b"x-request-id"), "")
-            elif not message.get("more_body", False):
-                self.add(scope.get("client"), _request_line(scope), status, began, request_id, *_served(scope))
 
-        return watched
+class Watched:
+    """The `send` of one request. `close` when nothing more will be sent: an answer that has begun may have no end."""
+
+    def __init__(self, log: AccessLog, scope: Scope, send: Send) -> None:
+        self._log = log
+        self._scope = scope
+        self._send = send
+        self._began = time.monotonic()
+        self._status = 0  # 0: no answer has begun, or its line is written
+        self._request_id = ""
+
+    async def __call__(self, message: Message) -> None:
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._request_id = next((str(value, "latin-1") for name, value in message["headers"] if name == b"x-request-id"), "")
+        elif not message.get("more_body", False):
+            self._tell("")
+
+    def close(self) -> None:
+        if self._status:
+            self._tell(self._scope.get(ENDED, LEFT))
+
+    def _tell(self, broken: str) -> None:
+        scope, status, self._status = self._scope, self._status, 0
+        served = _served(scope)
+        self._log.add(scope.get("client"), _request_line(scope), status, self._began, self._request_id, *served, broken)
 
 
 def access_log(settings: Settings) -> AccessLog | None:
@@ -102,19 +128,26 @@ class LoggedExchange(Exchange):
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         streamed = self._flow is not None
         super().answer(status, headers, body)
-        self._tell(200 if streamed else status)
+        self._tell(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
 
     def refuse(self, error: TsxError) -> None:
+        streamed = self._flow is not None
         super().refuse(error)
-        self._tell(error.status)
+        self._tell(200 if streamed else error.status, BROKEN if streamed else "")
 
-    def _tell(self, status: int) -> None:
+    def leave(self) -> None:
+        if self._flow is not None:
+            self._tell(200, LEFT)
+        super().leave()
+
+    def _tell(self, status: int, broken: str = "") -> None:
         log = self.connection.lane.log
-        if not self._told and not self.gone and log is not None:
+        if not self._told and (broken or not self.gone) and log is not None:
             self._told = True
             served = self.connection.served_by(self)
             version = getattr(served, "version", "")  # of a split that has not picked one there is none
-            log.add(self.connection.client, shown(self.line), status, self.arrived, self.request_id.decode(), served.name, version)
+            request_id = self.request_id.decode()
+            log.add(self.connection.client, shown(self.line), status, self.arrived, request_id, served.name, version, broken)
 
 
 def some_logged(log: AccessLog) -> Callable[..., Exchange]:

@@ -65,8 +65,16 @@ class ServerApp(FastAPI):
             return
         if scope.get("root_path"):
             _strip_root(scope)
-        if self.access_log is not None and self.access_log.wants():
-            send = self.access_log.watch(scope, send)
+        if self.access_log is None or not self.access_log.wants():
+            await self._answer(scope, receive, send)
+            return
+        watched = self.access_log.watch(scope, send)
+        try:
+            await self._answer(scope, receive, watched)
+        finally:
+            watched.close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
             send = adding(send, self.cors)
             if is_preflight(scope):

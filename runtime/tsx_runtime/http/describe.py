@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tsx_runtime.core.model import Model, ModelVersion
 
 PAGE = 100
 
 ItemT = TypeVar("ItemT")
+Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; of a worker that came since it was read there is none
 
 
-def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedModel:
+def memory_of(workers: Iterable[Worker]) -> Memory:
+    """It reads files of the system, several a worker: nothing for the event loop."""
+    return {worker: worker.memory() for worker in workers}
+
+
+def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory) -> DescribedModel:
     config = version.config
     plan = version.plan
     pending = version.pending
@@ -49,7 +55,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
         device_type=version.plan.device_type or ("gpu" if version.plan.gpus else "cpu"),
         device_ids=list(version.plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
-        workers=[describe_worker(worker, gpus) for worker in version.workers],
+        workers=[describe_worker(worker, gpus, memory.get(worker, 0)) for worker in version.workers],
         job_queue_status=JobQueue(remaining_capacity=max(0, plan.job_queue_size - pending), pending_requests=pending),
         max_worker_requests=plan.recycling.requests or None,
         max_worker_memory=plan.recycling.memory or None,
@@ -65,13 +71,13 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu]) -> DescribedMo
     )
 
 
-def describe_worker(worker: Worker, gpus: dict[int, Gpu]) -> DescribedWorker:
+def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> DescribedWorker:
     gpu = None if worker.gpu_id is None else gpus.get(worker.gpu_id)
     return DescribedWorker(
         id=worker.id,
         start_time=worker.started.strftime("%Y-%m-%dT%H:%M:%S.") + f"{worker.started.microsecond // 1000:03d}Z",
         status=worker.state.value,
-        memory_usage=worker.memory(),
+        memory_usage=memory,
         pid=worker.pid,
         gpu=worker.gpu_id is not None,
         gpu_usage="N/A" if gpu is None or worker.gpu_id is None else gpu.usage(worker.gpu_id),

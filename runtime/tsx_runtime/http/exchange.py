@@ -113,7 +113,9 @@ class Exchange:
             connection.break_off()
             return
         default, v2 = connection.server_state.default_headers, speaks_v2(self.meta)
-        status, answer = connection.lane.lines.refusal(default, self.request_id, error, keep_alive=self.keep_alive, v2=v2)
+        status, answer = connection.lane.lines.refusal(
+            default, self.request_id, error, keep_alive=self.keep_alive, v2=v2, added=self._added
+        )
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
 

@@ -69,6 +69,8 @@ def unexpected(error: BaseException, request_id: bytes) -> TsxError:
 def _extra(error: TsxError) -> tuple[Pair, ...]:
     if isinstance(error, InvalidToken) and error.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        return ((b"allow", ", ".join(error.allowed).encode()),)
     if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
         return ((b"connection", b"close"),)
     if isinstance(error, Unavailable) and error.retry_after is not None:

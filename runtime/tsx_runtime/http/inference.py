@@ -17,11 +17,11 @@ from typing import Any
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.tracing import current
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, TsxError
 from tsx_runtime.http import faults
-from tsx_runtime.http.access import SERVED
+from tsx_runtime.http.access import BROKEN, ENDED, SERVED
 from tsx_runtime.http.asgi import (
     JSON,
     NO_CACHE,
@@ -78,7 +78,8 @@ class Predictions:
         except PayloadTooLarge as error:
             await self._send(send, scope, request_id, *faults.fault(error), receive if error.more else None)
         except TsxError as error:
-            await self._send(send, scope, request_id, *faults.fault(error))
+            status, pairs, body = faults.fault(error)
+            await self._send(send, scope, request_id, status, (*pairs, *_routed(scope)), body)
         except Exception as error:  # the boundary of a request
             await self._send(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
         else:
@@ -149,6 +150,7 @@ class Predictions:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except TsxError as error:
+            scope[ENDED] = BROKEN
             request_id = headers[0][1].decode()
             about = {"request_id": request_id, "model": route.name}
             logger.warning("request %s: its stream broke off: %s", request_id, error.message, extra=about)
@@ -156,6 +158,12 @@ class Predictions:
             watcher.cancel()
             job.gone = True
             answer.leave()
+
+
+def _routed(scope: Scope) -> tuple[Pair, ...]:
+    """Which version a split had picked, for who is refused by it."""
+    version = scope[SERVED][1].routed if SERVED in scope else None
+    return () if version is None else ((HEADER, version.version.encode()),)
 
 
 async def _answer(route: Route, job: WaitingJob, receive: Receive) -> Answer:

@@ -42,14 +42,16 @@ class Lines:
             self._known[status, block] = known
         return known
 
-    def refusal(self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool, v2: bool = False) -> tuple[int, bytes]:
-        """Its status, and an error as the whole of an answer."""
+    def refusal(
+        self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool, v2: bool = False, added: bytes = b""
+    ) -> tuple[int, bytes]:
+        """Its status, and an error as the whole of an answer. `added`: further lines of its head."""
         status, pairs, body = faults.fault(error)
         if v2:
             body = faults.for_v2(body)
         before, behind = around_id(default, status, (*pairs, *self.cors))
         close = b"" if keep_alive else CLOSE
-        return status, b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, len(body), close, body)
+        return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, added, len(body), close, body)
 
     def _with_cors(self, block: bytes) -> tuple[Pair, ...]:
         pairs = handler_headers(block)

@@ -18,7 +18,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi
 from tsx_runtime.http.asgi import new_request_id
-from tsx_runtime.http.describe import PAGE, describe_version, list_models
+from tsx_runtime.http.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import read_given
@@ -52,11 +52,11 @@ class Management:
         self.limit = limit
 
     async def register(self, request: Request) -> Response:
-        self._check_model_api()  # before the body, which would come for nothing
+        self._check_model_api("GET")  # before the body, which would come for nothing
         return await self.register_as(await self._parameters(request))
 
     async def register_as(self, parameters: RegisterParameters) -> Response:
-        self._check_model_api()
+        self._check_model_api("GET")
         order = _order(parameters)
         try:
             version = await self.registry.register(order, wait=parameters.synchronous)
@@ -76,8 +76,10 @@ class Management:
     async def describe(self, model: str, version: str | None, customized: bool) -> Response:
         default = self.registry.find(model, None if version == "all" else version)
         versions = list(self.registry.models[model].versions.values()) if version == "all" else [default]
-        gpus = await read_gpus() if any(worker.gpu_id is not None for found in versions for worker in found.workers) else {}
-        described = [describe_version(found, gpus) for found in versions]
+        workers = [worker for found in versions for worker in found.workers]
+        gpus = await read_gpus() if any(worker.gpu_id is not None for worker in workers) else {}
+        memory = await asyncio.to_thread(memory_of, workers)
+        described = [describe_version(found, gpus, memory) for found in versions]
         if customized:  # of all versions, those that can be asked: TorchServe asks none then, and fails for none
             asked = [pair for pair in zip(described, versions, strict=True) if version != "all" or pair[1].ready]
             answers = await asyncio.gather(*(ask_handler(found) for _, found in asked))
@@ -109,13 +111,13 @@ class Management:
         return _status(f'Default version successfully updated for model "{model}" to "{version}"')
 
     async def unregister(self, model: str, version: str | None) -> Response:
-        self._check_model_api()
+        self._check_model_api("GET", "PUT")
         await self.registry.unregister(model, version)
         return _status(f'Model "{model}" unregistered')
 
-    def _check_model_api(self) -> None:
+    def _check_model_api(self, *others: str) -> None:
         if not self.registry.settings.enable_model_api:
-            raise MethodNotAllowed(faults.NOT_ALLOWED)
+            raise MethodNotAllowed(faults.NOT_ALLOWED, allowed=others)
 
     async def _parameters(self, request: Request) -> RegisterParameters:
         return parameters_of(RegisterParameters, await read_given(request, self.limit))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.core.tracing import OpenSpan, Passage, Tracer, current, parent_of
 from tsx_runtime.errors import TsxError, is_failure
-from tsx_runtime.http.access import LoggedExchange
+from tsx_runtime.http.access import BROKEN, LEFT, LoggedExchange
 from tsx_runtime.http.asgi import Message, Pair, Receive, Scope, Send
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head
@@ -17,9 +17,6 @@ from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.http.protocol import FastLane
-
-LEFT = "the client left"
-BROKEN = "the answer broke off"
 
 _ROUTES = {"predictions": "/predictions/{model}", "explanations": "/explanations/{model}", "wfpredict": "/wfpredict/{workflow}"}
 _LAST = {"invoke": "/models/{model}/invoke", "infer": "/v2/models/{model}/infer", "explain": "/v2/models/{model}/explain"}

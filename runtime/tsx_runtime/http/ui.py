@@ -19,6 +19,7 @@ from tsx_runtime.http import uistate
 from tsx_runtime.http.asgi import Message, Receive, Scope, Send
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import NAMES
+from tsx_runtime.http.describe import memory_of
 from tsx_runtime.http.families import Families
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND
 from tsx_runtime.http.inference import Predictions
@@ -72,7 +73,7 @@ def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | N
 
     @router.get("/state")
     async def state(since: Annotated[int, Query(ge=0)] = 0) -> Response:
-        memory = await asyncio.to_thread(uistate.memory_of, uistate.workers_of(registry))
+        memory = await asyncio.to_thread(memory_of, uistate.workers_of(registry))
         return _json(uistate.describe(registry, series, since, server, memory))
 
     @router.get("/store")
@@ -146,7 +147,7 @@ class Playground(Predictions):
 def check_page(scope: Scope) -> None:
     """That a script asks, which reads the answer, and nothing that would show it as a page of the management address."""
     if scope["method"] not in VERBS:
-        raise MethodNotAllowed(NOT_ALLOWED)
+        raise MethodNotAllowed(NOT_ALLOWED, allowed=VERBS)
     told = dict(scope["headers"])
     if told.get(b"sec-fetch-mode") == b"navigate" or told.get(b"sec-fetch-site") == b"cross-site":
         raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")

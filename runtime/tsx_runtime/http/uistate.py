@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Point, Series
 from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.http.describe import Memory
 from tsx_runtime.settings import Settings
 from tsx_runtime.version import __version__
 
@@ -22,16 +23,8 @@ MOST_LINES = 500
 NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
 
 
-Memory: TypeAlias = Mapping[Worker, int]  # bytes; of a worker that came since it was read there is none
-
-
 def workers_of(registry: Registry) -> list[Worker]:
     return [worker for model in registry.models.values() for version in model.versions.values() for worker in version.workers]
-
-
-def memory_of(workers: Iterable[Worker]) -> Memory:
-    """It reads files of the system, several a worker: nothing for the event loop."""
-    return {worker: worker.memory() for worker in workers}
 
 
 def describe(registry: Registry, series: Series, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import logging.handlers
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tsx_runtime.core.serverlog import LABEL
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.logbook import ACCESS_LOG, MODEL_METRICS, TS_METRICS
-from tsx_runtime.loglines import JsonLines, about, has_colour, is_terminal, level_of, writes_json
+from tsx_runtime.loglines import JsonLines, about, escaped, has_colour, is_terminal, level_of, writes_json
 from tsx_runtime.output import log_in_background
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
@@ -86,7 +86,7 @@ class _Rotating(logging.handlers.RotatingFileHandler):
 
 
 class Shape(logging.Formatter):
-    """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are."""
+    """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are. Messages may quote what a client or a handler wrote."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s,%03d"
@@ -95,7 +95,10 @@ class Shape(logging.Formatter):
         return record.getMessage() if getattr(record, "whole", False) else super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        return super().formatMessage(record) + about(record, record.message)
+        return escaped(super().formatMessage(record) + about(record, record.message))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
+        return escaped(super().formatException(ei))
 
 
 class Short(Shape):

@@ -58,7 +58,9 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
             signal.pthread_sigmask(
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
             )  # blocked by the fork server; a handler's own programs need not be
-    logging.basicConfig(level=logging.INFO, format=printing.TEXT)
+    stderr = logging.StreamHandler()
+    stderr.setFormatter(printing.OwnText())
+    logging.basicConfig(level=logging.INFO, handlers=[stderr])
     keep_freed_memory()
     channel = channel or Channel(sock)
     pid = os.getpid()

@@ -18,6 +18,7 @@ from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheType
 logger = logging.getLogger("tsx.worker")
 
 MOST_PENDING = 100_000  # values: a handler that reports from a thread while no request comes must not fill the memory
+MOST_METRICS = 10_000  # of one type: a handler that makes their names of what clients send must not fill the memory either
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
 
@@ -121,6 +122,7 @@ class Metrics:
         self.request_ids: dict[int, str] | str | None = None
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
         self.pending = Pending()
+        self._full = False
         self._defaults = [Dimension("ModelName", model_name), Dimension("Level", "Model")]
 
     def add_metric(
@@ -209,7 +211,12 @@ class Metrics:
     ) -> CachingMetric:
         _check_name(metric_name)
         metric = CachingMetric(self.pending, metric_name, str(unit), dimension_names or (), _type_of(metric_type))
-        self.cache[metric.metric_type][metric_name] = metric
+        known = self.cache[metric.metric_type]
+        if metric_name in known or len(known) < MOST_METRICS:
+            known[metric_name] = metric
+        elif not self._full:
+            self._full = True
+            logger.warning("metric %s is not kept, nor are others: there are %d names already; use dimensions", metric_name, MOST_METRICS)
         return metric
 
     def get_metric(self, metric_name: str, metric_type: MetricTypes | str = MetricTypes.COUNTER) -> CachingMetric:

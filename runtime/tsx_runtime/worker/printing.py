@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
-from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, has_colour, json_line
+from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, escaped, has_colour, json_line
 from tsx_runtime.output import Lossy
 from tsx_runtime.worker.context import Context
 
@@ -91,6 +91,17 @@ def _pieces(line: bytes) -> Iterator[bytes]:
     return (line[at : at + LONGEST] for at in range(0, max(1, len(line)), LONGEST))
 
 
+class OwnText(logging.Formatter):
+    """Of a worker's log as text. What tsx itself logs quotes errors, and these what clients have sent; a handler may well have colours."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return escaped(text) if record.name.startswith("tsx.") else text
+
+
 class JsonLog(logging.Handler):
     """The worker's log where it is JSON: a record is one object, and not the lines of a text."""
 
@@ -99,7 +110,7 @@ class JsonLog(logging.Handler):
         self._whose = whose
         self._ids = ids
         self._json = JsonLines()
-        self._text = logging.Formatter(TEXT)
+        self._text = OwnText()
 
     def emit(self, record: logging.LogRecord) -> None:
         for name, value in (*self._whose._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):

@@ -58,7 +58,7 @@ def test_a_worker_is_replaced_after_its_requests_while_requests_come_without_a_g
         assert version.last_error is None
         now = {worker.pid for worker in version.workers}
         await until(lambda: not any(map(psutil.pid_exists, pids - now)))
-        described = describe_version(version, {})
+        described = describe_version(version, {}, {})
         assert described.max_worker_requests == 20
         assert described.worker_recycles == {"requests": version.stats.recycled["requests"]}
 

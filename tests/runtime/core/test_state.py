@@ -188,3 +188,26 @@ def test_what_was_kept_goes_with_the_model(served: Served) -> None:
     asyncio.run(remove())
     assert list((served.store / ".tsx" / "models").iterdir()) == []
     served.run(lambda registry: None)
+
+
+def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = State(tmp_path)
+    first.save("digits", traffic={"weights": {"1.0": 1}})
+    asyncio.run(first.written())
+    second = State(tmp_path)
+    assert second.load("digits") == {"traffic": {"weights": {"1.0": 1}}}
+    second.save("digits", traffic={"weights": {"2.0": 1}})
+    second.save("faces", traffic={})
+    asyncio.run(second.written())
+    assert State(None).load("digits") == {}
+    assert [record.getMessage().count("another server that runs keeps its own in") for record in caplog.records] == [1]
+    assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {"weights": {"1.0": 1}}}
+    kept(first)
+    second.save("faces", digest="a")
+    kept(second)
+    third = State(tmp_path)
+    assert third.load("digits") == {"traffic": {"weights": {"2.0": 1}}}
+    assert third.load("faces") == {"traffic": {}, "digest": "a"}
+    third.close()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.running import Running
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import WorkerDied
 
@@ -229,3 +230,26 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
             assert "exit code 7" in version.last_error
 
     with_registry(test, heartbeat_interval=1)
+
+
+def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog):
+    looked, look = [], Running.is_stopped
+
+    def fails_first(running):
+        looked.append(running)
+        if len(looked) == 1:
+            raise ValueError("nobody foresaw this")
+        return look(running)
+
+    monkeypatch.setattr(Running, "is_stopped", fails_first)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        await until(lambda: looked)
+        os.kill(version.workers[0].pid, signal.SIGSTOP)
+        await until(lambda: version.workers[0].restarts)
+        assert await ask(version, "hello") == "hello"
+
+    with_registry(test, **FAST)
+    assert "the watch over worker 9000 failed, and is begun anew" in caplog.text
+    assert "nobody foresaw this" in caplog.text

@@ -39,6 +39,24 @@ def test_a_model_is_registered_scaled_made_default_and_removed(client: Client) -
     assert call(client, "UnregisterModel", model_name="talker", model_version="2.0") == 'Model "talker" unregistered'
 
 
+def test_by_metadata_a_registration_takes_the_place_of_a_version(client: Client) -> None:
+    def register(replace: str) -> str:
+        request = client.management.RegisterModelRequest(url="talker2.mar", synchronous=True)
+        message: str = client.models.RegisterModel(request, metadata=(("x-tsx-replace", replace),), timeout=TIMEOUT).msg
+        return message
+
+    call(client, "RegisterModel", url="talker2.mar")
+    try:
+        assert register("true") == 'Model "talker" Version: 2.0 has taken the place of version 2.0 with 0 workers'
+        for word, code in (("false", grpc.StatusCode.ABORTED), ("perhaps", grpc.StatusCode.INVALID_ARGUMENT)):
+            with pytest.raises(grpc.RpcError) as caught:
+                register(word)
+            assert caught.value.code() == code
+        assert "Parameter replace is 'perhaps'" in caught.value.details()
+    finally:
+        call(client, "UnregisterModel", model_name="talker", model_version="2.0")
+
+
 def test_models_are_listed_in_the_json_of_rest(client: Client) -> None:
     message = call(client, "ListModels")
     assert json.loads(message) == {"models": [{"modelName": "talker", "modelUrl": "talker.mar"}]}

@@ -47,6 +47,12 @@ def test_streams_say_it_too(client: Client) -> None:
     assert told(call) == "2.0"
 
 
+def test_a_refusal_says_it_too(client: Client) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.ask(do=b"raise")
+    assert dict(caught.value.trailing_metadata())[TOLD] == "2.0"
+
+
 def test_a_label_can_be_named_in_place_of_a_version(client: Client) -> None:
     for word in ("stable", "1.0", "canary"):
         request = client.messages.PredictionsRequest(model_name="talker", model_version=word, input={"do": b""})

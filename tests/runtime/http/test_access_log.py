@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import time
 
+import httpx
 import pytest
 
 from tests.support.logs import lines_of
@@ -78,6 +81,48 @@ def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models
     assert {line["request_id"] for line in told} <= set(ids)
     assert {(line["model"], line["version"], line["status"]) for line in told} == {("talker", "1.0", 200)}
     assert told[0]["message"] == "POST /predictions/talker HTTP/1.1"
+
+
+@pytest.mark.parametrize("lane", ["fast lane", "other lane"])
+def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())
+    logger = logging.getLogger("ACCESS_LOG")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with start_server(access_log=True, log_format="json") as server:
+        server.register("talker.mar", initial_workers=1)
+        for word in ("break", "stream-wait"):
+            sent = b"x" if lane == "fast lane" else iter([b"x"])
+            headers = {"x-do": word, "x-file": str(tmp_path / "go")}
+            with server.inference.stream("POST", "/predictions/talker", content=sent, headers=headers) as answer:
+                parts = answer.iter_raw()
+                assert next(parts) == b"a"
+                if word == "break":
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        list(parts)
+        until(lambda: len(lines) >= 1)
+        (tmp_path / "go").touch()
+        until(lambda: len(lines) >= 2)
+    logger.removeHandler(handler)
+    told = [json.loads(line) for line in lines]
+    assert [(line["status"], line["model"], line["broken"]) for line in told] == [
+        (200, "talker", "the answer broke off"),
+        (200, "talker", "the client left"),
+    ]
+
+
+def test_in_text_the_reason_stands_behind_the_line(caplog):
+    log = AccessLog(in_file=True)
+    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
+
+        async def add() -> None:
+            log.add(("127.0.0.1", 5), "POST /a HTTP/1.1", 200, time.monotonic(), "id", "m", "1.0", "the client left")
+
+        asyncio.run(add())
+        log.flush()
+    assert re.search(r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 \d+ \(the client left\)$', caplog.messages[0])
 
 
 def test_a_request_cannot_forge_a_line():

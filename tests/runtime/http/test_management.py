@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic.alias_generators import to_camel
 
+from tsx_runtime.core.worker import Worker
+
 
 def status_of(response):
     """The text of a success, in TorchServe's form."""
@@ -487,3 +489,12 @@ def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, un
     asking.join(60)
     assert answers[0].status_code == 500
     assert "did not answer within 1 s (responseTimeout)" in answers[0].json()["message"]
+
+
+def test_no_worker_is_measured_on_the_event_loop(server, monkeypatch):
+    threads, measure = [], Worker.memory
+    monkeypatch.setattr(Worker, "memory", lambda worker: threads.append(threading.current_thread().name) or measure(worker))
+    (described,) = server.management.get("/models/talker").json()
+    assert described["workers"][0]["memoryUsage"] > 1 << 20
+    assert threads
+    assert "server" not in threads

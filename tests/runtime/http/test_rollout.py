@@ -142,6 +142,22 @@ def test_weights_that_are_set_by_hand_end_it(served: RunningServer) -> None:
     assert (told["status"], told["reason"]) == ("stopped", "the weights of the model were changed by hand")
 
 
+def test_a_version_that_another_number_takes_the_place_of_ends_it(served: RunningServer) -> None:
+    for number in ("6.0", "7.0"):
+        served.write_mar(f"m{number[0]}.mar", handler=GOOD, name="m", version=number)
+    served.register("m6.mar", initial_workers=1)
+    served.call(lambda: served.registry.set_default("m", "6.0"))
+    begin(served, "1.0", steps=[25, 100], bake=60)
+    served.register("m7.mar", replaces=True)
+    told = shown(served)
+    assert (told["status"], told["log"][-1]["event"]) == ("stopped", "stopped")
+    assert told["log"][-1]["reason"] == told["reason"] == "version 6.0 was replaced by version 7.0, which has its share now"
+    assert served.management.get("/models/m/traffic").json()["traffic"]["weights"] == {"7.0": 75, "1.0": 25}
+    served.call(lambda: served.registry.set_traffic("m", NOTHING))
+    served.call(lambda: served.registry.set_default("m", "1.0"))
+    assert served.management.delete("/models/m/7.0").status_code == 200
+
+
 def test_labels_that_are_set_meanwhile_stay_when_it_goes_back(served: RunningServer) -> None:
     begin(served, bake=60)
     served.management.put("/models/m/labels/next", json={"version": "2.0"})

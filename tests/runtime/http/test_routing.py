@@ -272,6 +272,25 @@ def test_a_body_that_comes_in_pieces_goes_where_its_head_says(routed: RunningSer
     assert b"x-tsx-model-version: 2.0\r\n" in received
 
 
+def test_who_is_refused_is_told_by_which_version(routed: RunningServer, lane: str, tmp_path: Path, until: Any) -> None:
+    arrange(routed, {"weights": {"2.0": 1}})
+    routed.call(lambda: routed.registry.change("talker", "2.0", {"job_queue_size": 1}))
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            waits = {"x_do": "wait", "x_file": str(tmp_path / "go")}
+            busy = [pool.submit(ask, routed, lane, **waits)]
+            until(lambda: is_busy(routed, "2.0"))
+            busy.append(pool.submit(ask, routed, lane, **waits))
+            until(lambda: routed.registry.find("talker", "2.0").pending == 1)
+            refused = ask(routed, lane)
+            (tmp_path / "go").touch()
+            assert [answer.result().status_code for answer in busy] == [200, 200]
+    finally:
+        routed.call(lambda: routed.registry.change("talker", "2.0", {"job_queue_size": 100}))
+    assert (refused.status_code, refused.headers.get_list(TOLD)) == (503, ["2.0"])
+    assert TOLD not in ask(routed, lane, "/predictions/nobody").headers
+
+
 class Notes:
     """An observer that writes down what it sees."""
 

@@ -178,3 +178,16 @@ def test_values_that_no_answer_takes_along_do_not_pile_up(metrics: Metrics, capl
     assert "so others are dropped until then" in caplog.text
     metrics.add_counter("requests", 1)
     assert len(metrics.pending.take()) == 1
+
+
+def test_names_of_metrics_do_not_fill_the_memory(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.metrics.MOST_METRICS", 3)
+    for number in range(9):
+        metrics.add_counter(f"c{number % 6}", 1)
+    assert [len(known) for known in metrics.cache.values()] == [3, 0, 0]
+    assert sum(value for _, _, _, value, _ in taken(metrics)) == 9
+    assert [record.getMessage() for record in caplog.records] == [
+        "metric c3 is not kept, nor are others: there are 3 names already; use dimensions"
+    ]

@@ -1,0 +1,36 @@
+"""The decisions of rollouts are read when a server starts, and written without it waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.core.rolloutlog import MOST_LINES, Logs
+
+
+def test_the_next_server_has_what_was_decided_before(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    for number in range(MOST_LINES + 5):
+        logs.add("digits", {"step": number})
+    logs.close()
+    again = Logs(tmp_path)
+    assert [line["step"] for line in again.read("digits")] == list(range(5, MOST_LINES + 5))
+    assert again.read("faces") == []
+    again.close()
+
+
+def test_a_line_that_did_not_come_whole_costs_no_other(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "digits.jsonl").write_text('{"step": 1}\n{"ste\n[]\n{"step": 2}\n{"st')
+    logs = Logs(tmp_path)
+    assert logs.read("digits") == [{"step": 1}, {"step": 2}]
+    logs.close()
+
+
+def test_nothing_is_read_once_the_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = Logs(tmp_path)
+    monkeypatch.setattr("tsx_runtime.core.rolloutlog._read_lines", None)
+    logs.add("digits", {"step": 1})
+    assert logs.read("digits") == [{"step": 1}]
+    logs.close()

@@ -1,0 +1,44 @@
+"""What others wrote is shown without steering a terminal."""
+
+from __future__ import annotations
+
+import logging
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.loglines import escaped
+from tsx_runtime.targets.logs import CONSOLE, Shape, Short
+from tsx_runtime.worker.printing import OwnText
+
+EVIL = "\x1b[2J\x9b31m\u202egnp"
+
+
+def record(name: str) -> logging.LogRecord:
+    try:
+        raise ValueError(EVIL)
+    except ValueError as error:
+        return logging.LogRecord(name, logging.ERROR, "", 0, "it failed: %s", (EVIL,), (type(error), error, error.__traceback__))
+
+
+def test_what_steers_a_terminal_is_named() -> None:
+    assert escaped(EVIL) == r"\x1b[2J\x9b31m\u202egnp"
+    assert escaped("a\r\n\tb é 漢 \U0001f600") == "a\r\n\tb é 漢 \U0001f600"
+    assert escaped("50 %\r51 %") == r"50 %\x0d51 %"
+
+
+@given(st.text())
+def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
+    shown = escaped(text).replace("\r\n", "")
+    assert not any((ord(letter) < 32 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0 for letter in shown)
+
+
+def test_neither_the_servers_log_nor_a_workers_own_steers_a_terminal() -> None:
+    for shape in (Shape(CONSOLE), Short(colour=False), OwnText()):
+        line = shape.format(record("tsx.http"))
+        assert line.count(r"\x1b[2J\x9b31m\u202egnp") == 2, line
+        assert not set(line) & {"\x1b", "\x9b", "\u202e"}
+
+
+def test_a_handler_has_its_own_colours() -> None:
+    assert "\x1b[2J" in OwnText().format(record("own"))
