@@ -143,7 +143,7 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
     print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in told.members])
     if measured is not None:
-        print(escaped(measured))
+        print(escaped(str(measured)))
     for problem in told.problems:
         print(f"note: {escaped(str(problem))}")
 

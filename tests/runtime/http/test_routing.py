@@ -278,17 +278,17 @@ def test_who_is_refused_is_told_by_which_version(routed: RunningServer, lane: st
     try:
         with ThreadPoolExecutor(2) as pool:
             waits = {"x_do": "wait", "x_file": str(tmp_path / "go")}
-            busy = [pool.submit(ask, routed, lane, **waits)]
+            busy = [pool.submit(routed.ask, lane=lane, **waits)]
             until(lambda: is_busy(routed, "2.0"))
-            busy.append(pool.submit(ask, routed, lane, **waits))
+            busy.append(pool.submit(routed.ask, lane=lane, **waits))
             until(lambda: routed.registry.find("talker", "2.0").pending == 1)
-            refused = ask(routed, lane)
+            refused = routed.ask(lane=lane)
             (tmp_path / "go").touch()
             assert [answer.result().status_code for answer in busy] == [200, 200]
     finally:
         routed.call(lambda: routed.registry.change("talker", "2.0", {"job_queue_size": 100}))
     assert (refused.status_code, refused.headers.get_list(TOLD)) == (503, ["2.0"])
-    assert TOLD not in ask(routed, lane, "/predictions/nobody").headers
+    assert TOLD not in routed.ask(path="/predictions/nobody", lane=lane).headers
 
 
 class Notes:
