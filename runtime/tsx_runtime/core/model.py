@@ -19,7 +19,7 @@ from tsx_runtime.core.measured import read_measured
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.pace import retry_after
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
-from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, check_workers, plan, with_own_settings
+from tsx_runtime.core.plan import Plan, RegisterOrder, check_workers
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.core.split import Split
@@ -32,8 +32,6 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.loglines import writes_json
 from tsx_runtime.settings import Settings
 from tsx_runtime.version import __version__
-
-__all__ = ["NOTHING_OWN", "Host", "Model", "ModelVersion", "Plan", "RegisterOrder", "plan", "with_own_settings"]
 
 
 class Host(NamedTuple):

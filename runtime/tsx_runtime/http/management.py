@@ -13,7 +13,8 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
-from tsx_runtime.core.model import ModelVersion, RegisterOrder
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
 from tsx_runtime.http import faults, openapi

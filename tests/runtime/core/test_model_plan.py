@@ -6,7 +6,7 @@ import pytest
 
 from tsx_archiver import parse_model_config
 from tsx_runtime.core.devices import count_visible, cpu_count
-from tsx_runtime.core.model import RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.plan import RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings import ModelSettings, Settings

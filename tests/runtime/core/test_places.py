@@ -12,9 +12,9 @@ from tsx_archiver import parse_model_config
 from tsx_runtime.core import devices
 from tsx_runtime.core.affinity import Cpu, Pinning
 from tsx_runtime.core.devices import candidates, gpus_for, least_used, visible_devices
-from tsx_runtime.core.model import RegisterOrder, plan
 from tsx_runtime.core.parallel import Parallel, parallel_of
 from tsx_runtime.core.places import Machine, launch_of, machine, place_of
+from tsx_runtime.core.plan import RegisterOrder, plan
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings import Settings
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_runtime.core.jobs import Flow, Job, WaitingJob
-from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.split import Split

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from tests.support.models import make_model
-from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer

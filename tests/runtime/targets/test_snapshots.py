@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.core.model import RegisterOrder
+from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import ModelNotFound, SettingError
 from tsx_runtime.setting_sources import load_settings
