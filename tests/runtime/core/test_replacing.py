@@ -206,7 +206,8 @@ async def add(version: ModelVersion, id: str, word: str) -> int | str:
     return int(answer.body.split(b'"total": ')[1].split(b",")[0])
 
 
-SUMS = STATEFUL.replace("totals[id] += int(word)", "totals[id] = totals.get(id, {start}) + int(word)")
+SUMS = STATEFUL.replace("totals.get(id, 0)", "totals.get(id, {start})")
+assert SUMS != STATEFUL
 
 
 def sums(place, start: int, idle: int = 60_000):
