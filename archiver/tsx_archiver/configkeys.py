@@ -122,6 +122,7 @@ TSX_KEYS = (
     Key("overloadStatus", "overload_status", overload_status),
     Key("weightsOnly", "weights_only", flag),
     Key("threads", "threads", whole(1)),
+    Key("precision", "precision", one_of("fp32", "fp16", "bf16")),
     Key("maxWorkerRequests", "max_worker_requests", whole(0)),
     Key("maxWorkerMemory", "max_worker_memory", whole(0)),
     Key("maxWorkerAge", "max_worker_age", whole(0)),

@@ -89,6 +89,7 @@ class ModelConfig:
     overload_status: int | None = None  # 503 or 429
     weights_only: bool | None = None
     threads: int | None = None
+    precision: str | None = None  # fp32, fp16 or bf16
     max_worker_requests: int | None = None
     max_worker_memory: int | None = None  # megabytes
     max_worker_age: int | None = None  # seconds

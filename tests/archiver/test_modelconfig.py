@@ -47,6 +47,7 @@ overlapPreprocessing: auto
 retryFailedBatch: false
 weightsOnly: false
 threads: 2
+precision: bf16
 maxWorkerRequests: 1000
 maxWorkerMemory: 2000
 maxWorkerAge: 86400
@@ -79,6 +80,7 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("maxBatchDelay: 1.5", "max_batch_delay", "1.5"),
         ("jobQueueSize: 99999999999", "job_queue_size", "whole number"),
         ("deviceType: neuron", "device_type", "cpu or gpu"),
+        ("precision: int8", "precision", "fp32 or fp16 or bf16"),
         ("deviceIds: 0", "device_ids", r"\[0, 1\]"),
         ("deviceIds: [a]", "device_ids", r"\[0, 1\]"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),

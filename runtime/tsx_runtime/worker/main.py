@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,8 @@ INPUT_KINDS = ("image", "text", "json", "file")
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
 
 logger = logging.getLogger("tsx.worker")
+
+_HOW_TO_HEED = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
 
 
 def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = True) -> None:
@@ -249,6 +251,8 @@ def load_model(order: LoadOrder) -> Model:
     adapt = partial(with_micro_batches, context=context)
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
     stages.watch(entry.instance)
+    if not heeds_precision(entry.instance, context.model_yaml_config):
+        logger.warning("precision in model-config.yaml changes nothing: %s does not heed it. %s", entry.name, _HOW_TO_HEED)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
     model = Model(
@@ -270,6 +274,11 @@ def load_model(order: LoadOrder) -> Model:
         mode=order["mode"],
     )
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
+
+
+def heeds_precision(instance: Any, config: Mapping[str, Any]) -> bool:
+    """Whether the handler did what `precision` says, if anything; one that does tells it by an attribute of that name."""
+    return config.get("precision") is None or getattr(instance, "precision", None) is not None
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:

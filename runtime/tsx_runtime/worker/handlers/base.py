@@ -17,6 +17,7 @@ from tsx_runtime.worker.handlers.compiling import compiled, load_library, wants_
 from tsx_runtime.worker.handlers.explaining import input_attributions
 from tsx_runtime.worker.handlers.labels import load_label_mapping
 from tsx_runtime.worker.handlers.model_files import load_model_file, load_torchscript
+from tsx_runtime.worker.handlers.precision import in_precision, wanted_precision
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.timing import timed
 from tsx_runtime.worker.handlers.weights import load_eager
@@ -38,6 +39,7 @@ class BaseHandler:
         self.map_location: str | None = None
         self.explain = False
         self.target = 0
+        self.precision: str | None = None  # as model-config.yaml asked for, once the model has it
         self.profiler_args: dict[str, Any] = {}
 
     # Loading
@@ -64,9 +66,18 @@ class BaseHandler:
         else:
             ahead = self._use_torch_export_aot_compile()
             self.model = load_model_file(path, model_file, self.device, weights_only=self._weights_only(), compile_ahead=ahead)
-        self.model = compiled(self.model, context.model_yaml_config.get("pt2"))
+        self.model = compiled(self.in_precision(self.model), context.model_yaml_config.get("pt2"))
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
+
+    def in_precision(self, model: Any) -> Any:
+        """The model as `precision` of model-config.yaml wants it; handlers that load one themselves set `context` and `device` before."""
+        precision = wanted_precision(self.context.model_yaml_config)
+        if precision is None:
+            return model
+        model = in_precision(model, precision, self.device)
+        self.precision = precision
+        return model
 
     def _load_library(self, path: Path) -> Any:
         if not path.is_file():

@@ -1,0 +1,112 @@
+"""`precision:` of model-config.yaml: the floating point numbers that a model reckons with, whatever it is given and asked for.
+
+The weights are converted once, when the model is loaded, instead of by autocast at each call: that costs no time and halves their memory.
+Inputs are cast on their way into the model and results to float32 on their way out, so that the steps of a handler need not know.
+What is compiled or exported has its precision built in; it is checked, not converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
+
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handlers.model_files import FixedBatch, OnnxModel
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+ONNX_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
+
+
+def wanted_precision(config: Mapping[str, Any]) -> str | None:
+    """What model-config.yaml says; None where it is silent. Raises LoadError."""
+    value = config.get("precision")
+    if value is None:
+        return None
+    if not isinstance(value, str) or value.lower() not in DTYPES:
+        raise LoadError(f"precision in model-config.yaml is {value!r}; it must be {', '.join(DTYPES)}")
+    return value.lower()
+
+
+def in_precision(model: Any, precision: str, device: torch.device) -> Any:
+    """The model in that precision, which takes and gives float32 as it did before. Raises LoadError where it cannot be."""
+    dtype = DTYPES[precision]
+    _check_device(precision, dtype, device)
+    if isinstance(model, OnnxModel):
+        _check_types({ONNX_TYPES.get(entry.type) for entry in model.session.get_inputs() if "float" in entry.type}, precision)
+        return Cast(model, dtype)
+    if isinstance(model, FixedBatch | torch.fx.GraphModule):
+        _check_types({tensor.dtype for tensor in _floating(model)}, precision)
+        return Cast(model, dtype)
+    if isinstance(model, torch.jit.ScriptModule):
+        _check_script(model, precision)
+        return Cast(model.to(dtype), dtype)
+    if not isinstance(model, nn.Module):
+        raise LoadError(
+            f"precision: {precision} cannot be given to a {type(model).__name__}, whose precision was settled when it was compiled: "
+            f"compile it in {precision}, and take the key out of model-config.yaml."
+        )
+    model.to(dtype)
+    model.register_forward_pre_hook(lambda _, args, kwargs: cast((args, kwargs), dtype), with_kwargs=True)
+    model.register_forward_hook(lambda _, args, result: cast(result, torch.float32))
+    return model
+
+
+class Cast:
+    """A model that is no plain module, with what it takes and gives cast."""
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self.model = model
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), self.dtype)
+        return cast(self.model(*args, **kwargs), torch.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """Each floating point tensor among the values, however deep, as one of that type; all else as it is."""
+    return tree_map(lambda value: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value, values)
+
+
+def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Whether torch has the operations that nearly every model is made of: it has not every type on every device."""
+    try:
+        square = torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
+        nn.functional.linear(square, square[0, 0])
+        nn.functional.conv2d(square, square)
+    except (RuntimeError, TypeError) as error:  # TypeError: Apple's devices, of types that they have not
+        text = str(error).strip().partition("\n")[0]
+        raise LoadError(f"precision: {precision} is not to be had on {device} with torch {torch.__version__}: {text}") from error
+
+
+def _check_types(found: set[torch.dtype | None], precision: str) -> None:
+    if found - {DTYPES[precision]}:
+        has = ", ".join(sorted("another" if dtype is None else str(dtype).removeprefix("torch.") for dtype in found))
+        raise LoadError(
+            f"precision: {precision} cannot be given to this model: it was exported in {has}, and its graph says so at each step. "
+            f"Export it in {precision}, or take the key out of model-config.yaml."
+        )
+
+
+def _check_script(model: Any, precision: str) -> None:
+    """The weights of a frozen model are constants of its graph."""
+    nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
+    constants = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    if any(value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision] for value in constants):
+        raise LoadError(
+            f"precision: {precision} cannot be given to this model: it is frozen TorchScript, whose weights are constants. "
+            f"Freeze it in {precision}, pack it without torch.jit.freeze, or take the key out of model-config.yaml."
+        )
+
+
+def _floating(model: Any) -> Iterator[torch.Tensor]:
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            yield tensor

@@ -1,0 +1,122 @@
+"""`precision:` of model-config.yaml: the weights are converted, what goes in and comes out is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handlers.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
+from tsx_runtime.worker.handlers.precision import cast, in_precision, wanted_precision
+from tsx_runtime.worker.main import heeds_precision
+
+from ..conftest import Request, StartWorker
+from .conftest import MODEL, Net
+
+CPU = torch.device("cpu")
+QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
+JSON = [(b"Content-Type", b"application/json")]
+ROWS = """
+    from ts.torch_handler.base_handler import BaseHandler
+
+    class Rows(BaseHandler):
+        def preprocess(self, data):
+            return super().preprocess([row["body"] for row in data]).float()
+
+        def postprocess(self, data):
+            assert data.dtype.itemsize == 4
+            weights = next(self.model.parameters())
+            return [{"numbers": row, "weights": str(weights.dtype), "precision": self.precision} for row in data.tolist()]
+"""
+
+
+@pytest.mark.parametrize(("file", "precision"), [("weights.pth", "bf16"), ("weights.pth", "FP16"), ("script.pt", "bf16")])
+def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str, precision: str
+) -> None:
+    model = {"serializedFile": file, **({"modelFile": "model.py"} if file.endswith(".pth") else {})}
+    files = {file: model_bytes[file], "model.py": MODEL.encode()}
+    worker = start_worker(ROWS, files=files, model=model, model_config={"precision": precision})
+    assert worker.loaded, worker.report
+    answers = [json.loads(answer.body) for answer in worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in QUESTIONS])]
+    dtype = {"bf16": "torch.bfloat16", "FP16": "torch.float16"}[precision]
+    assert {(answer["weights"], answer["precision"]) for answer in answers} == {(dtype, precision.lower())}
+    with torch.inference_mode():
+        expected = net(torch.tensor(QUESTIONS))
+    torch.testing.assert_close(torch.tensor([answer["numbers"] for answer in answers]), expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("config", "handler", "heeds"),
+    [({}, object(), True), ({"precision": "bf16"}, object(), False), ({"precision": "bf16"}, SimpleNamespace(precision="bf16"), True)],
+)
+def test_whether_a_handler_heeds_the_key_is_known_by_its_attribute(config: dict[str, Any], handler: object, heeds: bool) -> None:
+    assert heeds_precision(handler, config) is heeds
+
+
+@pytest.mark.parametrize("value", ["int8", 16, True])
+def test_another_precision_is_refused_with_those_that_there_are(value: Any) -> None:
+    with pytest.raises(LoadError, match="it must be fp32, fp16, bf16"):
+        wanted_precision({"precision": value})
+
+
+def test_only_floating_point_tensors_are_cast_however_deep_they_are() -> None:
+    whole, real = torch.tensor([1]), torch.tensor([1.5])
+    given = [{"a": (whole, real)}, "text", 3]
+    result = cast(given, torch.bfloat16)
+    assert (result[0]["a"][0].dtype, result[0]["a"][1].dtype, result[1:]) == (torch.int64, torch.bfloat16, ["text", 3])
+
+
+def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) -> None:
+    model = Net()
+    model.load_state_dict(net.state_dict())
+    converted = in_precision(model.eval(), "bf16", CPU)
+    assert converted is model
+    with torch.inference_mode():
+        assert model(x=torch.tensor(QUESTIONS)).dtype == torch.float32
+        torch.testing.assert_close(model(x=torch.tensor(QUESTIONS)), model(torch.tensor(QUESTIONS)))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"), [("frozen.pt", "frozen TorchScript"), ("program.pt2", "it was exported in float32"), ("model.onnx", "float32")]
+)
+def test_what_cannot_be_converted_says_why_and_what_to_do(
+    model_bytes: dict[str, bytes], onnx_bytes: bytes, tmp_path: Path, file: str, said: str
+) -> None:
+    (tmp_path / file).write_bytes(onnx_bytes if file == "model.onnx" else model_bytes[file])
+    load = {"frozen.pt": load_torchscript, "program.pt2": load_exported, "model.onnx": load_onnx}[file]
+    model = load(tmp_path / file, CPU)
+    with pytest.raises(LoadError, match=rf"precision: bf16 cannot be given to this model: .*{said}.*take the key out"):
+        in_precision(model, "bf16", CPU)
+    same = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
+    with torch.inference_mode():
+        torch.testing.assert_close(same(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2])))
+
+
+def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
+    layer = torch.nn.Linear(3, 2).bfloat16()
+    program = torch.export.export(layer, (torch.zeros(2, 3, dtype=torch.bfloat16),))
+    model = in_precision(FixedBatch(program.module(), 2), "bf16", CPU)
+    with torch.inference_mode():
+        result = model(torch.tensor(QUESTIONS))
+        assert (result.dtype, result.shape, model.size) == (torch.float32, (3, 2), 2)
+        torch.testing.assert_close(result, layer(torch.tensor(QUESTIONS).bfloat16()).float(), rtol=0.02, atol=0.02)
+
+
+def test_what_torch_cannot_say_the_precision_of_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"precision: fp32 cannot be given to a builtin_function_or_method.*take the key out"):
+        in_precision(len, "fp32", CPU)
+
+
+def test_a_precision_that_torch_lacks_on_the_device_is_an_error_when_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: Any) -> None:
+        raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'\nand more")
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", lacking)
+    with pytest.raises(LoadError, match=r"precision: fp16 is not to be had on cpu with torch .*: .* not implemented for 'Half'$"):
+        in_precision(torch.nn.Linear(1, 1), "fp16", CPU)
