@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 NEAR = 1.12  # rungs that are closer than this are not parted any more
-FLAT = 1.02  # times the throughput of the rung before: less is no gain
+FLAT = 1.02  # times the throughput of an earlier rung: less is no gain
+APART = 1.4  # times the load, at least, where a gain should show: one connection more than there are workers may only wait
 AIM = 0.95  # of the bound
 STEP = 2.0  # the most that a load grows by at once
 
@@ -51,7 +52,8 @@ def _down(breaking: Rung, whole: bool) -> float | None:
 
 
 def _up(rungs: Sequence[Rung], holding: Rung, whole: bool, most: float) -> float | None:
-    before = max((rung for rung in rungs if rung.holds and rung.level < holding.level), key=lambda rung: rung.level, default=None)
+    earlier = [rung for rung in rungs if rung.holds and rung.level * APART <= holding.level]
+    before = max(earlier, key=lambda rung: rung.level, default=None)
     if holding.level >= most or (before is not None and holding.throughput < before.throughput * FLAT):
         return None
     grow = STEP if holding.slack <= 0 else min(STEP, max(1.25, AIM / holding.slack))

@@ -23,6 +23,8 @@ from tsx_cli.failure import UsageError
 GAIN = 1.01  # who cannot do more than so many times the best is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
 SIGMAS = 1.6  # that a prediction may be wrong by
+PRIOR = 0.5  # measurements, next to a configuration, that weigh as much as what was thought before
+CLEARLY = 1.1  # times the bound: less may be noise
 OTHER_VARIANT = 2.0  # as far away as four times the workers
 LARGEST = 4096  # of a range
 _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?")
@@ -121,10 +123,17 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
         smaller = other.workers <= configuration.workers and other.batch_size <= configuration.batch_size
         if trial.state == "failed" and other.variant == configuration.variant and smaller:
             return f"{other} failed, which asks for less: {trial.reason}"
-        alone = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
-        if other.variant == configuration.variant and alone and not any(point.holds for point in alone):
-            return "one request at a time breaks a bound, and no number of workers or batch size makes that quicker"
+    if _too_slow_alone(state, configuration.variant):
+        return "one request at a time breaks a bound, and no number of workers or batch size makes that quicker"
     return None
+
+
+def _too_slow_alone(state: State, variant: Variant) -> bool:
+    """Whether a single connection broke a bound: by so much that it is no noise, or twice."""
+    trials = [trial for trial in state.trials if trial.how().variant == variant]
+    alone = [point for trial in trials for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
+    slacks = [_rung(state, point).slack for point in alone]
+    return any(slack > CLEARLY for slack in slacks) or sum(slack > 1 for slack in slacks) > 1
 
 
 def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
@@ -203,7 +212,7 @@ def learned(state: State, configuration: Configuration) -> tuple[tuple[float, fl
     for which, unsure in enumerate(UNSURE):
         mean = sum(each[0] * each[1 + which] for each in errors) / (total + 0.2)
         scatter = sum(each[0] * (each[1 + which] - mean) ** 2 for each in errors)
-        told.append((mean, math.sqrt((scatter + 0.5 * unsure**2) / (total + 0.5))))
+        told.append((mean, math.sqrt((scatter + PRIOR * unsure**2) / (total + PRIOR))))
     return told[0], told[1]
 
 

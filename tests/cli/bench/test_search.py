@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_cli.bench.configuration import Configuration
@@ -67,12 +67,14 @@ def run(state: State, machine: Machine, fails: Callable[[Configuration], bool] =
     raise AssertionError(f"no end after {limit} points")
 
 
-def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] = lambda _: 1.0) -> Machine:
-    """A machine that is as predicted from another curve, times an error of each configuration."""
+def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] = lambda _: 1.0, whole: float = 1.0) -> Machine:
+    """A machine that is as predicted from this curve, times an error of each configuration; one request at a time is alike to all."""
 
     def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
         told = predict(truth, configuration, offered, 0.5, cores)
-        return told.throughput * errors(configuration), told.p99_ms / errors(configuration)
+        error = whole * (errors(configuration) if offered.connections > 1 else 1.0)
+        alone = predict(truth, configuration, Offered(connections=1), 0.5, cores).p99_ms / whole
+        return told.throughput * error, max(alone, told.p99_ms / error)
 
     return machine
 
@@ -114,27 +116,21 @@ def test_the_best_is_found_with_few_measurements(slo: str | None, first: float, 
     assert points(ended) <= 45
 
 
-@settings(max_examples=40, derandomize=True)
-@given(
-    st.floats(0.3, 60),
-    st.floats(0.02, 30),
-    st.floats(0, 0.3),
-    st.sampled_from([1, 2, 8]),
-    st.sampled_from([None, "p99<50ms", "p99<300ms"]),
-    st.integers(0, 2**32),
-)
-def test_the_best_is_found_although_predictions_are_wrong(
-    first: float, each: float, upwards: float, cores: int, slo: str | None, seed: int
-) -> None:
+def test_the_best_is_found_although_predictions_are_wrong() -> None:
     """Each configuration does up to a seventh more or less than the curve says, and all of them less, by one factor."""
-    chance = random.Random(seed)
-    configurations = space((1, 2, 4), (1, 4, 16))
-    whole = chance.uniform(0.7, 1)
-    errors = {each: whole * chance.uniform(0.87, 1.15) for each in [*configurations, Configuration()]}
-    truth = curve(first, each, upwards=upwards)
-    state = State(configurations, [truth], slo=parse_slo(slo) if slo else None, cores=cores)
-    machine = modelled(truth, cores, errors.__getitem__)
-    assert won(run(state, machine))[0] >= 0.88 * optimum(state, machine)
+    regained = []
+    for seed in range(40):
+        chance = random.Random(seed)
+        configurations = space((1, 2, 4), (1, 4, 16))
+        errors = {each: chance.uniform(0.87, 1.15) for each in configurations}
+        truth = curve(chance.uniform(0.3, 60), chance.uniform(0.02, 30), upwards=chance.choice([0, chance.uniform(0, 0.3)]))
+        slo, cores = chance.choice([None, parse_slo("p99<50ms"), parse_slo("p99<300ms")]), chance.choice([1, 2, 8])
+        state = State(configurations, [truth], slo=slo, cores=cores)
+        machine = modelled(truth, cores, errors.__getitem__, whole=chance.uniform(0.7, 1))
+        best = optimum(state, machine, 20)
+        regained.append(won(run(state, machine))[0] / best if best else 1.0)
+    assert min(regained) >= 0.85
+    assert sum(regained) / len(regained) >= 0.98
 
 
 @pytest.mark.parametrize("slo", [None, "p99<60ms"])
