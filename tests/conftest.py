@@ -38,12 +38,26 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests are dealt out by files, the largest first; those that share nothing and take long by themselves, to fill the end."""
+    """Tests are dealt out by files, the largest first; pages and trials share nothing and are dealt out one by one.
+
+    The pages take longest and begin; the trials fill the end, where a file would keep one process busy and leave the others idle.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
+        begun = False
+
         def _split_scope(self, nodeid: str) -> str:
             return nodeid if nodeid.startswith(("tests/docs/", "tests/chaos/")) else super()._split_scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if not self.begun:
+                self.begun = True
+                for scope in [scope for scope in self.workqueue if "test_what_a_page_shows" in scope]:
+                    self.workqueue.move_to_end(scope, last=False)
+                for scope in [scope for scope in self.workqueue if scope.startswith("tests/chaos/")]:
+                    self.workqueue.move_to_end(scope)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

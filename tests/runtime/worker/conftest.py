@@ -10,6 +10,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -137,6 +138,19 @@ StartWorker = Callable[..., Worker]
 @pytest.fixture
 def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load order) -> Worker"""
+    with starting_workers(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartWorker]:
+    """As `start_worker`, for workers that the tests of a module share: they must leave them as they were."""
+    with starting_workers(tmp_path_factory.mktemp("shared")) as start:
+        yield start
+
+
+@contextmanager
+def starting_workers(where: Path) -> Iterator[StartWorker]:
     workers: list[Worker] = []
 
     def start(
@@ -147,7 +161,7 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         model_config: dict[Any, Any] | None = None,
         **order: Any,
     ) -> Worker:
-        directory = tmp_path / f"model-{len(workers)}"
+        directory = where / f"model-{len(workers)}"
         directory.mkdir()
         contents = dict(files or {})
         if source is not None:
@@ -161,9 +175,11 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         workers[-1].directory = directory
         return workers[-1]
 
-    yield start
-    for worker in workers:
-        worker.close()
+    try:
+        yield start
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 ORDER = {

@@ -65,10 +65,14 @@ def ask(worker: Worker, *images: Image.Image) -> Any:
     return [json.loads(answer.body) for answer in answers]
 
 
-def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(start_worker: StartWorker, tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {"model.pt": script(Bright(), tmp_path)}
-    worker = start_worker(files=files, model={"serializedFile": "model.pt"}, handler="image_segmenter", max_response_size=1 << 24)
-    dark, bright = ask(worker, Image.new("RGB", (300, 300)), Image.new("L", (224, 300), 255))
+@pytest.fixture(scope="module")
+def segmenter(start_shared_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> Worker:
+    files: dict[str, str | bytes] = {"model.pt": script(Bright(), tmp_path_factory.mktemp("bright"))}
+    return start_shared_worker(files=files, model={"serializedFile": "model.pt"}, handler="image_segmenter", max_response_size=1 << 24)
+
+
+def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(segmenter: Worker) -> None:
+    dark, bright = ask(segmenter, Image.new("RGB", (300, 300)), Image.new("L", (224, 300), 255))
     for answer, kind, red in ((dark, 0, -0.485 / 0.229), (bright, 1, (1 - 0.485) / 0.229)):
         pixels = torch.tensor(answer)
         assert pixels.shape == (224, 224, 2)
@@ -76,10 +80,8 @@ def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(start
         assert pixels[:, :, 1].mean().item() == pytest.approx(torch.sigmoid(torch.tensor(2 * abs(red))).item())
 
 
-def test_what_makes_a_class_likely_is_told_for_each_pixel(start_worker: StartWorker, tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {"model.pt": script(Bright(), tmp_path)}
-    worker = start_worker(files=files, model={"serializedFile": "model.pt"}, handler="image_segmenter", max_response_size=1 << 24)
-    (answer,) = worker.ask(Request(encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"))
+def test_what_makes_a_class_likely_is_told_for_each_pixel(segmenter: Worker) -> None:
+    (answer,) = segmenter.ask(Request(encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"))
     weights = torch.tensor(json.loads(answer.body))
     assert weights.shape == (3, 224, 224)
     assert weights.sum().item() == pytest.approx((1 - 0.485) / 0.229, rel=1e-3)  # all of it from red

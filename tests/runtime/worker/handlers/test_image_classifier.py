@@ -34,9 +34,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@pytest.fixture
-def classifier(start_worker: StartWorker, model: bytes) -> Worker:
-    return start(start_worker, model)
+@pytest.fixture(scope="module")
+def classifier(start_shared_worker: StartWorker, model: bytes) -> Worker:
+    """One worker for all: what one request does to it, the others would see."""
+    return start(start_shared_worker, model)
 
 
 def start(start_worker: StartWorker, model: bytes, source: str | None = None, names: Any = None, **order: Any) -> Worker:
@@ -154,8 +155,8 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
-def test_gigantic_images_are_refused_unless_the_limit_is_off(start_worker: StartWorker, model: bytes) -> None:
-    limited = start(start_worker, model).ask(bomb(20_000, 20_000))[0]
+def test_gigantic_images_are_refused_unless_the_limit_is_off(start_worker: StartWorker, model: bytes, classifier: Worker) -> None:
+    limited = classifier.ask(bomb(20_000, 20_000))[0]
     assert limited.status == 400
     assert "too large" in limited.message
     assert "limit_max_image_pixels=false" in limited.message
