@@ -33,7 +33,7 @@ class Scale:
     preload: bool  # workers from a process that has torch imported, as it is by default; without it a server starts sooner
 
 
-SHORT = Scale(clients=6, interval=0.02, rounds=1, slow_clients=500, megabytes=64, preload=False)
+SHORT = Scale(clients=6, interval=0.05, rounds=1, slow_clients=500, megabytes=24, preload=False)
 LONG = Scale(clients=16, interval=0.02, rounds=5, slow_clients=10_000, megabytes=256, preload=True)
 
 

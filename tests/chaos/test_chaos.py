@@ -11,7 +11,10 @@ import pytest
 from benchmarks.chaos import clients, stop, surroundings, workers
 from benchmarks.chaos.trial import SHORT, Scenario, run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"),
+    pytest.mark.usefixtures("uncounted"),
+]
 
 SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
 

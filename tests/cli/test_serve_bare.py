@@ -35,7 +35,8 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
     tmp_path: Path, short_path: Path, session_cache: Path
 ) -> None:
     words = ["serve", f"numbers={DIGITS / 'digits.pt2'}", "--handler", DIGITS / "handler.py", "--workers", 2, *FREE_PORTS]
-    seen, code = screen(words, tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(short_path)}, until="Ctrl-C")
+    environment = {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(short_path), "TSX_WORKER_PRELOAD": "true"}  # as it is by default
+    seen, code = screen(words, tmp_path, environment, until="Ctrl-C")
     assert code == 0, seen
     page = " ".join(seen.split())
     for part in (

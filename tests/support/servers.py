@@ -116,6 +116,8 @@ def _read(terminal: int) -> bytes:
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """This environment without the tester's own settings, and without gRPC, whose ports are fixed ones unless they are named."""
+    """This environment without the tester's own settings, without gRPC, whose ports are fixed ones unless they are named, and without
+    torch in the process that workers come from: most handlers of tests do without, and its import is what takes longest of a start.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
-    return own | {"COLUMNS": "200", "TSX_ENABLE_GRPC": "false", **environment}
+    return own | {"COLUMNS": "200", "TSX_ENABLE_GRPC": "false", "TSX_WORKER_PRELOAD": "false", **environment}
