@@ -1,0 +1,69 @@
+"""What a server's own metrics tell of a stretch of time: where it went, and how large the batches were."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tsx_cli.bench.results import Stages
+
+_SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket)\{([^}]*)\} (\S+)")
+_LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
+OF_REQUESTS = {"queue": "tsx_queue_seconds", "wait": "tsx_batch_wait_seconds"}
+OF_BATCHES = {"preprocess": "tsx_preprocess_seconds", "inference": "tsx_inference_seconds", "postprocess": "tsx_postprocess_seconds"}
+BATCHES = "tsx_batch_size"
+
+
+class Scraped(NamedTuple):
+    sums: Mapping[str, float]
+    counts: Mapping[str, float]
+    batches: Mapping[float, float]  # up to this size, all smaller ones included
+
+
+def parse(text: str, model: str) -> Scraped:
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = defaultdict(float)
+    batches: dict[float, float] = defaultdict(float)
+    for line in text.splitlines():
+        found = _SAMPLE.match(line)
+        labels = dict(_LABEL.findall(found[3])) if found else {}
+        if found is None or labels.get("model_name") != model:
+            continue
+        if found[2] == "bucket":
+            if found[1] == BATCHES:
+                batches[float(labels["le"])] += float(found[4])
+        else:
+            (sums if found[2] == "sum" else counts)[found[1]] += float(found[4])
+    return Scraped(sums, counts, batches)
+
+
+def stages(before: Scraped, after: Scraped, mean_ms: float) -> Stages:
+    """Mean milliseconds of a request; `mean_ms` is what its client saw of it. A batch's time is that of each request in it."""
+    told = {name: 1000 * _mean(before, after, metric) for name, metric in (OF_REQUESTS | OF_BATCHES).items()}
+    return Stages(
+        queue_ms=told["queue"] + told["wait"],
+        preprocess_ms=told["preprocess"],
+        inference_ms=told["inference"],
+        postprocess_ms=told["postprocess"],
+        transport_ms=max(0.0, mean_ms - sum(told.values())),
+    )
+
+
+def batch_sizes(before: Scraped, after: Scraped) -> dict[int, int]:
+    """Batches by their size; of sizes that the server counts together it is the largest."""
+    below, sizes = 0.0, {}
+    bounds = sorted(after.batches)
+    for place, bound in enumerate(bounds):
+        count = after.batches[bound] - before.batches.get(bound, 0.0)
+        if count > below:
+            size = bound if bound != float("inf") else 2 * bounds[place - 1] if place else 1
+            sizes[int(size)] = round(count - below)
+        below = count
+    return sizes
+
+
+def _mean(before: Scraped, after: Scraped, metric: str) -> float:
+    count = after.counts.get(metric, 0.0) - before.counts.get(metric, 0.0)
+    return (after.sums.get(metric, 0.0) - before.sums.get(metric, 0.0)) / count if count > 0 else 0.0

@@ -1,0 +1,149 @@
+"""The server that is measured: the real `tsx serve`, a process of its own, on free ports of loopback, with nothing of the user's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+LAST_LINES = 12  # of its log, in the reason of a failure
+PATIENCE = 10.0  # seconds that it may take to end
+# The server hears of this process's end whatever ends it, and Ctrl-C is for this process alone. `-c` and not `-m`: nothing of the working
+# directory stands before tsx's own modules.
+_BOOT = """
+import sys
+sys.path[:] = {path!r}
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, {term})
+from tsx_cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class NotStarted(Exception):
+    """Says why, in the last words of its log."""
+
+
+@dataclass
+class ServerProcess:
+    process: subprocess.Popen[str]
+    log: Path
+    inference: str
+    management: str
+    metrics: str
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def fetch(self, address: str, path: str) -> str:
+        """Raises OSError."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{address}{path}", timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def last_words(self) -> str:
+        return last_lines(self.log)
+
+
+@contextmanager
+def serving(directory: Path, place: Path, *, start_seconds: float, grpc: bool = False) -> Iterator[ServerProcess]:
+    """A server of the model in `directory`, which is ready. Its files are in `place`. Raises NotStarted."""
+    log = place / "server.log"
+    settings = {
+        "state_dir": place / "state",
+        "cache_dir": place / "cache",
+        "enable_grpc": str(grpc).lower(),
+        "log_format": "text",
+        "drain_timeout": 1,
+    }
+    words = ["serve", directory, "--host", "127.0.0.1", "--port", 0, "--management-port", 0, "--metrics-port", 0]
+    words += ["--grpc-port", 0, "--grpc-management-port", 0] if grpc else []
+    for name, value in settings.items():
+        words += ["--set", f"{name}={value}"]
+    boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", boot, *map(str, words)],
+            cwd=place,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield _ready(process, log, start_seconds)
+    finally:
+        end(process)
+
+
+def _ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerProcess:
+    late = threading.Timer(seconds, process.kill)
+    late.daemon = True
+    late.start()
+    addresses: dict[str, str] = {}
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            what, at, address = line.strip().partition(" at ")
+            if at:
+                addresses[what] = address
+            if line.startswith("try: "):
+                break
+        else:
+            code = process.wait()
+            waited = f"it was not ready after {seconds:.0f} s" if code == -signal.SIGKILL else f"the server ended with exit code {code}"
+            raise NotStarted(f"{waited}: {last_lines(log)}")
+    finally:
+        late.cancel()
+    return ServerProcess(process, log, addresses["predictions"], addresses["models"], addresses["metrics"])
+
+
+def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
+    """Its workers too, whatever state they are in."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    _, left = psutil.wait_procs(family, timeout=1)
+    for member in left:
+        with suppress(psutil.Error):
+            member.kill()
+
+
+def last_lines(log: Path, count: int = LAST_LINES) -> str:
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            kept = deque((line.rstrip() for line in lines if line.strip()), maxlen=count)
+    except OSError:
+        return "it left no log"
+    return "\n".join(kept) or "it printed nothing"
+
+
+def new_place(name: str) -> tempfile.TemporaryDirectory[str]:
+    """Short, since the server makes sockets in it."""
+    return tempfile.TemporaryDirectory(prefix=f"tsx-bench-{name}-", ignore_cleanup_errors=True)

@@ -1,0 +1,56 @@
+"""A model's directory as a configuration has it: the archive's own files by links, and its model-config.yaml with other keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tsx_archiver import OpenArchive
+from tsx_archiver.manifest import MANIFEST_PATH
+from tsx_archiver.opening import DEFAULT_CONFIG
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.modelconfig import changes, with_keys
+from tsx_runtime.core.measured import FILE as MEASURED
+
+QUEUE = 4096  # requests that may wait where the archive does not say: more than a closed loop has connections
+
+
+def lay_out(archive: OpenArchive, configuration: Configuration, place: Path) -> Path:
+    """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as they take the archive."""
+    directory = place / archive.manifest.model_name
+    directory.mkdir(parents=True)
+    config = config_name(archive)
+    for file in archive.directory.iterdir():
+        if file.name not in (Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"):
+            (directory / file.name).symlink_to(file, target_is_directory=file.is_dir())
+    keys = changes(configuration, archive.config.raw)
+    if archive.config.job_queue_size is None:
+        keys["jobQueueSize"] = QUEUE
+    text = config_text(archive)
+    if "/" not in config:
+        (directory / config).write_text(with_keys(text, keys), encoding="utf-8")
+    else:
+        config = DEFAULT_CONFIG
+        (directory / config).unlink(missing_ok=True)
+        (directory / config).write_text(with_keys(text, keys), encoding="utf-8")
+    if archive.manifest.data:
+        manifest = directory / MANIFEST_PATH
+        manifest.parent.mkdir()
+        manifest.write_text(json.dumps(_without_digests(archive.manifest.data, config)), encoding="utf-8")
+    return directory
+
+
+def config_name(archive: OpenArchive) -> str:
+    return archive.manifest.config_file or DEFAULT_CONFIG
+
+
+def config_text(archive: OpenArchive) -> str:
+    path = archive.directory / config_name(archive)
+    return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
+
+
+def _without_digests(data: Mapping[str, Any], config: str) -> dict[str, Any]:
+    kept = {key: value for key, value in data.items() if key != "sha256"}
+    return {**kept, "model": {**(kept.get("model") or {}), "configFile": config}}
