@@ -18,6 +18,7 @@ class Commands(LazyGroup):
     entries = {
         "archive": ("tsx_cli.archive", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
         "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
+        "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "predict": ("tsx_cli.predict", "Send a file to a model of a running server and print the answer."),
         "replay": ("tsx_cli.replay", "Send the requests of a recording to a running server again, and tell how it answered."),
         "models": ("tsx_cli.models", "List, describe, register, scale and remove the models of a running server."),

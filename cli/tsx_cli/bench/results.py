@@ -198,6 +198,17 @@ class Inputs(Part):
     largest: int = 0
 
 
+class Paired(Part):
+    """Two trials at their best points, measured in turn: how many times the second's throughput the first's is, and how sure that is."""
+
+    first: int
+    second: int
+    ratio: float
+    low: float
+    high: float
+    real: bool  # 1 is outside of the interval
+
+
 class ModelInfo(Part):
     name: str
     version: str | None = None
@@ -222,6 +233,7 @@ class Results(Part):
     trials: list[Trial] = Field(default_factory=list)
     winner: int | None = None
     baseline: int | None = None  # one worker, batch size 1
+    paired: list[Paired] = Field(default_factory=list)  # the winner and others
     why: str = ""  # the winner, in a sentence or two
     notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
 

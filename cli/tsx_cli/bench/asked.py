@@ -1,0 +1,127 @@
+"""What a run was asked for: the options that decide what is measured, and the configurations that follow from them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from tsx_archiver import ModelConfig
+from tsx_cli.bench.configuration import AS_IS, PRECISIONS, Configuration
+from tsx_cli.bench.search import numbers
+from tsx_cli.bench.slo import Slo, parse_slo
+from tsx_cli.failure import UsageError
+
+DEVICES = ("cpu", "cuda")
+SWITCHES = {"off": False, "on": True}
+MOST_CONFIGURATIONS = 20_000
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """As the journal keeps it; the texts are the options' own. Raises UsageError where they make no sense."""
+
+    slo: str | None = None
+    inputs: tuple[str, ...] = ()
+    content_type: str | None = None
+    batch_sizes: str = "1..32"
+    workers: str | None = None  # 1 to the number of cores, or to 4 where there is a GPU
+    devices: str | None = None  # what the archive says, else a GPU where there is one
+    precisions: str | None = None  # the archive's own
+    compiled: str | None = None
+    threads: str | None = None
+    mode: Literal["closed", "open"] = "closed"
+    loads: tuple[float, ...] = ()  # connections or rates; found where none are given
+    arrivals: Literal["constant", "poisson", "recorded"] = "poisson"
+    duration: float = 3.0
+    rounds: int = 3
+    width: float = 0.05
+    exhaustive: bool = False
+    tolerance: float = 1e-3
+    allow_different: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.bounds  # noqa: B018 - it raises
+        for option, text in (("--batch-sizes", self.batch_sizes), ("--workers", self.workers), ("--threads", self.threads)):
+            if text is not None:
+                numbers(text, option)
+        words(self.devices or "cpu", DEVICES, "--devices")
+        words(self.precisions or PRECISIONS[0], PRECISIONS, "--precision")
+        words(self.compiled or "off", tuple(SWITCHES), "--compile")
+
+    @property
+    def bounds(self) -> Slo | None:
+        return None if self.slo is None else parse_slo(self.slo)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, given: dict[str, Any]) -> Asked:
+        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return cls(**plain)
+
+
+def words(text: str, known: Sequence[str], option: str) -> list[str]:
+    """`cpu,cuda`: each once, in the order given."""
+    found = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    for word in found:
+        if word not in known:
+            raise UsageError(f"{option}: '{word}' is none of {', '.join(known)}; several are parted by commas")
+    return found
+
+
+def seconds(text: str, option: str) -> float:
+    """`90`, `90s`, `10m`, `1h`. Raises UsageError."""
+    found = _TIME.fullmatch(text.strip().lower())
+    value = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not value > 0:
+        raise UsageError(f"{option}: '{text}' is no time; write 30s, 10m or 1h")
+    return value
+
+
+def share(text: str, option: str) -> float:
+    """`5%` or `0.05`. Raises UsageError."""
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"{option}: '{text}' is no share between 0 and 1; write 5% or 0.05")
+    return value
+
+
+def configurations(asked: Asked, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:
+    """All that the options allow, the devices' in the order given. Raises UsageError for what this machine or model cannot have."""
+    devices = _devices(asked, config, gpus)
+    compiled: Sequence[bool | None] = [None] if asked.compiled is None else [SWITCHES[word] for word in _words_of_compile(asked)]
+    threads: Sequence[int | None] = [None] if asked.threads is None else numbers(asked.threads, "--threads")
+    precisions = [AS_IS] if asked.precisions is None else words(asked.precisions, PRECISIONS, "--precision")
+    found = []
+    for device in devices:
+        workers = numbers(asked.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
+        sizes = numbers(asked.batch_sizes, "--batch-sizes")
+        for compilation, thread, count, size in itertools.product(compiled, threads, workers, sizes):
+            for precision in precisions:
+                found.append(Configuration(device, precision, compilation, thread, count, size))
+    if len(found) > MOST_CONFIGURATIONS:
+        raise UsageError(f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make some of them smaller")
+    return found
+
+
+def _words_of_compile(asked: Asked) -> list[str]:
+    return words(asked.compiled or "", tuple(SWITCHES), "--compile")
+
+
+def _devices(asked: Asked, config: ModelConfig, gpus: int) -> list[str]:
+    if asked.devices is None:
+        return ["cuda" if gpus and config.device_type != "cpu" else "cpu"]
+    devices = words(asked.devices, DEVICES, "--devices")
+    if "cuda" in devices and not gpus:
+        raise UsageError("--devices cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out")
+    return devices

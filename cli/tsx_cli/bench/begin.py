@@ -1,0 +1,151 @@
+"""From the words of the command line to a run that can go: the archive, what is sent to it, the directory, and what went before."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tsx_archiver import OpenArchive, open_archive
+from tsx_archiver.whole import whole_file
+from tsx_cli.bench.asked import Asked
+from tsx_cli.bench.environment import environment
+from tsx_cli.bench.interrupts import interruptible
+from tsx_cli.bench.journal import NAME as JOURNAL
+from tsx_cli.bench.journal import Journal, Past, read_journal
+from tsx_cli.bench.payloads import Payload, mix, read_payloads
+from tsx_cli.bench.progress import Progress
+from tsx_cli.bench.results import ModelInfo, Results
+from tsx_cli.bench.run import Bench
+from tsx_cli.bench.trial import Target
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.inputs import SAMPLES, is_workflow, samples_in
+from tsx_runtime.settings import Settings
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run, whether it is new or goes on."""
+
+    model: Path
+    asked: Asked
+    directory: Path
+    time_limit: float | None  # seconds
+    past: Past | None = None
+    quiet: bool = False
+
+
+def new_order(model: Path, asked: Asked, output: Path | None, time_limit: float | None, *, quiet: bool) -> Order:
+    """Raises UsageError."""
+    if is_workflow(model):
+        raise UsageError(f"'{model}' is a workflow; measure its models one by one")
+    if not model.exists():
+        raise CliError(f"there is no file '{model}'; name an archive or a model's directory")
+    named = f"bench-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory = output or Path(named)
+    if (directory / JOURNAL).exists():
+        raise UsageError(f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or name another directory")
+    return Order(model, asked, directory, time_limit, quiet=quiet)
+
+
+def resumed_order(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> Order:
+    """Raises CliError."""
+    past = read_journal(directory)
+    given = dict(past.asked)
+    measured = Path(given.pop("model"))
+    return Order(model or measured, Asked.of_json(given), directory, time_limit, past, quiet)
+
+
+def carry_out(order: Order, settings: Settings) -> Results:
+    """Measure until it is done, out of time or interrupted: `complete` says which. The directory has the journal and results.json."""
+    with open_archive(order.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+        payloads, source = what_is_sent(order.asked, archive)
+        _check_past(order, archive)
+        begun = time.monotonic()
+        ends = begun + (float("inf") if order.time_limit is None else order.time_limit)
+        with Progress(ends, quiet=order.quiet) as progress, _journal(order) as journal:
+            progress.doing("looking at this machine")
+            results = _results(order, archive, payloads, source)
+            if order.past is None:
+                journal.begin(
+                    order.asked.as_json() | {"model": str(order.model.absolute())},
+                    sha256=archive.digest,
+                    fingerprint=results.environment.fingerprint,
+                    started=results.started,
+                )
+            target = Target(archive, payloads, order.asked.duration, order.asked.seed)
+            bench = Bench(order.asked, target, results, journal, progress, ends)
+            with interruptible(bench.servers.pids):
+                try:
+                    bench.go()
+                except KeyboardInterrupt:
+                    results.complete = False
+                    bench.note("The run was interrupted: the best may be among what was not measured. --resume goes on with it.")
+                finally:
+                    write_results(results, order.directory)
+    return results
+
+
+def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str]:
+    """The requests, and where they are from. Raises UsageError where there are none."""
+    if asked.inputs:
+        return read_payloads([Path(each) for each in asked.inputs], content_type=asked.content_type), ", ".join(asked.inputs)
+    found = samples_in(archive.directory)
+    if found:
+        return read_payloads(found, content_type=asked.content_type), f"{SAMPLES}/ of the archive"
+    raise UsageError(f"{archive.source.name} brings no samples along, so there is nothing to send: give --input a file or a directory")
+
+
+def write_results(results: Results, directory: Path) -> None:
+    with whole_file(directory / RESULTS) as file:
+        file.write(results.model_dump_json(indent=1).encode() + b"\n")
+
+
+def _results(order: Order, archive: OpenArchive, payloads: Sequence[Payload], source: str) -> Results:
+    past = order.past
+    size = order.model.stat().st_size if order.model.is_file() else None
+    manifest = archive.manifest
+    results = Results(
+        started=past.started if past is not None else datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=shlex.join(["tsx", *sys.argv[1:]]),
+        model=ModelInfo(
+            name=manifest.model_name,
+            version=manifest.version,
+            archive=order.model.name,
+            sha256=archive.digest,
+            size_mib=None if size is None else round(size / (1 << 20), 3),
+        ),
+        slo=order.asked.slo,
+        environment=environment(),
+        inputs=mix(payloads, source),
+        curves=past.curves if past is not None else [],
+        trials=past.trials if past is not None else [],
+    )
+    if past is not None and past.fingerprint != results.environment.fingerprint:
+        raise CliError("--resume: the run was begun on another machine, whose figures do not go with those of this one; measure anew")
+    return results
+
+
+def _check_past(order: Order, archive: OpenArchive) -> None:
+    if order.past is not None and order.past.sha256 != archive.digest:
+        raise CliError(f"--resume: {order.model} has changed since that run was begun; measure anew, without --resume")
+
+
+@contextmanager
+def _journal(order: Order) -> Iterator[Journal]:
+    try:
+        order.directory.mkdir(parents=True, exist_ok=True)
+        journal = Journal(order.directory)
+    except OSError as error:
+        raise CliError(f"'{order.directory}' cannot be written ({error.strerror}); name another directory with --output") from error
+    try:
+        yield journal
+    finally:
+        journal.close()

@@ -1,0 +1,125 @@
+"""`tsx bench`: from the words of the command line to a run, and back to an exit code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from tsx_cli.bench import options
+from tsx_cli.failure import FAILED, INTERRUPTED, UsageError
+from tsx_cli.options import AsJson
+
+app = typer.Typer(add_completion=False)
+
+WITH_RESUME = {"model", "resume", "time_limit", "write", "as_json"}  # all else is as the run was asked for
+
+
+@app.command("bench")
+def bench_command(
+    context: typer.Context,
+    model: options.Model = None,
+    slo: options.SloBounds = None,
+    inputs: options.Inputs = None,
+    content_type: options.ContentType = None,
+    batch_sizes: options.BatchSizes = "1..32",
+    workers: options.Workers = None,
+    devices: options.Devices = None,
+    precision: options.Precisions = None,
+    compiled: options.Compiled = None,
+    threads: options.Threads = None,
+    mode: options.LoadMode = options.Mode.CLOSED,
+    connections: options.Connections = None,
+    rate: options.Rates = None,
+    arrivals: options.ArrivalsOf = options.Arrivals.POISSON,
+    duration: options.Duration = "3s",
+    rounds: options.Rounds = 3,
+    confidence_width: options.Width = "5%",
+    time_limit: options.TimeLimit = None,
+    exhaustive: options.Exhaustive = False,
+    tolerance: options.Tolerance = 1e-3,
+    allow_different: options.AllowDifferent = False,
+    output: options.Output = None,
+    resume: options.Resume = None,
+    write: options.Write = False,
+    seed: options.Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best way to run a model within a latency bound, by measuring it: `tsx bench model.mar --slo 'p99<100ms'`.
+
+    The real server runs in each configuration that may win, and a load generator asks it. Ctrl-C ends with a report of what there is.
+    """
+    from tsx_cli.bench.asked import Asked, seconds, share  # here, as they import what a server needs, and help must be quick
+    from tsx_cli.bench.begin import carry_out, new_order, resumed_order
+    from tsx_cli.bench.outcome import tell
+    from tsx_cli.options import read_settings
+
+    limit = None if time_limit is None else seconds(time_limit, "--time-limit")
+    settings, _ = read_settings(None)
+    if resume is not None:
+        _only_with_resume(context)
+        order = resumed_order(resume, model, limit, quiet=as_json)
+    else:
+        if model is None:
+            raise UsageError("name an archive: tsx bench model.mar")
+        asked = Asked(
+            slo=slo,
+            inputs=tuple(str(path.absolute()) for path in inputs or ()),
+            content_type=content_type,
+            batch_sizes=batch_sizes,
+            workers=workers,
+            devices=devices,
+            precisions=precision,
+            compiled=compiled,
+            threads=threads,
+            mode=mode.value,
+            loads=_loads(mode, connections, rate),
+            arrivals=arrivals.value,
+            duration=seconds(duration, "--duration"),
+            rounds=rounds,
+            width=share(confidence_width, "--confidence-width"),
+            exhaustive=exhaustive,
+            tolerance=tolerance,
+            allow_different=allow_different,
+            seed=seed,
+        )
+        order = new_order(model, asked, output, limit, quiet=as_json)
+    if limit is None and not order.asked.exhaustive:
+        order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
+    results = carry_out(order, settings)
+    written = None
+    if write and results.complete:
+        from tsx_cli.bench.keeping import write as keep
+
+        written = keep(order.model, results, settings.cache_dir)
+    tell(results, order.directory, written, as_json=as_json)
+    if not results.complete:
+        raise typer.Exit(INTERRUPTED)
+    if results.winner is None:
+        raise typer.Exit(FAILED)
+
+
+def _loads(mode: options.Mode, connections: str | None, rate: str | None) -> tuple[float, ...]:
+    """The loads that are named. Raises UsageError."""
+    if rate is not None and mode is options.Mode.CLOSED:
+        raise UsageError("--rate is for an open loop: leave it out, or give --mode open")
+    if connections is not None and mode is options.Mode.OPEN:
+        raise UsageError("--connections is for a closed loop: leave it out, or leave --mode open out")
+    option, text = ("--rate", rate) if mode is options.Mode.OPEN else ("--connections", connections)
+    if text is None:
+        return ()
+    try:
+        found = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        found = ()
+    whole = mode is options.Mode.OPEN or all(each.is_integer() for each in found)
+    if not found or not whole or not all(0 < each <= 1e6 for each in found):
+        raise UsageError(f"{option}: '{text}' is no list of numbers above 0, such as 1,8,64")
+    return found
+
+
+def _only_with_resume(context: typer.Context) -> None:
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in WITH_RESUME:
+            raise UsageError(f"--resume goes on with what the run was asked for; leave {parameter.opts[0]} out")

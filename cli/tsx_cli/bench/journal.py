@@ -1,0 +1,108 @@
+"""A run as it goes on, a line of JSON for each thing that was found: what `--resume` goes on from.
+
+    {"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
+    {"kind": "curve", "curve": {...}}
+    {"kind": "trial", "at": 3, "trial": {...}}             all of it but its points
+    {"kind": "point", "at": 3, "number": 0, "point": {...}}
+
+Later lines take the place of earlier ones; a line that was cut short by the end of the process is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tsx_cli.bench.results import FORMAT, Curve, Point, Trial
+from tsx_cli.failure import CliError
+
+NAME = "journal.jsonl"
+
+
+class Journal:
+    def __init__(self, directory: Path) -> None:
+        """Appends to the directory's journal. Raises OSError."""
+        self._path = directory / NAME
+        if self._path.exists():
+            _cut(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def begin(self, asked: dict[str, Any], **told: Any) -> None:
+        self._write({"kind": "begin", "format": FORMAT, "asked": asked, **told})
+
+    def curve(self, curve: Curve) -> None:
+        self._write({"kind": "curve", "curve": curve.model_dump(mode="json")})
+
+    def trial(self, at: int, trial: Trial) -> None:
+        self._write({"kind": "trial", "at": at, "trial": trial.model_dump(mode="json", exclude={"points"})})
+
+    def point(self, at: int, number: int, point: Point) -> None:
+        self._write({"kind": "point", "at": at, "number": number, "point": point.model_dump(mode="json")})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+@dataclass
+class Past:
+    """What a journal has."""
+
+    asked: dict[str, Any]
+    sha256: str | None
+    fingerprint: str
+    started: str
+    curves: list[Curve] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+
+
+def read_journal(directory: Path) -> Past:
+    """Raises CliError where there is none to go on from."""
+    path = directory / NAME
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of tsx bench") from error
+    past: Past | None = None
+    for number, line in enumerate(lines, 1):
+        try:
+            past = _read(json.loads(line), past)
+        except (ValueError, KeyError, TypeError, IndexError, ValidationError) as error:
+            if number == len(lines) and past is not None:
+                break
+            raise CliError(f"'{path}', line {number}, is damaged ({type(error).__name__}); measure anew, without --resume") from error
+    if past is None:
+        raise CliError(f"'{path}' is empty; measure anew, without --resume")
+    return past
+
+
+def _read(told: dict[str, Any], past: Past | None) -> Past:
+    if past is None:
+        if told["kind"] != "begin" or told["format"] != FORMAT:
+            raise ValueError(told["kind"])
+        return Past(told["asked"], told["sha256"], told["fingerprint"], told["started"])
+    if told["kind"] == "curve":
+        past.curves.append(Curve.model_validate(told["curve"]))
+    elif told["kind"] == "trial":
+        points = past.trials[told["at"]].points if told["at"] < len(past.trials) else []
+        trial = Trial.model_validate(told["trial"] | {"points": points})
+        past.trials[told["at"] : told["at"] + 1] = [trial]
+    elif told["kind"] == "point":
+        past.trials[told["at"]].points[told["number"] : told["number"] + 1] = [Point.model_validate(told["point"])]
+    return past
+
+
+def _cut(path: Path) -> None:
+    """Without a last line that has no end."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)

@@ -1,0 +1,30 @@
+"""`--write`: the winner's settings and what was measured go into the archive, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsx_archiver import open_archive, rewrite_archive
+from tsx_cli.bench.kept import kept_of
+from tsx_cli.bench.modelconfig import changes, with_keys
+from tsx_cli.bench.results import Results
+from tsx_cli.bench.variants import config_name, config_text
+from tsx_cli.failure import CliError
+from tsx_runtime.core.measured import FILE, LARGEST
+
+
+def write(path: Path, results: Results, cache: Path | None) -> str:
+    """What was written, in words. Raises CliError, ArchiveError."""
+    if results.winner is None:
+        raise CliError(f"nothing was written into {path}: {results.why}")
+    configuration = results.trials[results.winner].how()
+    content = kept_of(results).content()
+    if len(content) > LARGEST:
+        content = kept_of(results, []).content()
+    with open_archive(path, cache=cache) as archive:
+        if archive.digest != results.model.sha256:
+            raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")
+        name = config_name(archive)
+        config = with_keys(config_text(archive), changes(configuration, archive.config.raw)).encode()
+    rewrite_archive(path, {name: config, FILE: content}, model={"configFile": name})
+    return f"{path} now runs with {configuration}, and has what was measured in {FILE}"

@@ -1,0 +1,60 @@
+"""The options of `tsx bench`, with what their help says."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_TIME = "2m"
+
+
+class Mode(str, Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+
+
+class Arrivals(str, Enum):
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    RECORDED = "recorded"
+
+
+Model = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An archive, or a model's directory.")]
+SloBounds = Annotated[
+    str | None, typer.Option("--slo", metavar="BOUNDS", help="What must hold, such as 'p99<100ms' or 'p50<20ms,errors<0.1%'.")
+]
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--input",
+        metavar="FILE|DIR",
+        help="What is sent: files, directories, a .jsonl of requests, a recording; the archive's samples if not given.",
+    ),
+]
+ContentType = Annotated[str | None, typer.Option(help="Content type of the inputs, where their names do not tell it.")]
+BatchSizes = Annotated[str, typer.Option(metavar="RANGE", help="1,2,4, or 1..32: both ends and the powers of two between.")]
+Workers = Annotated[str | None, typer.Option(metavar="RANGE", help="How many workers; up to the number of cores if not given.")]
+Devices = Annotated[str | None, typer.Option(metavar="LIST", help="cpu, cuda, or both; as the archive says if not given.")]
+Precisions = Annotated[str | None, typer.Option(metavar="LIST", help="Of fp32, fp16, bf16; as the archive says if not given.")]
+Compiled = Annotated[
+    str | None, typer.Option("--compile", metavar="LIST", help="torch.compile: off, on, or off,on; as the archive says if not given.")
+]
+Threads = Annotated[str | None, typer.Option(metavar="RANGE", help="Threads of each worker.")]
+LoadMode = Annotated[Mode, typer.Option(help="closed: a connection asks again once it is answered. open: requests come at a rate.")]
+Connections = Annotated[str | None, typer.Option(metavar="LIST", help="Only with so many connections, such as 1,8,64.")]
+Rates = Annotated[str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.")]
+ArrivalsOf = Annotated[Arrivals, typer.Option(help="How requests of an open loop come.")]
+Duration = Annotated[str, typer.Option(help="Of one round, without its warm-up.")]
+Rounds = Annotated[int, typer.Option(min=1, max=20, help="Rounds of the best, the next best and the baseline, in turn.")]
+Width = Annotated[str, typer.Option(metavar="SHARE", help="More rounds until the winner's throughput is known so well.")]
+TimeLimit = Annotated[str | None, typer.Option(help=f"Of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.")]
+Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every configuration, whatever is predicted.")]
+Tolerance = Annotated[float, typer.Option(min=0, help="How far numbers of answers may be apart, absolutely or relatively.")]
+AllowDifferent = Annotated[bool, typer.Option("--allow-different", help="What answers differently than the archive as it is may win.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for what is found; a new one if not given.")]
+Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was interrupted.")]
+Write = Annotated[bool, typer.Option("--write", help="Put the winning settings, and what was measured, into the archive.")]
+Seed = Annotated[int, typer.Option(help="Of what is random: the arrivals.")]

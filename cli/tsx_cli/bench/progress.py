@@ -1,0 +1,53 @@
+"""How far a run is: one line that changes on a terminal, a line for each thing that was found elsewhere. All of it on stderr."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+from tsx_cli.bench.generator.run import Progress as LoadProgress
+
+
+class Progress:
+    """`ends` is the moment, by time.monotonic, at which the run is to be over."""
+
+    def __init__(self, ends: float, *, quiet: bool = False) -> None:
+        self._ends = ends
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._status: Status | None = None
+        self._doing = ""
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal and not self._console.quiet:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def found(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def doing(self, text: str, more: str = "") -> None:
+        """What lasts for a while: only a terminal shows it."""
+        self._doing = text
+        if self._status is not None:
+            self._status.update(f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\["))
+
+    def load(self, progress: LoadProgress) -> None:
+        self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
+
+
+def _clock(left: float) -> str:
+    if math.isinf(left):
+        return "any time"
+    minutes, seconds = divmod(max(0, round(left)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

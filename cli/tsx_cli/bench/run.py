@@ -1,0 +1,224 @@
+"""A run: what the search asks for is measured until it asks for nothing, then the best again side by side; all of it is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tsx_cli.bench.asked import Asked, configurations
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.confirm import confirm
+from tsx_cli.bench.environment import NOISY
+from tsx_cli.bench.guard import Guard
+from tsx_cli.bench.journal import Journal
+from tsx_cli.bench.points import with_round
+from tsx_cli.bench.progress import Progress
+from tsx_cli.bench.results import Offered, Results, Trial
+from tsx_cli.bench.search import Candidate as Proposal
+from tsx_cli.bench.search import State, Variant, baseline, best_point, next_trial, passed_over, ranking
+from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
+from tsx_cli.bench.verdict import conclude, load_in_words
+from tsx_cli.failure import CliError
+from tsx_runtime.core.devices import cpu_count, gpu_count
+
+START_GUESS = 4.0  # seconds that a server takes to start, before one did
+AUTO_WARM_UP = 5.0  # seconds at most, of the generator's
+
+
+@dataclass
+class Bench:
+    """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
+
+    asked: Asked
+    target: Target
+    results: Results
+    journal: Journal
+    progress: Progress
+    ends: float  # by time.monotonic
+    clock: Callable[[], float] = time.monotonic
+    excluded: dict[Variant, str] = field(default_factory=dict)
+    _starts: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slo = self.asked.bounds
+        self.servers = Servers(self.target, lambda configuration: self.progress.doing(f"starting {configuration}"))
+        self.guard = Guard(self.target.payloads, self.asked.tolerance)
+        self.space = configurations(self.asked, self.target.archive.config, cpu_count(), gpu_count())
+        for trial in self.results.trials:
+            self._judge(trial)
+
+    def go(self) -> None:
+        """Whatever ends it, no server stays. Raises what interrupts it."""
+        try:
+            self._reference()
+            while (proposal := next_trial(self._state())) is not None:
+                self._measure(proposal)
+            self._confirm()
+        finally:
+            self.servers.close()
+            self.finish()
+
+    def finish(self) -> None:
+        """The winner, and what to know, of what there is."""
+        results = self.results
+        results.ended = datetime.now().astimezone().isoformat(timespec="seconds")
+        for trial in results.trials:
+            trial.best = best_point(trial.points)
+        results.winner = next(iter(self.order()), None)
+        results.baseline = self.first()
+        if self.guard.note:
+            self.note(self.guard.note)
+        if (results.environment.noise or 0.0) > NOISY:
+            told = f"a fixed computation varies by {results.environment.noise:.0%}"
+            self.note(f"this machine is not quiet: {told}; small differences mean little")
+        conclude(results)
+
+    def note(self, text: str) -> None:
+        if text not in self.results.notes:
+            self.results.notes.append(text)
+
+    def pass_over(self) -> None:
+        """What was not measured, and why: once the search has come to its end."""
+        for configuration, predicted, why in passed_over(self._state()):
+            self.results.trials.append(Trial(configuration=configuration.as_json(), state="predicted", reason=why, predicted=predicted))
+
+    @property
+    def round_seconds(self) -> float:
+        return self.target.seconds + min(AUTO_WARM_UP, self.target.seconds) + 0.5
+
+    def _state(self) -> State:
+        start = sum(self._starts) / len(self._starts) if self._starts else START_GUESS
+        # What the end takes: the best three started once more, and measured so often in turn, and one open loop.
+        reserve = 3 * start + (3 * self.asked.rounds + 1) * self.round_seconds
+        return State(
+            configurations=self.space,
+            curves=self.results.curves,
+            trials=self._as_allowed(),
+            slo=self.slo,
+            mode=self.asked.mode,
+            arrivals=self.asked.arrivals,
+            loads=self.asked.loads,
+            cores=self.results.environment.cores,
+            excluded=self.excluded,
+            exhaustive=self.asked.exhaustive,
+            seconds_left=max(0.0, self.ends - self.clock() - (0.0 if self.asked.exhaustive else reserve)),
+            seconds_per_point=start + self.round_seconds,
+        )
+
+    def _as_allowed(self) -> list[Trial]:
+        """The search leaves out what answers differently, by what the trials say of it."""
+        if not self.asked.allow_different:
+            return self.results.trials
+        return [trial.model_copy(update={"accuracy": None}) for trial in self.results.trials]
+
+    def _reference(self) -> None:
+        """The answers of the archive as it is. Where it does not even start, that is an end."""
+        try:
+            self.guard.learn(self._server(Configuration(device=baseline(self.space).device)))
+        except TrialFailed as error:
+            raise CliError(f"{self.target.name} does not run as it is: {error}") from error
+
+    def _server(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
+        began = self.clock()
+        known = configuration in self.servers
+        candidate = self.servers.get(configuration, beside=beside)
+        if not known:
+            self._starts.append(self.clock() - began)
+        return candidate
+
+    def _measure(self, proposal: Proposal) -> None:
+        at = self._trial(proposal)
+        trial = self.results.trials[at]
+        with self._failures(at):
+            candidate = self._server(proposal.configuration)
+            if trial.accuracy is None and not trial.points:
+                trial.accuracy = self.guard.compare(candidate)
+                self._judge(trial)
+                self.journal.trial(at, trial)
+            if proposal.configuration.variant in self.excluded:
+                trial.state, trial.reason = "predicted", self.excluded[proposal.configuration.variant]
+                self.journal.trial(at, trial)
+                return
+            self.load(at, candidate, proposal.offered)
+
+    def load(self, at: int, candidate: Candidate, offered: Offered) -> None:
+        """One round, into the trial's point of that load. Raises TrialFailed."""
+        trial = self.results.trials[at]
+        self.progress.doing(f"{trial.how()}, {load_in_words(offered)}")
+        told = candidate.load(offered, self.progress.load)
+        number = with_round(trial.points, offered, told.round, self.slo)
+        point = trial.points[number]
+        best = best_point(trial.points)
+        if best == number or (best is None and number == 0):
+            trial.stages, trial.batch_sizes, trial.usage = told.stages, told.batch_sizes, told.usage
+        trial.best = best
+        self.journal.point(at, number, point)
+        self.journal.trial(at, trial)
+        if told.round.generator.limited:
+            self.note(f"{trial.how()}, {load_in_words(offered)}: {told.round.generator.limited}")
+        holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
+        self.progress.found(
+            f"{trial.how()}, {load_in_words(offered)}: {point.throughput.value:,.4g} requests/s, p99 {point.p99_ms.value:.3g} ms{holds}"
+        )
+
+    def _trial(self, proposal: Proposal) -> int:
+        for at, trial in enumerate(self.results.trials):
+            if trial.how() == proposal.configuration:
+                return at
+        trial = Trial(configuration=proposal.configuration.as_json(), predicted=proposal.predicted)
+        self.results.trials.append(trial)
+        self.journal.trial(len(self.results.trials) - 1, trial)
+        return len(self.results.trials) - 1
+
+    @contextmanager
+    def _failures(self, at: int) -> Iterator[None]:
+        try:
+            yield
+        except TrialFailed as error:
+            trial = self.results.trials[at]
+            trial.state, trial.reason = "failed", str(error)
+            self.servers.end(trial.how())
+            self.journal.trial(at, trial)
+            self.progress.found(f"{trial.how()} failed: {_first_line(str(error))}")
+
+    def _judge(self, trial: Trial) -> None:
+        """A variant that answers differently is not measured further, unless it is allowed."""
+        if trial.accuracy is None or trial.accuracy.same or self.asked.allow_different:
+            return
+        configuration = trial.how()
+        if configuration.variant != baseline(self.space).variant and configuration.variant not in self.excluded:
+            self.excluded[configuration.variant] = f"its answers differ: {trial.accuracy.worst}"
+        self.progress.found(f"{configuration} answers differently and cannot win: {trial.accuracy.worst}")
+
+    def _confirm(self) -> None:
+        self.results.paired = confirm(self)
+        self.pass_over()
+
+    def order(self) -> list[int]:
+        """Positions of the trials that may win, the best first."""
+        return ranking(self.results.trials, None if self.asked.allow_different else self.excluded)
+
+    def trial(self, at: int) -> Trial:
+        return self.results.trials[at]
+
+    def first(self) -> int | None:
+        """The position of the baseline, if it was measured."""
+        first = baseline(self.space)
+        return next((at for at, trial in enumerate(self.results.trials) if trial.how() == first and trial.points), None)
+
+    def attempt(self, at: int, offered: Offered) -> bool:
+        """One more round beside others that run; whether it came to something."""
+        with self._failures(at):
+            self.load(at, self._server(self.results.trials[at].how(), beside=True), offered)
+        return self.results.trials[at].state == "measured"
+
+    def seconds_left(self) -> float:
+        return self.ends - self.clock()
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return f"{lines[0]} {lines[-1]}" if len(lines) > 1 else text

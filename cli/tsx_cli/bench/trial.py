@@ -1,0 +1,173 @@
+"""One configuration: its server, what it answers, and how it does under a load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from tsx_archiver import OpenArchive
+from tsx_cli.bench import scrape
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.generator import LoadPlan
+from tsx_cli.bench.generator.run import OnProgress, measure
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.results import Offered, Round, Stages, Usage
+from tsx_cli.bench.server import NotStarted, ServerProcess, new_place, serving
+from tsx_cli.bench.usage import UsageSampler
+from tsx_cli.bench.variants import lay_out
+from tsx_cli.compare import Reply
+
+START_SECONDS = 60.0  # beside what the model may take to load
+OPEN_CONNECTIONS = 512  # of an open loop: requests that may be under way
+MOST_COMPARED = 32
+
+
+class TrialFailed(Exception):
+    """A result, not an end: says why."""
+
+
+class Sampled(NamedTuple):
+    """What one load told."""
+
+    round: Round
+    stages: Stages
+    batch_sizes: dict[int, int]
+    usage: list[Usage]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What every trial has in common."""
+
+    archive: OpenArchive
+    payloads: Sequence[Payload]
+    seconds: float
+    seed: int = 0
+    timeout: float = 60.0
+
+    @property
+    def name(self) -> str:
+        return self.archive.manifest.model_name
+
+
+@dataclass
+class Candidate:
+    """A configuration whose server runs."""
+
+    configuration: Configuration
+    server: ServerProcess
+    target: Target
+    rounds: int = field(default=0)
+
+    def load(self, offered: Offered, on_progress: OnProgress | None = None) -> Sampled:
+        """Raises TrialFailed where the server did not come through it whole."""
+        target = self.target
+        plan = LoadPlan(
+            url=self.server.inference,
+            model=target.name,
+            payloads=target.payloads,
+            mode=offered.mode,
+            connections=OPEN_CONNECTIONS if offered.mode == "open" else offered.connections,
+            rate=None if offered.arrivals == "recorded" else offered.rate,
+            arrivals=offered.arrivals or "poisson",
+            seconds=target.seconds,
+            timeout=target.timeout,
+            seed=target.seed + self.rounds,
+        )
+        self.rounds += 1
+        try:
+            before = self._scrape()
+            with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
+                told = measure(plan, on_progress=on_progress).round
+            after = self._scrape()
+        except OSError as error:
+            raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
+        self._check()
+        stages = scrape.stages(before, after, told.latency.mean_ms)
+        return Sampled(told, stages, scrape.batch_sizes(before, after), sampler.samples)
+
+    def answers(self, payloads: Sequence[Payload], together: int) -> list[Reply]:
+        """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed where none come."""
+        count = max(len(payloads), min(MOST_COMPARED, 2 * together) if together > 1 else 1)
+        asked = [payloads[number % len(payloads)] for number in range(count)]
+        try:
+            with ThreadPoolExecutor(min(together, MOST_COMPARED)) as pool:
+                return list(pool.map(self._ask, asked))
+        except (OSError, http.client.HTTPException) as error:
+            raise TrialFailed(f"it does not answer: {error}; {self.server.last_words()}") from error
+
+    def _ask(self, payload: Payload) -> Reply:
+        host, _, port = self.server.inference.removeprefix("http://").rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=self.target.timeout)
+        headers = dict(payload.headers) | ({"Content-Type": payload.content_type} if payload.content_type else {})
+        try:
+            query = f"?{payload.query}" if payload.query else ""
+            connection.request("POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers)
+            answer = connection.getresponse()
+            return Reply(answer.status, answer.headers.get("content-type", ""), answer.read())
+        finally:
+            connection.close()
+
+    def _scrape(self) -> scrape.Scraped:
+        return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
+
+    def _check(self) -> None:
+        """Workers that died under the load have answered less than they seem to: the configuration does not work."""
+        described = json.loads(self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}"))[0]
+        if described["workerRestarts"]:
+            raise TrialFailed(f"a worker died: {described.get('lastError') or self.server.last_words()}")
+
+
+@contextmanager
+def running(configuration: Configuration, target: Target) -> Iterator[Candidate]:
+    """Raises TrialFailed where it does not start."""
+    with ExitStack() as held:
+        place = Path(held.enter_context(new_place(target.name[:20])))
+        try:
+            patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
+            server = held.enter_context(serving(lay_out(target.archive, configuration, place / "model"), place, start_seconds=patience))
+        except NotStarted as error:
+            raise TrialFailed(str(error)) from error
+        yield Candidate(configuration, server, target)
+
+
+class Servers:
+    """The servers that run now, kept for as long as the same configuration is measured."""
+
+    def __init__(self, target: Target, on_start: Callable[[Configuration], None] = lambda configuration: None) -> None:
+        self.target = target
+        self._on_start = on_start
+        self._running: dict[Configuration, tuple[ExitStack, Candidate]] = {}
+
+    def get(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
+        """That of this configuration; all others end, unless it is to run beside them. Raises TrialFailed."""
+        if not beside:
+            for other in [each for each in self._running if each != configuration]:
+                self.end(other)
+        if configuration not in self._running:
+            self._on_start(configuration)
+            stack = ExitStack()
+            self._running[configuration] = stack, stack.enter_context(running(configuration, self.target))
+        return self._running[configuration][1]
+
+    def __contains__(self, configuration: Configuration) -> bool:
+        return configuration in self._running
+
+    def end(self, configuration: Configuration) -> None:
+        found = self._running.pop(configuration, None)
+        if found is not None:
+            found[0].close()
+
+    def close(self) -> None:
+        for configuration in list(self._running):
+            self.end(configuration)
+
+    def pids(self) -> list[int]:
+        return [candidate.server.pid for _, candidate in self._running.values()]

@@ -1,0 +1,62 @@
+"""What a run comes to, in a few sentences."""
+
+from __future__ import annotations
+
+from tsx_cli.bench.results import Offered, Point, Results, Trial
+
+
+def conclude(results: Results) -> None:
+    """Fill in `why`."""
+    results.why = _nobody(results) if results.winner is None else _winner(results, results.winner)
+
+
+def load_in_words(offered: Offered) -> str:
+    if offered.mode == "closed":
+        return f"{offered.connections} connection{'s' if offered.connections != 1 else ''}"
+    return f"{offered.rate:,.4g} requests/s, {'as recorded' if offered.arrivals == 'recorded' else offered.arrivals}"
+
+
+def _winner(results: Results, winner: int) -> str:
+    trial = results.trials[winner]
+    point = trial.chosen
+    assert point is not None
+    bound = f", within {results.slo}" if results.slo else ""
+    figures = f"{point.throughput.value:,.4g} requests/s with {load_in_words(point.offered)}, {_tail(point)}"
+    told = [f"{trial.how()} does the most{bound}: {figures}."]
+    if winner == results.baseline:
+        told.append("That is the baseline, one worker and one request at a time: nothing else does more.")
+    for pair in results.paired:
+        other = results.trials[pair.second].how()
+        name = "the baseline, one worker and one request at a time" if pair.second == results.baseline else str(other)
+        if pair.real:
+            told.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
+        else:
+            told.append(f"{name[0].upper()}{name[1:]} is not really different ({pair.low:.2f} to {pair.high:.2f} times).")
+    calm = next((each for each in trial.points if each.offered.mode == "open" and each is not point), None)
+    if calm is not None:
+        holds = "" if calm.holds else ", which breaks the bounds: plan with less"
+        told.append(f"With {calm.offered.rate:,.4g} requests/s that come at random: {_tail(calm)}{holds}.")
+    return " ".join(told)
+
+
+def _nobody(results: Results) -> str:
+    tried = [(trial, point) for trial in results.trials for point in trial.points]
+    if not tried:
+        failed = next((trial.reason for trial in results.trials if trial.state == "failed"), None)
+        return f"Nothing was measured: {failed}" if failed else "Nothing was measured."
+    trial, point = min(tried, key=lambda each: (each[1].error_rate > 0, each[1].latency.p99_ms))
+    if point.error_rate:
+        return f"No configuration answered all requests: {_errors(trial, point)}"
+    bound = f"No configuration holds {results.slo}" if results.slo else "No configuration can be chosen"
+    return f"{bound}: the quickest was {trial.how()} with {load_in_words(point.offered)}, {_tail(point)}."
+
+
+def _errors(trial: Trial, point: Point) -> str:
+    kinds = {kind: count for each in point.rounds for kind, count in each.errors.items()}
+    refused = sum(each.refused for each in point.rounds)
+    told = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or f"{refused} refused"
+    return f"{trial.how()} with {load_in_words(point.offered)} failed {point.error_rate:.1%} of them ({told})."
+
+
+def _tail(point: Point) -> str:
+    return f"p99 {point.p99_ms.value:.3g} ms"
