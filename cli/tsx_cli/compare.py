@@ -24,7 +24,7 @@ def findings(names: Sequence[str], alone: Sequence[Reply], batched: Sequence[Rep
     found = []
     for position, name in enumerate(names):
         if alone[position].status >= 400:
-            found.append(f"{name}: answered {alone[position].status} when sent alone: {_reason(alone[position].body)}")
+            found.append(f"{name}: answered {alone[position].status} when sent alone: {reason(alone[position].body)}")
             continue
         told = difference(alone[position], batched[position], tolerance)
         if told is None:
@@ -34,7 +34,7 @@ def findings(names: Sequence[str], alone: Sequence[Reply], batched: Sequence[Rep
     return found
 
 
-def _reason(body: bytes) -> str:
+def reason(body: bytes) -> str:
     """Of an error, the text in full, without the JSON around it; of anything else the beginning."""
     told = _parse(body)
     if isinstance(told, dict) and isinstance(told.get("message"), str):
@@ -48,7 +48,7 @@ def difference(alone: Reply, batched: Reply, tolerance: float) -> str | None:
     Numbers may differ by `tolerance`, absolute or relative; types and the order of keys may not; what is no JSON must be equal to the byte.
     """
     if batched.status != alone.status:
-        return f"the status is {alone.status} alone and {batched.status} in a batch: {_reason(batched.body)}"
+        return f"the status is {alone.status} alone and {batched.status} in a batch: {reason(batched.body)}"
     if batched.content_type != alone.content_type:
         return f"the content type is {alone.content_type or 'absent'} alone and {batched.content_type or 'absent'} in a batch"
     one, other = _parse(alone.body), _parse(batched.body)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import Accuracy
 from tsx_cli.bench.trial import Candidate
-from tsx_cli.compare import Reply, difference
+from tsx_cli.compare import Reply, difference, reason
+from tsx_cli.failure import CliError
 
 COMPARED = 16  # inputs
 
@@ -26,12 +27,15 @@ class Guard:
         return bool(self._reference) or self.note is not None
 
     def learn(self, candidate: Candidate) -> None:
-        """The answers of the archive as it is. Raises TrialFailed."""
+        """The answers of the archive as it is. Raises TrialFailed, and CliError where it refuses an input."""
         first, again = (candidate.answers(self._payloads, 1) for _ in range(2))
         refused = next((reply for reply in first if reply.status >= 400), None)
         if refused is not None:
-            self.note = f"answers are not compared: the archive as it is answers {refused.status} to an input: {refused.body[:200]!r}"
-        elif any(difference(one, other, self._tolerance) for one, other in zip(first, again, strict=True)):
+            said = reason(refused.body)
+            raise CliError(
+                f"{candidate.target.name} as it is answers an input with {refused.status}: {said}. Correct --input or --content-type"
+            )
+        if any(difference(one, other, self._tolerance) for one, other in zip(first, again, strict=True)):
             self.note = "answers are not compared: the archive as it is answers the same request differently each time"
         else:
             self._reference = first

@@ -8,7 +8,7 @@ from tsx_cli.bench import statistics
 from tsx_cli.bench.results import Offered, Point, Round
 from tsx_cli.bench.slo import Slo
 
-KEPT_UP = 0.95  # of the rate of an open loop; a server that answers less of it is behind for good
+KEPT_UP = 0.95  # of the requests of an open loop; a server that answers fewer of them in the time is behind for good
 
 
 def point_of(offered: Offered, rounds: Sequence[Round], slo: Slo | None) -> Point:
@@ -16,7 +16,8 @@ def point_of(offered: Offered, rounds: Sequence[Round], slo: Slo | None) -> Poin
     sent = sum(each.sent for each in rounds)
     error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
     broken = (slo or Slo(())).broken(latency.model_dump(), error_rate)
-    behind = offered.mode == "open" and offered.rate is not None and throughput.value < KEPT_UP * offered.rate
+    in_time = sum(each.throughput * each.seconds for each in rounds)
+    behind = offered.mode == "open" and in_time < KEPT_UP * sent
     return Point(
         offered=offered,
         throughput=throughput,

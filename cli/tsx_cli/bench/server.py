@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 LAST_LINES = 12  # of its log, in the reason of a failure
+KEPT = ("TSX_WORKER_PRELOAD",)  # of the user's settings: it changes how long a start takes, and nothing else
 PATIENCE = 10.0  # seconds that it may take to end
 # The server hears of this process's end whatever ends it, and Ctrl-C is for this process alone. `-c` and not `-m`: nothing of the working
 # directory stands before tsx's own modules.
@@ -75,7 +76,7 @@ def serving(directory: Path, place: Path, *, start_seconds: float, grpc: bool = 
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
+    environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(("TSX_", "TS_"))}
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", boot, *map(str, words)],
