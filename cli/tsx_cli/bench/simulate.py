@@ -24,7 +24,10 @@ class Simulated(NamedTuple):
     mean_ms: float
     p50_ms: float
     p90_ms: float
+    p95_ms: float
     p99_ms: float
+    p999_ms: float
+    max_ms: float
     batch_sizes: dict[int, int]  # batches by their size
     answered: int
     refused: int  # found the queue full
@@ -72,7 +75,7 @@ def recorded(moments: Iterable[float], rate: float | None = None) -> list[float]
     if not ordered:
         return []
     span = ordered[-1] - ordered[0]
-    factor = (len(ordered) - 1) / (rate * span) if rate and span > 0 else 1.0
+    factor = (len(ordered) - 1) / (rate * span) if rate and span > 1e-9 else 1.0
     return [(moment - ordered[0]) * factor for moment in ordered]
 
 
@@ -202,13 +205,13 @@ class _Run:
     def told(self, overhead_ms: float) -> Simulated:
         answered = len(self.latencies)
         counted = sorted(self.latencies[int(answered * UNCOUNTED) :])
-        mean, p50, p90, p99 = (
-            1000 * value + overhead_ms
-            for value in (sum(counted) / (len(counted) or 1), *(_quantile(counted, each) for each in (0.5, 0.9, 0.99)))
-        )
+        mean = sum(counted) / (len(counted) or 1)
+        figures = (mean, *(_quantile(counted, share) for share in (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)))
+        mean, p50, p90, p95, p99, p999, most = (1000 * figure + overhead_ms for figure in figures)
         seconds = self.now or 1e-9
         use = self.work / seconds / len(self.workers)
-        return Simulated(answered / seconds, use, mean, p50, p90, p99, dict(sorted(self.sizes.items())), answered, self.refused, seconds)
+        sizes = dict(sorted(self.sizes.items()))
+        return Simulated(answered / seconds, use, mean, p50, p90, p95, p99, p999, most, sizes, answered, self.refused, seconds)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -1,0 +1,217 @@
+"""`tsx plan`: replicas, latency and cost from a measured curve."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tsx_cli.bench import planning
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.kept import kept_of
+from tsx_cli.bench.planning import Planned, Replica, scale_of
+from tsx_cli.bench.predict import Timing
+from tsx_cli.bench.results import Curve, CurvePoint, Environment, Figure, Inputs, Latency, ModelInfo, Offered, Point, Results, Trial
+from tsx_cli.bench.simulate import poisson, simulate
+from tsx_cli.bench.slo import Slo, parse_slo
+from tsx_cli.main import main
+from tsx_runtime.core.hardware import hardware
+from tsx_runtime.core.queue import Limits
+from tsx_runtime.recordings import Recorded, encode, file_head
+
+WON = Configuration(workers=2, batch_size=4)
+TIMING = Timing((1, 2, 4, 8), (12.0, 14.0, 18.0, 26.0), None, 0.05)
+
+
+def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int = 100) -> Replica:
+    return Replica(TIMING, configuration, 2, Limits(max_items=configuration.batch_size), queue, scale)
+
+
+def plan(replica: Replica, rate: float, slo: Slo | None, headroom: float = 0.0, moments: Sequence[float] = ()) -> Planned | None:
+    return planning.plan(replica, rate, slo, headroom=headroom, moments=moments, requests=6000)
+
+
+@pytest.mark.parametrize("rate", [20, 300, 1500])
+def test_one_replica_less_would_not_keep_the_bound(rate: float) -> None:
+    slo = parse_slo("p99<50ms")
+    found = plan(replica(), rate, slo)
+    assert found is not None
+    assert found.at.p99_ms <= 50
+    assert found.at.refused == 0
+    if found.replicas > 1:
+        fewer = simulate(replica().times, poisson(rate / (found.replicas - 1), 6000), workers=2, slow=replica().slow, spread=0.05)
+        assert fewer.p99_ms > 49
+
+
+def test_more_workers_and_larger_batches_take_no_more_replicas() -> None:
+    slo = parse_slo("p99<80ms")
+    small = plan(replica(Configuration()), 400, slo)
+    large = plan(replica(Configuration(workers=2, batch_size=8)), 400, slo)
+    assert small is not None
+    assert large is not None
+    assert large.replicas < small.replicas
+
+
+def test_headroom_is_kept_free() -> None:
+    slo = parse_slo("p99<50ms")
+    tight, easy = plan(replica(), 900, slo), plan(replica(), 900, slo, headroom=0.5)
+    assert tight is not None
+    assert easy is not None
+    assert easy.replicas > tight.replicas
+    assert easy.at.utilisation < tight.at.utilisation
+    assert easy.at.p99_ms < easy.with_headroom.p99_ms <= 50
+
+
+def test_without_bounds_the_queue_may_not_grow_without_end() -> None:
+    found = plan(replica(), 1000, None)
+    assert found is not None
+    assert found.at.utilisation <= 0.95
+    assert found.at.refused == 0
+
+
+def test_a_bound_that_one_request_breaks_has_no_plan() -> None:
+    assert plan(replica(), 5, parse_slo("p99<12ms")) is None
+
+
+def test_bursts_of_a_recording_take_more_replicas_than_even_chance() -> None:
+    """A hundred requests at once every second."""
+    moments = [second + number * 1e-4 for second in range(60) for number in range(100)]
+    slo = parse_slo("p99<60ms")
+    even, bursts = plan(replica(), 100, slo), plan(replica(), 100, slo, moments=moments)
+    assert even is not None
+    assert bursts is not None
+    assert bursts.replicas > 2 * even.replicas
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.6])
+def test_how_much_slower_the_server_was_than_its_curve_is_learned(factor: float) -> None:
+    offered = Offered(connections=12)
+    slower = replica(scale=factor)
+    told = simulate(slower.times, range(4000), workers=2, connections=12, slow=slower.slow, spread=0.05, overhead_ms=0.3)
+    assert scale_of(replica(), offered, told.throughput, told.p50_ms) == pytest.approx(factor, rel=0.05)
+    told = simulate(slower.times, poisson(30, 4000), workers=2, slow=slower.slow, spread=0.05)
+    assert scale_of(replica(), Offered(mode="open", rate=30), told.throughput, told.p50_ms) == pytest.approx(factor, rel=0.1)
+
+
+def test_a_benchmark_without_answers_teaches_nothing() -> None:
+    assert scale_of(replica(), Offered(), 0.0, 0.0) == 1.0
+
+
+def results(fingerprint: str = "another") -> Results:
+    sizes, times = TIMING.sizes, TIMING.times
+    points = [
+        CurvePoint(batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9) for size, time in zip(sizes, times, strict=True)
+    ]
+    figure, p99 = Figure(value=410, low=400, high=420), Figure(value=45, low=44, high=46)
+    point = Point(offered=Offered(connections=12), throughput=figure, latency=Latency(p50_ms=28, p99_ms=45), p99_ms=p99)
+    return Results(
+        started="2026-11-21T10:00:00+00:00",
+        model=ModelInfo(name="digits"),
+        environment=Environment(fingerprint=fingerprint, cpu="Abacus 9", cores=2),
+        inputs=Inputs(source="a.png", count=1),
+        slo="p99<50ms",
+        curves=[Curve(points=points, spread=0.05)],
+        trials=[Trial(configuration=WON.as_json(), points=[point], best=0)],
+        winner=0,
+    )
+
+
+@pytest.fixture
+def results_file(tmp_path: Path) -> Path:
+    file = tmp_path / "results.json"
+    file.write_text(results().model_dump_json())
+    return file
+
+
+def test_a_plan_tells_replicas_latency_and_cost(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--rps", "900", "--results", str(results_file), "--price-per-hour", "0.5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["slo"] == "p99<50ms"  # the benchmark's own
+    assert told["describes"] == str(WON)
+    assert told["replicas"] >= 3
+    assert told["p50_ms"] < told["p99_ms"] <= 50
+    assert told["cost_per_million"] == pytest.approx(0.5 * told["replicas"] / (900 * 3600) * 1e6, rel=1e-4)
+    assert told["measured"] | {"server_over_curve": 0} == {
+        "date": "2026-11-21T10:00:00+00:00",
+        "on": "2 cores of Abacus 9",
+        "here": False,
+        "server_over_curve": 0,
+    }
+
+
+def test_a_plan_for_people_says_where_its_curve_is_from(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--rps", "300", "--slo", "p99<70ms", "--workers", "1", "--batch-size", "8", "--headroom", "20%"]
+    assert main([*command, "--results", str(results_file)]) == 0
+    told = capsys.readouterr().out
+    assert "300 requests/s under p99<70ms" in told
+    assert "cpu, 1 worker, batch 8" in told
+    assert re.search(r"p99 with the headroom used up +\d+\.\d ms", told)
+    assert "measured 2026-11-21 on 2 cores of Abacus 9. This machine is another" in told
+    results_file.write_text(results(hardware().fingerprint).model_dump_json())
+    assert main([*command, "--results", str(results_file)]) == 0
+    assert "This machine is another" not in capsys.readouterr().out
+
+
+def test_what_the_archive_keeps_is_planned_from_with_its_own_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = archive(tmp_path, "jobQueueSize: 3\n")
+    (directory / "tsx-bench.json").write_bytes(kept_of(results()).content())
+    assert main(["plan", str(directory), "--rps", "400", "--slo", "p99<500ms,errors<50%", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] > 0
+
+
+def test_an_archive_that_was_never_measured_is_told_how_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(archive(tmp_path, "batchSize: 2\n")), "--rps", "5"]) == 1
+    assert "--write` measures it" in capsys.readouterr().err
+
+
+def test_a_recording_has_its_own_rate(results_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.tsxrec"
+    file.write_bytes(file_head("digits") + b"".join(encode(Recorded(number / 50, "1.0", "", (), b"")) for number in range(200)))
+    assert main(["plan", "--recording", str(file), "--results", str(results_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rps"] == pytest.approx(50)
+    file.write_bytes(file_head("digits"))
+    assert main(["plan", "--recording", str(file), "--results", str(results_file)]) == 1
+    assert "too few requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ([], 2, "name an archive"),
+        (["--results", "FILE"], 2, "--rps 300"),
+        (["--results", "FILE", "--rps", "0"], 2, "--rps"),
+        (["--results", "FILE", "--rps", "5", "--headroom", "much"], 2, "--headroom"),
+        (["--results", "FILE", "--rps", "5", "--headroom", "-5%"], 2, "--headroom"),
+        (["--results", "FILE", "--rps", "5", "--slo", "fast"], 2, "--slo"),
+        (["--results", "FILE", "--rps", "5", "--slo", "p99<2ms"], 1, "no number of replicas"),
+        (["--results", "FILE", "--rps", "5", "--recording", "nowhere.tsxrec"], 1, "nowhere.tsxrec"),
+        (["--results", "nowhere.json", "--rps", "5"], 1, "nowhere.json"),
+        (["nowhere.mar", "--rps", "5"], 1, "nowhere.mar"),
+        (["--results", "FILE", "--rps", "5", "--workers", "0"], 2, "--workers"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(
+    results_file: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, words: str
+) -> None:
+    assert main(["plan", *[str(results_file) if word == "FILE" else word for word in options]]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_results_without_a_winner_are_told(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results_file.write_text(results().model_copy(update={"winner": None}).model_dump_json())
+    assert main(["plan", "--rps", "5", "--results", str(results_file)]) == 1
+    assert "no winner" in capsys.readouterr().err
+
+
+def archive(tmp_path: Path, config: str) -> Path:
+    """An unpacked archive, which is as good as one."""
+    directory = tmp_path / "digits"
+    (directory / "MAR-INF").mkdir(parents=True)
+    (directory / "handler.py").write_text("def handle(data, context):\n    return data\n")
+    (directory / "model-config.yaml").write_text(config)
+    model = {"modelName": "digits", "modelVersion": "1.0", "handler": "handler.py", "configFile": "model-config.yaml"}
+    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
+    return directory
