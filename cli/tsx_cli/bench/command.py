@@ -7,6 +7,7 @@ from dataclasses import replace
 import typer
 
 from tsx_cli.bench import options
+from tsx_cli.bench.against_command import OrAgainst
 from tsx_cli.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.options import AsJson
 
@@ -15,7 +16,7 @@ app = typer.Typer(add_completion=False)
 WITH_RESUME = {"model", "resume", "time_limit", "write", "as_json"}  # all else is as the run was asked for
 
 
-@app.command("bench")
+@app.command("bench", cls=OrAgainst)
 def bench_command(
     context: typer.Context,
     model: options.Model = None,
@@ -48,6 +49,7 @@ def bench_command(
     """Find the best way to run a model within a latency bound, by measuring it: `tsx bench model.mar --slo 'p99<100ms'`.
 
     The real server runs in each configuration that may win, and a load generator asks it. Ctrl-C ends with a report of what there is.
+    A server that runs already is measured by `tsx bench --against URL --model NAME --input FILE`; `--against URL --help` tells how.
     """
     from tsx_cli.bench.asked import Asked, seconds, share  # here, as they import what a server needs, and help must be quick
     from tsx_cli.bench.begin import carry_out, new_order, resumed_order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ class Histogram:
         if not ordered:
             return 0.0
         reached = list(accumulate(self.counts[index] for index in ordered))
-        rank = max(1, -int(-reached[-1] * which // 1))
+        rank = max(1, math.ceil(reached[-1] * which - 1e-9))
         return min(upper(ordered[bisect_left(reached, rank)]) * UNIT, self.greatest)
 
     def within(self, seconds: float) -> int:

@@ -1,0 +1,180 @@
+"""`tsx bench --against`: one load on a server that runs already, whatever it is, as long as it speaks one of the protocols."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tsx_cli.bench.environment import environment
+from tsx_cli.bench.generator import LoadPlan, Progress, measure
+from tsx_cli.bench.payloads import mix
+from tsx_cli.bench.points import point_of
+from tsx_cli.bench.results import ModelInfo, Point, Results, Round, Trial
+from tsx_cli.bench.slo import Slo
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.output import print_table
+
+STALLS_SHOWN = 3
+
+
+def run_against(
+    plan: LoadPlan,
+    source: str,
+    *,
+    rounds: int = 1,
+    slo: Slo | None = None,
+    command: str = "",
+    on_progress: Callable[[int, Progress], None] | None = None,
+) -> Results:
+    """So many rounds of the load. Raises CliError where there is no server, or where it accepted nothing.
+
+    `on_progress` is called with the number of the round, from 0 on.
+    """
+    if rounds < 1:
+        raise UsageError(f"--rounds: {rounds} is too few; give 1 or more")
+    started = _now()
+    done: list[Round] = []
+    for number in range(rounds):
+        told = None if on_progress is None else _of_round(on_progress, number)
+        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=told).round)
+        if not done[-1].ok:
+            raise CliError(_nothing(plan, done[-1]))
+    point = point_of(plan.offered, done, slo)
+    return Results(
+        started=started,
+        ended=_now(),
+        command=command,
+        model=ModelInfo(name=plan.model, version=plan.version),
+        against=plan.url,
+        protocol=plan.protocol,
+        slo=None if slo is None else str(slo),
+        environment=environment(noise=False),
+        inputs=mix(plan.payloads, source),
+        trials=[Trial(configuration={}, points=[point], best=0 if point.holds else None)],
+        notes=_notes(point),
+    )
+
+
+def show_against(results: Results) -> None:
+    """A table for people."""
+    point = results.trials[0].points[0]
+    offered, rounds = point.offered, point.rounds
+    if offered.mode == "closed":
+        load = f"{offered.connections} connection{'s' if offered.connections != 1 else ''}, each asking again once it is answered"
+    else:
+        load = f"{offered.rate:,.6g} requests/s, {offered.arrivals} arrivals, {offered.connections} connections at most"
+    inputs = results.inputs
+    sizes = f"{inputs.smallest} bytes" if inputs.smallest == inputs.largest else f"{inputs.smallest} to {inputs.largest} bytes"
+    low, high = point.throughput.low, point.throughput.high
+    interval = f" ({low:,.1f} to {high:,.1f} with 95 % confidence)" if high > low else ""
+    rows: list[tuple[str, object]] = [
+        ("load", load),
+        (
+            "sent",
+            f"{sum(each.sent for each in rounds):,} in {sum(each.seconds for each in rounds):.1f} s; {inputs.count} different, {sizes}",
+        ),
+        ("throughput", f"{point.throughput.value:,.1f} accepted answers/s{interval}"),
+    ]
+    figures = point.latency.model_dump()
+    rows += [(_shown_name(name), f"{value:,.3f} ms") for name, value in figures.items()]
+    corrected = max((each.corrected_p99_ms or 0.0 for each in rounds), default=0.0)
+    if corrected:
+        rows.append(("p99 as arriving clients see it", f"{corrected:,.3f} ms"))
+    rows += _failures(rounds)
+    stalls = [stall for each in rounds for stall in each.stalls]
+    if stalls:
+        longest = sorted(stalls, key=lambda stall: -stall[1])[:STALLS_SHOWN]
+        shown = ", ".join(f"{1000 * length:,.0f} ms" for _, length in longest)
+        rows.append(("stalls", f"{len(stalls)} without any answer; the longest: {shown}"))
+    worst = max(rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
+    late = f"; {max(each.generator.late_p99_ms for each in rounds):.2f} ms late (p99)" if offered.mode == "open" else ""
+    rows.append(("generator", f"{worst.engine}, {worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
+    if results.slo is not None:
+        rows.append(("bounds", f"{results.slo}: {'hold' if point.holds else 'do not hold'}"))
+    print_table([f"{results.model.name} at {results.against}", ""], rows)
+    for note in results.notes:
+        print(f"note: {note}")
+
+
+def write_json(results: Results, where: str) -> None:
+    """Into a file, or to stdout with `-`."""
+    text = results.model_dump_json(indent=1) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+    else:
+        Path(where).write_text(text, encoding="utf-8")
+
+
+def progress_line(rounds: int) -> Callable[[int, Progress], None] | None:
+    """One line on a terminal that tells how far it is; None where stderr is none."""
+    if not sys.stderr.isatty():
+        return None
+    begun = time.monotonic()
+
+    def show(number: int, progress: Progress) -> None:
+        left = max(0.0, (rounds - number) * progress.of - progress.seconds)
+        told = f"round {number + 1} of {rounds}: " if rounds > 1 else ""
+        answered = f"{progress.answers:,} answers"
+        print(f"\r\033[K{told}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
+        if number == rounds - 1 and left < 1:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _of_round(on_progress: Callable[[int, Progress], None], number: int) -> Callable[[Progress], None]:
+    return lambda progress: on_progress(number, progress)
+
+
+def _failures(rounds: Sequence[Round]) -> list[tuple[str, object]]:
+    counts = {"refused (429, 503)": sum(each.refused for each in rounds)}
+    for each in rounds:
+        for name, count in each.errors.items():
+            told = f"answered {name}" if name.isdigit() else f"not answered ({name})"
+            counts[told] = counts.get(told, 0) + count
+    counts["without answer at the end"] = sum(each.unanswered for each in rounds)
+    counts["not sent: no connection was free"] = sum(each.unsent for each in rounds)
+    sent = sum(each.sent + each.unsent for each in rounds) or 1
+    return [(name, f"{count:,} ({count / sent:.2%})") for name, count in counts.items() if count]
+
+
+def _notes(point: Point) -> list[str]:
+    """What a reader of the figures must know."""
+    notes = []
+    limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None)
+    if limited:
+        notes.append(f"these figures tell of the generator and not of the server: {limited}")
+    waited, sent = sum(each.generator.waited for each in point.rounds), sum(each.sent for each in point.rounds)
+    if waited > 0.01 * sent:
+        notes.append(
+            f"{waited / sent:.0%} of the requests found no free connection when due, and their wait counts; give more --connections"
+        )
+    if any(each.corrected_p99_ms for each in point.rounds):
+        notes.append("a closed loop asks less while the server stalls; --rate asks on, and its latencies tell what clients then see")
+    return notes
+
+
+def _nothing(plan: LoadPlan, told: Round) -> str:
+    kinds = {"429 or 503": told.refused, **told.errors, "no answer": told.unanswered, "not sent": told.unsent}
+    came = ", ".join(f"{name} ({count:,} times)" for name, count in kinds.items() if count) or "nothing came back"
+    hint = {
+        "404": f"is the model called {plan.model}, and the protocol {plan.protocol}?",
+        "401": "give a token with --token",
+        "403": "give a token with --token",
+        "malformed": f"it does not speak HTTP; --protocol is {plan.protocol}",
+    }
+    help_text = next((text for name, text in hint.items() if name in told.errors), "send one request by itself to see what it says")
+    return f"{plan.url} accepted not one request: {came}; {help_text}"
+
+
+def _shown_name(field: str) -> str:
+    name = field.removesuffix("_ms")
+    return {"p999": "p99.9", "mean": "latency mean", "max": "the slowest"}.get(name, name)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,122 @@
+"""The options of `tsx bench --against`, and how they make a load."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from tsx_cli.failure import FAILED, CliError, UsageError
+
+app = typer.Typer(add_completion=False)
+OPTION = "--against"
+
+
+class OrAgainst(TyperCommand):
+    """A command that becomes this one where `--against` is among its words: a server that runs already has other options."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if any(word == OPTION or word.startswith(f"{OPTION}=") for word in args):
+            return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@app.command("bench")
+def bench_against(
+    against: Annotated[str | None, typer.Option(metavar="URL", help="Measure a server that runs already.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of its model.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")] = None,
+    protocol: Annotated[str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc or kserve-v2-grpc.")] = "tsx",
+    token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token that the server asks for, or the file it is in.")] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate to trust.")] = None,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option("--input", metavar="FILE|DIRECTORY", help="What to send: files, a .jsonl of requests, a recording; may be repeated."),
+    ] = None,
+    content_type: Annotated[str | None, typer.Option(help="Content type of the inputs, if the guess is wrong.")] = None,
+    input_kind: Annotated[str | None, typer.Option(help="Make inputs up: image, png, text, json or file.")] = None,
+    input_shape: Annotated[str | None, typer.Option(metavar="N,N,...", help="Shape of the inputs that are made up.")] = None,
+    connections: Annotated[int | None, typer.Option(help="Connections; 16 in a closed loop and 256 in an open one, if not given.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, whatever the server does: an open loop.")] = None,
+    arrivals: Annotated[str | None, typer.Option(help="Of an open loop: poisson, constant, or recorded as the input is.")] = None,
+    speed: Annotated[float, typer.Option(help="How many times as fast as they were recorded.")] = 1.0,
+    duration: Annotated[float, typer.Option(help="Seconds of each round, without the warm-up.")] = 10.0,
+    warm_up: Annotated[str, typer.Option(metavar="SECONDS|auto", help="Seconds before that; auto finds them.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Repetitions; from two on there are confidence intervals.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
+    slo: Annotated[str | None, typer.Option(help="Bounds to hold, such as p99<100ms,errors<0.1%.")] = None,
+    engine: Annotated[str, typer.Option(help="tsx, or wrk for closed loops where it is installed.")] = "tsx",
+    seed: Annotated[int, typer.Option(help="Of random arrivals and inputs that are made up.")] = 0,
+    json_to: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
+    ] = None,
+) -> None:
+    """Measure a server that runs already."""
+    if against is None:
+        raise UsageError("name the server to measure: --against http://127.0.0.1:8080 --model NAME --input FILE")
+    if model is None:
+        raise UsageError("--against needs the name of the model: --model NAME")
+    from tsx_cli.bench.against import progress_line, run_against, show_against, write_json
+    from tsx_cli.bench.generator import LoadPlan
+    from tsx_cli.bench.inputs import choose_payloads, parse_shape
+    from tsx_cli.bench.slo import parse_slo
+
+    shape = None if input_shape is None else parse_shape(input_shape)
+    bounds = None if slo is None else parse_slo(slo)
+    payloads, source = choose_payloads(None, sources or (), kind=input_kind, shape=shape, seed=seed, content_type=content_type)
+    opened = rate is not None or arrivals is not None
+    plan = LoadPlan(
+        against,
+        model,
+        payloads,
+        protocol,
+        version,
+        mode="open" if opened else "closed",
+        connections=connections if connections is not None else 256 if opened else 16,
+        rate=rate,
+        arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # the plan looks at it
+        speed=speed,
+        seconds=duration,
+        warm_up=_warm_up(warm_up),
+        timeout=timeout,
+        token=_token(token),
+        certificate=None if certificate is None else str(certificate.absolute()),
+        engine=engine,
+        seed=seed,
+    )
+    progress = progress_line(rounds) if json_to != "-" else None
+    results = run_against(plan, source, rounds=rounds, slo=bounds, command=command_line(token), on_progress=progress)
+    if json_to != "-":
+        show_against(results)
+    if json_to is not None:
+        write_json(results, json_to)
+    if bounds is not None and results.trials[0].best is None:
+        raise typer.Exit(FAILED)
+
+
+def _warm_up(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--warm-up: '{text}' is no time; give seconds, or auto") from None
+
+
+def _token(given: str | None) -> str | None:
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise CliError(f"--token: {given[1:]} cannot be read: {error.strerror or error}") from error
+
+
+def command_line(token: str | None) -> str:
+    """As it was given, for the results; without a secret."""
+    words = shlex.join(["tsx", *sys.argv[1:]])
+    return words if token is None or token.startswith("@") else words.replace(token, "...")

@@ -1,0 +1,161 @@
+"""Which requests a model is measured with: those that were given, those that its archive brings along, or made-up ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from tsx_archiver import Inspection, inspect_archive, read_member
+from tsx_archiver.limits import MIB
+from tsx_cli.bench.payloads import MOST_BYTES, Payload, read_payloads
+from tsx_cli.failure import UsageError
+from tsx_cli.inputs import SAMPLES, guess_content_type
+from tsx_runtime.recordings import SUFFIX
+
+KINDS = ("image", "png", "text", "json", "file")
+COUNT = 32  # different ones that are made up
+IMAGE_SHAPE = (3, 480, 640)
+FILE_SHAPE = (64 * 1024,)  # bytes
+LARGEST_SHAPE = 1 << 26  # numbers
+OF_HANDLERS = {
+    "image_classifier": "image",
+    "image_segmenter": "image",
+    "object_detector": "image",
+    "dali_image_classifier": "image",
+    "text_classifier": "text",
+}
+WORDS = (  # common ones, which any vocabulary has
+    "the of and to in a is that for it was on are as with they be at one have this from by had not but what all were when we there can an "
+    "your which their said if do will each about how up out them then she many some so these would other into has more her two like him "
+    "see time could no make than first been its who now people my made over did down only way find use may water long little very after "
+    "words called just where most know good new great market world price team game company year money oil computer science report"
+)
+
+
+def choose_payloads(
+    archive: Path | None,
+    sources: Sequence[Path] = (),
+    *,
+    kind: str | None = None,
+    shape: Sequence[int] | None = None,
+    count: int = COUNT,
+    seed: int = 0,
+    content_type: str | None = None,
+) -> tuple[list[Payload], str]:
+    """(payloads, where they are from, in words): what was given, else what `kind` says, else the archive's samples, else the files that
+    it is warmed up with, else made up for its handler. Raises CliError, UsageError, ArchiveError."""
+    if sources:
+        if kind is not None or shape is not None:
+            raise UsageError("--input says what to send, and --input-kind and --input-shape what to make up; give one or the other")
+        return read_payloads(sources, content_type=content_type), ", ".join(source.name or str(source) for source in sources)
+    if kind is None and shape is not None:
+        kind = "json"
+    if kind is None and archive is not None:
+        inspection = inspect_archive(archive)
+        if found := of_archive(inspection):
+            return found
+        kind = OF_HANDLERS.get(inspection.manifest.handler)
+    if kind is None:
+        raise UsageError(
+            f"{archive or 'the model'} has no samples, and what it takes is not known: give --input FILE, or --input-kind "
+            f"({', '.join(KINDS)}), or --input-shape 1,28,28 for rows of numbers; tsx archive packs the directory samples/ along"
+        )
+    return generated(kind, count, seed, shape), f"made up: {count} different {'images' if kind in ('image', 'png') else kind + ' requests'}"
+
+
+def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
+    sizes = {member.name: member.size for member in inspection.members}
+    samples = sorted(
+        name for name in sizes if name.startswith(f"{SAMPLES}/") and name.count("/") == 1 and not name.split("/")[1].startswith(".")
+    )
+    if samples:
+        return [_member(inspection, name, None) for name in samples], "the archive's samples"
+    warm = [each for each in inspection.config.warmup or () if each.file in sizes and not each.file.endswith(SUFFIX)]
+    if warm:
+        return [_member(inspection, each.file, each.content_type) for each in warm], "what the archive is warmed up with"
+    return None
+
+
+def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:
+    body = read_member(inspection.source, name, most=min(MOST_BYTES, 256 * MIB)) or b""
+    return Payload(body, content_type or guess_content_type(name, body))
+
+
+def generated(input_kind: str, count: int = COUNT, seed: int = 0, shape: Sequence[int] | None = None) -> list[Payload]:
+    """The same for the same seed. `shape`: channels, height and width of an image (JPEG; PNG for `png`), of the numbers of a JSON body,
+    words of a text, bytes of a file. Raises UsageError."""
+    if input_kind not in KINDS:
+        raise UsageError(f"--input-kind: '{input_kind}' is none; there are {', '.join(KINDS)}")
+    size = 1
+    for length in shape or ():
+        size *= length
+    if size < 1 or size > LARGEST_SHAPE:
+        raise UsageError(
+            f"--input-shape {','.join(map(str, shape or ()))}: each number is 1 or more, and all together {LARGEST_SHAPE} at most"
+        )
+    if count < 1:
+        raise UsageError(f"there must be one input at least, not {count}")
+    chance = random.Random(seed)
+    if input_kind in ("image", "png"):
+        channels, height, width = _image_shape(shape)
+        return [_image(chance.randrange(1 << 32), channels, height, width, "PNG" if input_kind == "png" else "JPEG") for _ in range(count)]
+    if input_kind == "text":
+        return [_text(chance, size if shape else None) for _ in range(count)]
+    if input_kind == "json":
+        if not shape:
+            raise UsageError("--input-kind json needs the shape of the numbers: --input-shape 1,28,28")
+        return [Payload(json.dumps(_numbers(chance, shape), separators=(",", ":")).encode(), "application/json") for _ in range(count)]
+    return [Payload(chance.randbytes(size if shape else FILE_SHAPE[0]), "application/octet-stream") for _ in range(count)]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`1,28,28`; raises UsageError."""
+    try:
+        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise UsageError(f"--input-shape: '{text}' is no shape; give whole numbers from 1 on, such as 1,28,28")
+    return shape
+
+
+def _image_shape(shape: Sequence[int] | None) -> tuple[int, int, int]:
+    given = tuple(shape or IMAGE_SHAPE)
+    if len(given) == 2:
+        given = (3, *given)
+    if len(given) != 3 or given[0] not in (1, 3):
+        raise UsageError("--input-shape of an image is channels,height,width with 1 or 3 channels, such as 3,480,640, or height,width")
+    return given[0], given[1], given[2]
+
+
+def _image(seed: int, channels: int, height: int, width: int, form: str) -> Payload:
+    """Noise whose amplitude falls with the frequency, as that of photographs does: it takes as many bytes, and as long to decode."""
+    import numpy as np
+    from PIL import Image
+
+    chance = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None, :] * width)
+    frequency[0, 0] = 1.0
+    shared = chance.standard_normal((height, width))
+    planes = []
+    for _ in range(channels):
+        plane = np.fft.irfft2(np.fft.rfft2(shared + 0.3 * chance.standard_normal((height, width))) / frequency**1.1, s=(height, width))
+        planes.append(np.clip(128 + 50 * plane / (plane.std() or 1.0), 0, 255).astype(np.uint8))
+    image = Image.fromarray(planes[0] if channels == 1 else np.stack(planes, axis=-1))
+    file = io.BytesIO()
+    image.save(file, form)
+    return Payload(file.getvalue(), f"image/{form.lower()}")
+
+
+def _text(chance: random.Random, words: int | None) -> Payload:
+    count, known = words or chance.randint(8, 60), WORDS.split()
+    return Payload(" ".join(chance.choice(known) for _ in range(count)).encode(), "text/plain; charset=utf-8")
+
+
+def _numbers(chance: random.Random, shape: Sequence[int]) -> object:
+    if not shape:
+        return round(chance.gauss(0, 1), 4)
+    return [_numbers(chance, shape[1:]) for _ in range(shape[0])]

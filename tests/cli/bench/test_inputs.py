@@ -1,0 +1,169 @@
+"""What is sent: files, directories, lists, recordings, an archive's own samples, and what is made up."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.support.models import make_model
+from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, parse_shape
+from tsx_cli.bench.payloads import Payload, mix, read_payloads
+from tsx_cli.failure import CliError, UsageError
+from tsx_runtime.recordings import Recorded, encode, file_head
+
+HANDLE = "def handle(data, context):\n    return [b'' for _ in data or []]\n"
+
+
+def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.json").write_text("[1]")
+    (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "in" / ".hidden").write_text("no")
+    (tmp_path / "c").write_bytes(b"\xff")
+    found = read_payloads([tmp_path / "in", tmp_path / "c"])
+    assert found == [Payload(b"\x89PNG", "image/png"), Payload(b"[1]", "application/json"), Payload(b"\xff", "application/octet-stream")]
+    assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {"a/b"}
+    assert len(read_payloads([tmp_path / "in"], limit=1)) == 1
+    told = mix(found, "somewhere")
+    assert (told.count, told.smallest, told.median, told.largest) == (3, 1, 3, 4)
+    assert told.content_types == {"image/png": 1, "application/json": 1, "application/octet-stream": 1}
+
+
+def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("text")
+    lines = [
+        {"body": {"x": "ä"}},
+        {"body": "words", "headers": {"X-Own": 1}, "query": "a=1"},
+        {"base64": "/9g=", "content_type": "image/jpeg"},
+        {"file": "x.txt"},
+    ]
+    (tmp_path / "list.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    assert read_payloads([tmp_path / "list.jsonl"]) == [
+        Payload('{"x":"ä"}'.encode(), "application/json"),
+        Payload(b"words", "text/plain; charset=utf-8", (("X-Own", "1"),), "a=1"),
+        Payload(b"\xff\xd8", "image/jpeg"),
+        Payload(b"text", "text/plain"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "line 2: "),
+        ("[]", "a request is an object"),
+        ("{}", "has one of body, file, base64, this one has none"),
+        ('{"body": 1, "file": "x"}', "this one has body and file"),
+        ('{"body": 1, "boddy": 2}', "'boddy' is not known"),
+        ('{"base64": "*"}', "'base64' is none"),
+        ('{"file": 3}', "'file' is text"),
+        ('{"file": "gone"}', "there is no file"),
+        ('{"body": 1, "headers": []}', "headers an object"),
+        ('{"body": 1, "headers": {"Host": "h"}}', "the header Host"),
+        ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "must be one line"),
+    ],
+)
+def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "list.jsonl").write_text('{"body": 1}\n' + line)
+    with pytest.raises(CliError, match="line 2") as error:
+        read_payloads([tmp_path / "list.jsonl"])
+    assert told in str(error.value)
+
+
+def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
+    headers = (("Content-Type", "a/b"), ("X-Own", "o"), ("Authorization", "Bearer x"), ("content-length", "1"))
+    entries = [Recorded(10.0 + at, "1.0", "q=1", headers, b"x") for at in (0.0, 0.25)]
+    (tmp_path / "a.tsxrec").write_bytes(file_head("m") + b"".join(map(encode, entries)))
+    found = read_payloads([tmp_path / "a.tsxrec"])
+    assert found == read_payloads([tmp_path])
+    assert found == [Payload(b"x", "a/b", (("X-Own", "o"),), "q=1", at) for at in (0.0, 0.25)]
+
+
+def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.tsxrec").write_bytes(b"PK")
+    (tmp_path / "none.jsonl").write_text("\n")
+    for name, told in (
+        ("gone", "there is no input"),
+        ("empty", "holds no file"),
+        ("bad.tsxrec", "no recording"),
+        ("none.jsonl", "no request"),
+    ):
+        with pytest.raises(CliError, match=told):
+            read_payloads([tmp_path / name])
+    with pytest.raises(UsageError, match="--input"):
+        read_payloads([])
+
+
+def test_images_that_are_made_up_are_of_their_shape_and_as_large_as_photographs() -> None:
+    for kind, form, shape, mode in (
+        ("image", "JPEG", (3, 48, 64), "RGB"),
+        ("png", "PNG", (1, 48, 64), "L"),
+        ("png", "PNG", (48, 64), "RGB"),
+    ):
+        made = generated(kind, 3, 1, shape)
+        assert {each.content_type for each in made} == {f"image/{form.lower()}"}
+        for payload in made:
+            image = Image.open(io.BytesIO(payload.body))
+            image.load()
+            assert (image.format, image.size, image.mode) == (form, (64, 48), mode)
+        assert len({each.body for each in made}) == 3
+    large = generated("image", 1)[0].body
+    assert 20_000 < len(large) < 400_000
+
+
+def test_texts_numbers_and_files_that_are_made_up() -> None:
+    assert all(8 <= len(each.body.split()) <= 60 for each in generated("text", 5))
+    assert len(generated("text", 1, shape=(7,))[0].body.split()) == 7
+    rows = json.loads(generated("json", 2, 3, (2, 3))[1].body)
+    assert [len(row) for row in rows] == [3, 3]
+    assert len(generated("file", 1, shape=(1000,))[0].body) == 1000
+    for kind in KINDS:
+        assert generated(kind, 2, 7, (3, 8, 8)) == generated(kind, 2, 7, (3, 8, 8)) != generated(kind, 2, 8, (3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: generated("sound"), "'sound' is none"),
+        (lambda: generated("json"), "--input-kind json needs the shape"),
+        (lambda: generated("image", shape=(5, 4, 4)), "with 1 or 3 channels"),
+        (lambda: generated("json", shape=(1 << 20, 1 << 20)), "all together"),
+        (lambda: generated("file", 0), "one input at least"),
+        (lambda: parse_shape("1,x"), "'1,x' is no shape"),
+        (lambda: parse_shape("0"), "is no shape"),
+        (lambda: choose_payloads(None), "--input FILE"),
+        (lambda: choose_payloads(None, [Path("a")], kind="text"), "one or the other"),
+    ],
+)
+def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert told in str(error.value)
+    assert parse_shape("1x28,28") == (1, 28, 28)
+
+
+def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_takes(tmp_path: Path) -> None:
+    made = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
+    (made / "warm.json").write_text("[1]")
+    assert choose_payloads(made) == ([Payload(b"[1]", "application/json")], "what the archive is warmed up with")
+    (made / "samples").mkdir()
+    for name in ("b.json", "a.txt", ".c"):
+        (made / "samples" / name).write_text("[2]")
+    assert choose_payloads(made) == ([Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")], "the archive's samples")
+    found, source = choose_payloads(made, kind="text", count=2)
+    assert (len(found), source) == (2, "made up: 2 different text requests")
+    assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
+    (tmp_path / "x").write_text("x")
+    assert choose_payloads(made, [tmp_path / "x"]) == ([Payload(b"x", "text/plain; charset=utf-8")], "x")
+    with pytest.raises(UsageError, match="has no samples"):
+        choose_payloads(make_model(tmp_path / "own.mar", HANDLE))
+    (tmp_path / "i" / "MAR-INF").mkdir(parents=True)
+    manifest = {"runtime": "python", "model": {"modelName": "i", "modelVersion": "1", "handler": "image_classifier"}}
+    (tmp_path / "i" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert choose_payloads(tmp_path / "i", count=1)[0][0].content_type == "image/jpeg"

@@ -1,0 +1,264 @@
+"""What a load is: its plan, when requests are due, how they look on the wire, and how its latencies are counted. No server here."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_cli.bench.generator import LoadPlan, merge
+from tsx_cli.bench.generator.connection import _plain_ok
+from tsx_cli.bench.generator.histogram import BITS, UNIT, Histogram, bucket, upper
+from tsx_cli.bench.generator.load import Mark
+from tsx_cli.bench.generator.plan import read_plan, write_plan
+from tsx_cli.bench.generator.result import Measured, Noted, account, corrected_p99, find_stalls, limit
+from tsx_cli.bench.generator.schedule import constant, poisson, recorded
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.protocols import PROTOCOLS, read_url, render, tensor_of
+from tsx_cli.failure import UsageError
+
+ONE = (Payload(b'{"x":1}', "application/json"),)
+TIMED = (Payload(b"x", at=0.0), Payload(b"x", at=1.0))
+OK = b"HTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 2\r\nx-c: d\r\n\r\nOK"
+
+
+def plan(**more: Any) -> LoadPlan:
+    return LoadPlan(**{"url": "http://127.0.0.1:8080", "model": "m", "payloads": ONE} | more)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"payloads": ()}, "--input"),
+        ({"protocol": "soap"}, "--protocol: 'soap'"),
+        ({"engine": "ab"}, "--engine: 'ab'"),
+        ({"mode": "ajar"}, "--mode"),
+        ({"mode": "open", "rate": 1.0, "arrivals": "normal"}, "--arrivals: 'normal'"),
+        ({"connections": 0}, "--connections: 0"),
+        ({"connections": 10_001}, "--connections: 10001"),
+        ({"seconds": 0.0}, "--duration"),
+        ({"seconds": math.nan}, "--duration"),
+        ({"warm_up": -1.0}, "--warm-up"),
+        ({"timeout": 0.0}, "--timeout"),
+        ({"grace": -1.0}, "late answers"),
+        ({"rate": 5.0}, "--rate is for an open loop"),
+        ({"mode": "open"}, "needs a rate"),
+        ({"mode": "open", "rate": 0.0}, "needs a rate"),
+        ({"mode": "open", "rate": math.nan}, "needs a rate"),
+        ({"mode": "open", "rate": 1e9}, "too much"),
+        ({"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED}, "exclude each other"),
+        ({"mode": "open", "arrivals": "recorded"}, "recorded arrivals need a recording"),
+        ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 0.0}, "--speed: 0"),
+        ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9}, "--speed 1e+09"),
+        ({"mode": "open", "rate": 1.0, "engine": "wrk"}, "closed loops only"),
+        ({"engine": "wrk", "protocol": "grpc"}, "HTTP only"),
+        ({"url": "ftp://there"}, "is not the address of a server"),
+        ({"url": "http://:80"}, "is not the address of a server"),
+        ({"url": "http://there:99999"}, "is not the address of a server"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_says_what_to_do(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(**wrong)
+    assert told in str(error.value)
+
+
+def test_a_plan_goes_to_another_process_as_it_is() -> None:
+    payloads = [Payload(b"\0\n" * 10, None, (("a", "b"),), "q=1", 0.5), Payload(b"", "text/plain", at=1.5)]
+    made = plan(payloads=payloads, mode="open", arrivals="recorded", speed=2.0, seconds=3.0, warm_up=1.0, token="t")
+    file = io.BytesIO()
+    write_plan(made, file)
+    file.seek(0)
+    assert read_plan(file) == made
+    assert made.offered.rate == 2.0
+
+
+@given(st.floats(1, 5000), st.floats(0.1, 3), st.integers(0, 5))
+def test_arrivals_rise_within_their_seconds_and_are_about_as_many_as_asked(rate: float, seconds: float, seed: int) -> None:
+    for due, spread in ((constant(rate, seconds), 0.0), (poisson(rate, seconds, seed), 6 * math.sqrt(rate * seconds) + 5)):
+        assert list(due) == sorted(due)
+        assert all(0 <= moment < seconds for moment in due) or len(due) == 1
+        assert abs(len(due) - rate * seconds) <= spread + 1
+    assert poisson(rate, seconds, seed) == poisson(rate, seconds, seed)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.sampled_from([0.5, 1.0, 4.0]), st.integers(1, 30))
+def test_recorded_arrivals_keep_their_pauses_and_begin_again(pauses: list[int], speed: float, seconds: int) -> None:
+    times, now = [], 100.0
+    for pause in pauses:
+        now += pause
+        times.append(now)
+    due = recorded(times, speed, float(seconds))
+    assert list(due) == sorted(due)
+    assert due[0] == 0
+    assert all(moment < seconds for moment in due)
+    for number in range(min(len(times), len(due))):
+        assert due[number] == pytest.approx((times[number] - times[0]) / speed)
+    if times[-1] > times[0]:
+        again = (times[-1] - times[0]) * (1 + 1 / max(1, len(times) - 1)) / speed
+        assert again >= seconds or len(due) > len(times) - times.count(times[0]) or due[-1] < again
+
+
+@given(st.integers(0, 1 << 40))
+def test_a_bucket_holds_what_differs_by_no_more_than_a_thousandth(units: int) -> None:
+    index = bucket(units)
+    assert units <= upper(index) <= units * (1 + 2.0 ** (1 - BITS)) + 1
+    assert bucket(upper(index)) == index
+    assert bucket(upper(index) + 1) == index + 1
+
+
+@given(st.lists(st.floats(0, 100), max_size=50), st.lists(st.floats(0, 100), max_size=50), st.sampled_from([0.5, 0.9, 0.99, 0.999]))
+def test_percentiles_are_those_of_all_values_and_of_all_rounds(first: list[float], second: list[float], which: float) -> None:
+    histogram, other = Histogram(), Histogram()
+    histogram.add(first)
+    other.add(second)
+    histogram.merge(other)
+    ordered = sorted(first + second)
+    assert len(histogram) == len(ordered)
+    assert sum(count for _, count in histogram.coarse()) == len(ordered)
+    if not ordered:
+        assert histogram.quantile(which) == histogram.latency().p99_ms == 0
+        return
+    exact = ordered[max(0, math.ceil(len(ordered) * which - 1e-9) - 1)]
+    assert exact - UNIT <= histogram.quantile(which) <= exact * 1.001 + 2 * UNIT
+    assert histogram.latency().max_ms == pytest.approx(1000 * ordered[-1])
+    assert histogram.latency().mean_ms == pytest.approx(1000 * sum(ordered) / len(ordered))
+    assert histogram.within(exact) >= sum(value <= exact for value in ordered)
+    again = Histogram.of_json(json.loads(json.dumps(histogram.as_json())))
+    assert again.latency() == histogram.latency()
+
+
+@pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
+def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: bytes) -> None:
+    answer = OK.replace(b"content-length", name)
+    assert _plain_ok(answer)
+    assert not any(_plain_ok(answer[:end]) for end in range(len(answer)))
+    for other in (
+        answer + b"H",
+        answer.replace(b" 200 ", b" 500 "),
+        answer.replace(b"x-a: b", b"Connection: close"),
+        answer.replace(b": 2\r", b": x\r"),
+        answer.replace(b": 2\r", b": \r"),
+        answer.replace(name, b"x-length"),
+    ):
+        assert not _plain_ok(other)
+
+
+def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
+    gaps = [(0.0, 0.02), (0.2, 0.5), (1.0, 1.09), (2.0, 2.4)]
+    assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.001) == [
+        (pytest.approx(0.1), 0.3),
+        (pytest.approx(0.9), pytest.approx(0.09)),
+        (pytest.approx(1.9), pytest.approx(0.4)),
+    ]
+    assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.11) == [(pytest.approx(1.9), pytest.approx(0.4))]
+    assert find_stalls(gaps, 0.1, 10.0, 100, 0.001) == []
+
+
+def test_the_corrected_percentile_is_what_clients_that_arrive_all_the_time_would_see() -> None:
+    seen = Histogram()
+    seen.add([0.001] * 990 + [0.5])
+    assert seen.latency().p99_ms == pytest.approx(1, rel=0.01)
+    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)  # 1 % of 1490 is 15, of those 2 ms apart
+
+
+@pytest.mark.parametrize(
+    ("cpu", "starved", "late", "p99", "limited"),
+    [
+        (0.5, 0.1, 0.2, 1, False),
+        (0.95, 0, 0.2, 1, True),
+        (0.5, 0.45, 0.2, 1, True),
+        (0.5, 0, 3, 5, True),
+        (0.5, 0, 3, 500, False),
+        (0.5, 0, 0.5, 0.6, False),
+    ],
+)
+def test_the_generator_says_when_it_is_the_limit(cpu: float, starved: float, late: float, p99: float, limited: bool) -> None:
+    assert (limit(cpu, starved, late, p99) is not None) == limited
+
+
+def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
+    """Ten slots in which it gets up to speed, sixty in which it stays there."""
+    marks, answers = [], 0
+    for number in range(70):
+        answers += 100 if number >= 10 else 10
+        marks.append(Mark(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
+    marks.append(Mark(7.2, answers + 1, 0, answers + 1, Counter()))
+    accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
+    noted = Noted(0.0, marks, accepted, array("f"), array("f"), [], 2, 0, 0, 0.1, 0.0)
+    measured = account(plan(seconds=5.0, warm_up="auto"), noted)
+    assert measured.round.warm_up_seconds == pytest.approx(1.0)
+    assert measured.round.throughput == pytest.approx(1000)
+    assert measured.round.errors == {"404": 60}
+    assert measured.round.ok == 6001
+    assert measured.round.sent == 6001 + 60 + 2
+    assert measured.round.latency.max_ms == pytest.approx(10, rel=0.001)
+    again = Measured.of_json(json.loads(json.dumps(measured.as_json())))
+    assert again.round == measured.round
+    assert again.slots == measured.slots
+    assert merge([measured, again]) == measured.round.latency
+
+
+def sent(protocol: str, payload: Payload = ONE[0], **more: Any) -> tuple[str, dict[str, str], bytes]:
+    head, _, body = render(protocol, "http://there:1/up/", "a b", payload, **more).partition(b"\r\n\r\n")
+    line, *headers = head.decode().split("\r\n")
+    return line, dict(each.split(": ", 1) for each in headers), body
+
+
+def test_each_protocol_has_its_paths_and_bodies() -> None:
+    for protocol in ("tsx", "torchserve"):
+        line, headers, body = sent(protocol, version="2.0", token="t")
+        assert line == "POST /up/predictions/a%20b/2.0 HTTP/1.1"
+        assert body == b'{"x":1}'
+        assert headers == {"Host": "there:1", "Content-Type": "application/json", "Authorization": "Bearer t", "Content-Length": "7"}
+    line, _, body = sent("kserve-v1")
+    assert (line, json.loads(body)) == ("POST /up/v1/models/a%20b:predict HTTP/1.1", {"instances": [{"x": 1}]})
+    assert json.loads(sent("kserve-v1", Payload(b"\xff", "image/png"))[2]) == {"instances": [{"b64": base64.b64encode(b"\xff").decode()}]}
+    assert sent("kserve-v1", Payload(b'{"instances":[]}', None))[2] == b'{"instances":[]}'
+    line, headers, body = sent("kserve-v2", Payload(b"[[1.5,2],[3,4]]", "application/json"), version="3")
+    assert line == "POST /up/v2/models/a%20b/versions/3/infer HTTP/1.1"
+    assert json.loads(body)["inputs"][0] == {"name": "input-0", "shape": [2, 2], "datatype": "FP32", "data": [1.5, 2, 3, 4]}
+    line, headers, body = sent("kserve-v2", Payload(b"\xff\xd8", "image/jpeg"))
+    size = int(headers["Inference-Header-Content-Length"])
+    assert json.loads(body[:size])["inputs"][0]["datatype"] == "BYTES"
+    assert body[size:] == b"\2\0\0\0\xff\xd8"
+    assert sent("kserve-v2", Payload(b'{"inputs":[]}', "application/json"))[2] == b'{"inputs":[]}'
+    assert sent("invocations", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up/invocations?model_name=a%20b&a=1 HTTP/1.1"
+    for protocol in ("kserve-v1", "invocations"):
+        with pytest.raises(UsageError, match="leave --version out"):
+            sent(protocol, version="1.0")
+    with pytest.raises(UsageError, match="no protocol over HTTP"):
+        sent(PROTOCOLS[-1])
+
+
+def test_headers_of_an_input_go_along_but_for_those_that_are_the_generator_s_own() -> None:
+    payload = Payload(b"x", "text/plain", (("X-Own", "o"), ("content-length", "9"), ("Host", "h"), ("Authorization", "Bearer own")))
+    assert sent("tsx", payload)[1] == {
+        "Host": "there:1",
+        "Content-Type": "text/plain",
+        "X-Own": "o",
+        "Authorization": "Bearer own",
+        "Content-Length": "1",
+    }
+    assert sent("tsx", payload, token="t")[1]["Authorization"] == "Bearer t"
+
+
+@pytest.mark.parametrize("value", [[[1, 2], [3]], [], [[]], ["a"], [True], {"x": 1}, 3, None, [[1], 2], [1, [2]]])
+def test_what_is_no_tensor_is_none(value: Any) -> None:
+    assert tensor_of(value) is None
+
+
+def test_addresses_of_servers() -> None:
+    assert read_url("127.0.0.1:8080").authority == "127.0.0.1:8080"
+    assert read_url("http://0.0.0.0:8080").host == "127.0.0.1"
+    assert read_url("https://there/a/") == ("there", 443, "/a", True, "")
+    assert read_url("http://[::1]:80").authority == "[::1]"
+    assert read_url("unix:/run/tsx.sock").socket == "/run/tsx.sock"
