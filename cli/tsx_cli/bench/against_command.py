@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from tsx_cli.bench import options
 from tsx_cli.failure import FAILED, CliError, UsageError
 
 app = typer.Typer(add_completion=False)
@@ -33,21 +34,18 @@ def bench_against(
     protocol: Annotated[str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc or kserve-v2-grpc.")] = "tsx",
     token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token that the server asks for, or the file it is in.")] = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate to trust.")] = None,
-    sources: Annotated[
-        list[Path] | None,
-        typer.Option("--input", metavar="FILE|DIRECTORY", help="What to send: files, a .jsonl of requests, a recording; may be repeated."),
-    ] = None,
-    content_type: Annotated[str | None, typer.Option(help="Content type of the inputs, if the guess is wrong.")] = None,
-    input_kind: Annotated[str | None, typer.Option(help="Make inputs up: image, png, text, json or file.")] = None,
-    input_shape: Annotated[str | None, typer.Option(metavar="N,N,...", help="Shape of the inputs that are made up.")] = None,
+    sources: options.Inputs = None,
+    content_type: options.ContentType = None,
+    input_kind: options.InputKind = None,
+    input_shape: options.InputShape = None,
     connections: Annotated[int | None, typer.Option(help="Connections; 16 in a closed loop and 256 in an open one, if not given.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second, whatever the server does: an open loop.")] = None,
     arrivals: Annotated[str | None, typer.Option(help="Of an open loop: poisson, constant, or recorded as the input is.")] = None,
     speed: Annotated[float, typer.Option(help="How many times as fast as they were recorded.")] = 1.0,
-    duration: Annotated[float, typer.Option(help="Seconds of each round, without the warm-up.")] = 10.0,
-    warm_up: Annotated[str, typer.Option(metavar="SECONDS|auto", help="Seconds before that; auto finds them.")] = "auto",
+    duration: options.Duration = "10s",
+    warm_up: Annotated[str, typer.Option(metavar="TIME|auto", help="Time before each round; auto finds it.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Repetitions; from two on there are confidence intervals.")] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Until a request is given up.")] = "30s",
     slo: Annotated[str | None, typer.Option(help="Bounds to hold, such as p99<100ms,errors<0.1%.")] = None,
     engine: Annotated[str, typer.Option(help="tsx, or wrk for closed loops where it is installed.")] = "tsx",
     seed: Annotated[int, typer.Option(help="Of random arrivals and inputs that are made up.")] = 0,
@@ -61,6 +59,7 @@ def bench_against(
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.against import progress_line, run_against, show_against, write_json
+    from tsx_cli.bench.asked import seconds
     from tsx_cli.bench.generator import LoadPlan
     from tsx_cli.bench.inputs import choose_payloads, parse_shape
     from tsx_cli.bench.slo import parse_slo
@@ -80,9 +79,9 @@ def bench_against(
         rate=rate,
         arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # the plan looks at it
         speed=speed,
-        seconds=duration,
-        warm_up=_warm_up(warm_up),
-        timeout=timeout,
+        seconds=seconds(duration, "--duration"),
+        warm_up="auto" if warm_up == "auto" else 0.0 if warm_up == "0" else seconds(warm_up, "--warm-up"),
+        timeout=seconds(timeout, "--timeout"),
         token=_token(token),
         certificate=None if certificate is None else str(certificate.absolute()),
         engine=engine,
@@ -96,15 +95,6 @@ def bench_against(
         write_json(results, json_to)
     if bounds is not None and results.trials[0].best is None:
         raise typer.Exit(FAILED)
-
-
-def _warm_up(text: str) -> float | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--warm-up: '{text}' is no time; give seconds, or auto") from None
 
 
 def _token(given: str | None) -> str | None:

@@ -15,16 +15,17 @@ from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.whole import whole_file
 from tsx_cli.bench.asked import Asked
 from tsx_cli.bench.environment import environment
+from tsx_cli.bench.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.interrupts import interruptible
 from tsx_cli.bench.journal import NAME as JOURNAL
 from tsx_cli.bench.journal import Journal, Past, read_journal
-from tsx_cli.bench.payloads import Payload, mix, read_payloads
+from tsx_cli.bench.payloads import Payload, mix
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import ModelInfo, Results
 from tsx_cli.bench.run import Bench
 from tsx_cli.bench.trial import Target
 from tsx_cli.failure import CliError, UsageError
-from tsx_cli.inputs import SAMPLES, is_workflow, samples_in
+from tsx_cli.inputs import is_workflow
 from tsx_runtime.settings import Settings
 
 RESULTS = "results.json"
@@ -95,12 +96,14 @@ def carry_out(order: Order, settings: Settings) -> Results:
 
 def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str]:
     """The requests, and where they are from. Raises UsageError where there are none."""
-    if asked.inputs:
-        return read_payloads([Path(each) for each in asked.inputs], content_type=asked.content_type), ", ".join(asked.inputs)
-    found = samples_in(archive.directory)
-    if found:
-        return read_payloads(found, content_type=asked.content_type), f"{SAMPLES}/ of the archive"
-    raise UsageError(f"{archive.source.name} brings no samples along, so there is nothing to send: give --input a file or a directory")
+    return choose_payloads(
+        archive.directory,
+        [Path(each) for each in asked.inputs],
+        kind=asked.input_kind,
+        shape=None if asked.input_shape is None else parse_shape(asked.input_shape),
+        seed=asked.seed,
+        content_type=asked.content_type,
+    )
 
 
 def write_results(results: Results, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import random
@@ -27,6 +28,8 @@ OF_HANDLERS = {
     "dali_image_classifier": "image",
     "text_classifier": "text",
 }
+OF_CLASSES = {"ImageClassifier": "image", "ImageSegmenter": "image", "ObjectDetector": "image", "VisionHandler": "image"}
+OF_CLASSES |= {"TextClassifier": "text", "TextHandler": "text"}
 WORDS = (  # common ones, which any vocabulary has
     "the of and to in a is that for it was on are as with they be at one have this from by had not but what all were when we there can an "
     "your which their said if do will each about how up out them then she many some so these would other into has more her two like him "
@@ -57,7 +60,7 @@ def choose_payloads(
         inspection = inspect_archive(archive)
         if found := of_archive(inspection):
             return found
-        kind = OF_HANDLERS.get(inspection.manifest.handler)
+        kind = kind_of(inspection)
     if kind is None:
         raise UsageError(
             f"{archive or 'the model'} has no samples, and what it takes is not known: give --input FILE, or --input-kind "
@@ -72,11 +75,34 @@ def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
         name for name in sizes if name.startswith(f"{SAMPLES}/") and name.count("/") == 1 and not name.split("/")[1].startswith(".")
     )
     if samples:
-        return [_member(inspection, name, None) for name in samples], "the archive's samples"
+        return [_member(inspection, name, None) for name in samples], f"{SAMPLES}/ of the archive"
     warm = [each for each in inspection.config.warmup or () if each.file in sizes and not each.file.endswith(SUFFIX)]
     if warm:
         return [_member(inspection, each.file, each.content_type) for each in warm], "what the archive is warmed up with"
     return None
+
+
+def kind_of(inspection: Inspection) -> str | None:
+    """What its handler takes, by its name, or by the text of its file: `input_kind` (docs/handlers.md), or the class it extends."""
+    handler = inspection.manifest.handler
+    if handler in OF_HANDLERS:
+        return OF_HANDLERS[handler]
+    file = inspection.manifest.handler_file
+    name = file if file.endswith(".py") else f"{file}.py"
+    code = read_member(inspection.source, name, most=MIB) if any(member.name == name for member in inspection.members) else None
+    try:
+        tree = ast.parse(code or b"")
+    except (SyntaxError, ValueError):  # the server will say so
+        return None
+    extended: str | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value in KINDS:
+            if any(isinstance(target, ast.Name) and target.id == "input_kind" for target in node.targets):
+                return str(node.value.value)
+        elif isinstance(node, ast.ClassDef):
+            bases = [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases]
+            extended = next((OF_CLASSES[base] for base in bases if base in OF_CLASSES), extended)
+    return extended
 
 
 def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:

@@ -34,6 +34,8 @@ Inputs = Annotated[
         help="What is sent: files, directories, a .jsonl of requests, a recording; the archive's samples if not given.",
     ),
 ]
+InputKind = Annotated[str | None, typer.Option(metavar="KIND", help="Make inputs up: image, png, text, json or file.")]
+InputShape = Annotated[str | None, typer.Option(metavar="N,N,...", help="Shape of the inputs that are made up, such as 1,28,28.")]
 ContentType = Annotated[str | None, typer.Option(help="Content type of the inputs, where their names do not tell it.")]
 BatchSizes = Annotated[str, typer.Option(metavar="RANGE", help="1,2,4, or 1..32: both ends and the powers of two between.")]
 Workers = Annotated[str | None, typer.Option(metavar="RANGE", help="How many workers; up to the number of cores if not given.")]

@@ -127,11 +127,10 @@ def test_wrk_is_an_engine_too(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "--against"),
         (("--against", "http://h"), "--model NAME"),
         (("--against", "http://h", "--model", "m"), "--input FILE"),
         (("--against", "ftp://h", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"), "--warm-up: 'long'"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"), "--warm-up: 'long' is no time"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--slo", "p42<1ms"), "--slo: 'p42<1ms'"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--arrivals", "constant"), "needs a rate"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"), "--rounds: 0"),

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from tests.support.models import make_model
-from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, parse_shape
+from tsx_archiver import inspect_archive
+from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
 from tsx_cli.bench.payloads import Payload, mix, read_payloads
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
@@ -155,7 +156,7 @@ def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_
     (made / "samples").mkdir()
     for name in ("b.json", "a.txt", ".c"):
         (made / "samples" / name).write_text("[2]")
-    assert choose_payloads(made) == ([Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")], "the archive's samples")
+    assert choose_payloads(made) == ([Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")], "samples/ of the archive")
     found, source = choose_payloads(made, kind="text", count=2)
     assert (len(found), source) == (2, "made up: 2 different text requests")
     assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
@@ -167,3 +168,17 @@ def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_
     manifest = {"runtime": "python", "model": {"modelName": "i", "modelVersion": "1", "handler": "image_classifier"}}
     (tmp_path / "i" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     assert choose_payloads(tmp_path / "i", count=1)[0][0].content_type == "image/jpeg"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("class Own:\n    input_kind = 'text'\n", "text"),
+        ("class Own(ImageClassifier):\n    pass\n", "image"),
+        ("class Own(handlers.TextClassifier):\n    input_kind = 'json'\n", "json"),
+        ("class Own(BaseHandler):\n    input_kind = 'music'\n", None),
+        ("no Python", None),
+    ],
+)
+def test_what_a_handler_of_one_s_own_takes_is_in_its_text(tmp_path: Path, code: str, kind: str | None) -> None:
+    assert kind_of(inspect_archive(make_model(tmp_path / "m.mar", code))) == kind
