@@ -158,6 +158,9 @@ class CurvePoint(Part):
     high_ms: float
     samples: int
     cpu_ms: float | None = None  # of all cores together; beside the time it tells how many workers the cores suffice for
+    preprocess_ms: float | None = None  # of the median time, by the handler's steps; None for a step that it does not have
+    inference_ms: float | None = None
+    postprocess_ms: float | None = None
 
 
 class Curve(Part):

@@ -6,8 +6,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import yaml
-
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.environments import Environment
@@ -16,7 +14,7 @@ from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.measured import read_measured
-from tsx_runtime.core.metricsconfig import read_metrics_config
+from tsx_runtime.core.orders import envelope_of, load_order
 from tsx_runtime.core.pace import retry_after
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
 from tsx_runtime.core.plan import Plan, RegisterOrder, check_workers
@@ -29,9 +27,7 @@ from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import TsxError
-from tsx_runtime.loglines import writes_json
 from tsx_runtime.settings import Settings
-from tsx_runtime.version import __version__
 
 
 class Host(NamedTuple):
@@ -66,7 +62,7 @@ class ModelVersion:
         self.plan = chosen
         self.order = order
         self.url = order.url
-        self.envelope = str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
+        self.envelope = envelope_of(archive, settings)
         self.runtime = order.runtime or archive.manifest.runtime
         self.handler = handler_of(
             archive, order.handler or archive.manifest.handler or settings.default_service_handler or "", self.runtime
@@ -259,34 +255,19 @@ class ModelVersion:
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
         place, settings = self._place(worker), self._host.settings
-        return wire.LoadOrder(
-            model_name=self.name,
-            model_version=self.version,
-            model_dir=str(self.archive.directory),
-            manifest=self.manifest,
-            model_config=yaml.safe_dump(self.config.raw),
+        return load_order(
+            self.archive,
+            self.plan,
+            place,
+            settings,
+            name=self.name,
+            version=self.version,
             handler=self.handler,
-            worker=worker.id,
-            gpu_id=place.gpu_id,
-            batch_size=self.batch_size,
-            response_timeout=self.response_timeout,
-            threads=place.threads,
-            cores=list(place.cores) or None,
-            variables=place.variables,
-            ranks=self.plan.parallel.ranks,
-            gpus=len(worker.gpus),
-            limit_max_image_pixels=settings.limit_max_image_pixels,
-            decode_input_request=settings.decode_input_request,
-            max_response_size=settings.max_response_size,
-            server_version=__version__,
             envelope=self.envelope,
+            worker=worker.id,
+            gpus=len(worker.gpus),
             output=self._host.worker_output,
-            log_json=writes_json(settings.log_format, in_files=settings.log_location is not None),
-            model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
             every_prediction_time=self.stats.journal is not None,
-            mode=self.plan.strategy.mode,
-            stateful=self.plan.strategy.terms is not None,
-            sequence_headers=list(self._names),
         )
 
 

@@ -147,6 +147,7 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
         "device": device_of(model.entry.instance, order),
         "prefetch": model.mode == "batch" and overlaps(model),
         "input": input_of(model.entry.instance),
+        "precision": precision_of(model.entry.instance),
     }
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
     return model
@@ -278,7 +279,13 @@ def load_model(order: LoadOrder) -> Model:
 
 def heeds_precision(instance: Any, config: Mapping[str, Any]) -> bool:
     """Whether the handler did what `precision` says, if anything; one that does tells it by an attribute of that name."""
-    return config.get("precision") is None or getattr(instance, "precision", None) is not None
+    return config.get("precision") is None or precision_of(instance) is not None
+
+
+def precision_of(instance: Any) -> str | None:
+    """What the handler says that its model reckons with, because it was asked for."""
+    precision = getattr(instance, "precision", None)
+    return precision if isinstance(precision, str) else None
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:

@@ -1,0 +1,104 @@
+"""The accuracy guard: whether a configuration answers as the archive does as it is, one request at a time.
+
+Answers are compared as those of a shadow are (`tsx_runtime.core.comparing`). A model that answers the same request differently each time
+cannot be compared; that is told by comparing it with itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tsx_archiver import OpenArchive
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.curve import measure_variant
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.results import Accuracy
+from tsx_cli.compare import reason
+from tsx_cli.failure import CliError, UsageError
+from tsx_runtime.core.comparing import compare
+from tsx_runtime.core.devices import gpu_count
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.traffic import Compare
+
+RTOL, ATOL = 1e-2, 1e-3  # where nothing else is said: what bf16 and another order of sums make of probabilities, and some more
+COMPARED = 32  # inputs
+
+_PART = re.compile(r"\s*(rtol|atol)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*", re.IGNORECASE)
+
+
+def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -> Compare:
+    """`rtol=1e-2,atol=1e-3`, `exact`, or the number of best labels that must be the same. Raises UsageError."""
+    if same_top is not None:
+        if tolerance is not None:
+            raise UsageError("--tolerance and --same-top are two ways to compare; give one")
+        if not 1 <= same_top <= 1000:
+            raise UsageError(f"--same-top {same_top}: it is how many of the best labels must be the same, 1 to 1000")
+        return Compare(kind="top-k", k=same_top)
+    if tolerance is None:
+        return Compare(kind="numeric", rtol=RTOL, atol=ATOL)
+    if tolerance.strip() == "exact":
+        return Compare(kind="exact")
+    said: dict[str, float] = {}
+    for part in tolerance.split(","):
+        found = _PART.fullmatch(part)
+        try:
+            value = float(found[2]) if found is not None else None
+        except ValueError:
+            value = None
+        if found is None or value is None or found[1].lower() in said:
+            raise UsageError(
+                f"--tolerance: '{part.strip()}' is no tolerance; say rtol=1e-2,atol=1e-3 (relative and absolute, either or both), or exact"
+            )
+        said[found[1].lower()] = value
+    return Compare(kind="numeric", rtol=said.get("rtol", 0.0), atol=said.get("atol", 0.0))
+
+
+def reference(archive: OpenArchive, payloads: Sequence[Payload], tolerance: Compare) -> list[ComparedAnswer]:
+    """Of the archive as it is, one request at a time. Raises CliError where there is nothing that others could be compared with."""
+    found: list[list[ComparedAnswer]] = []
+    for _ in range(2):  # by two processes: what is drawn once, when it is loaded, differs only between them
+        told = measure_variant(archive, as_it_is(archive), (), payloads[:COMPARED], answers_at=(1,))
+        if told.curve.failed is not None:
+            raise CliError(f"the archive as it is cannot be run: {told.curve.failed}")
+        found.append(told.answers[1])
+    first, again = found
+    for answer in first:
+        if answer.status >= 400:
+            raise CliError(f"answers cannot be compared: the archive as it is answers {answer.status} to an input: {reason(answer.body)}")
+    same = compare_answers(first, again, tolerance, payloads)
+    if not same.same:
+        raise CliError(f"answers cannot be compared: the archive as it is answers the same request differently each time ({same.worst})")
+    return first
+
+
+def as_it_is(archive: OpenArchive) -> Configuration:
+    """How the archive runs where nothing is changed, with one worker."""
+    return Configuration(device="cpu" if archive.config.device_type == "cpu" else "cuda" if gpu_count() else "cpu")
+
+
+def compare_answers(
+    reference: Sequence[ComparedAnswer],
+    answers: Sequence[ComparedAnswer],
+    tolerance: Compare,
+    payloads: Sequence[Payload] = (),
+) -> Accuracy:
+    """The n-th answer is of the same input as the n-th reference; where there are more answers, inputs came in turn."""
+    different, worst = 0, None
+    for position, answer in enumerate(answers):
+        at = position % len(reference)
+        request = payloads[at].body if at < len(payloads) else b""
+        told = compare(tolerance, request, reference[at], answer)
+        if told is not None:
+            different += 1
+            worst = worst or f"input {at + 1}: {_in_words_of_benchmarks(told)}"
+    return Accuracy(same=not different, compared=len(answers), different=different, worst=worst)
+
+
+def _in_words_of_benchmarks(told: str) -> str:
+    """What compares speaks of a client, who gets the reference, and of a shadow."""
+    return (
+        told.replace(" of the shadow", " of this configuration")
+        .replace("the shadow's answer", "this configuration's answer")
+        .replace("the client's answer", "the archive's answer")
+    )

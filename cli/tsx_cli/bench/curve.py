@@ -1,0 +1,210 @@
+"""t(n): how long one worker takes for a batch of n requests, by device, precision, compilation and threads, without a server.
+
+Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and then until the median is known well
+enough or the size's share of the time is used up. Sizes come in their order, so that what fails for memory ends the curve and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_archiver import OpenArchive, open_archive
+from tsx_cli.bench.configuration import AS_IS, Configuration
+from tsx_cli.bench.lone import LoneWorker, WorkerFailed, batch_of, is_known, items_of, lone_worker, order_of
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.results import Curve, CurvePoint
+from tsx_cli.compare import reason
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.wire import Item
+
+BUDGET = 20.0  # seconds for all sizes of a curve, without loading
+CHUNK = 0.2  # seconds of batches between two looks at them, at most
+CHUNKS_OF_SHARE = 6  # that the time for a size has room for, at least
+LONG = 0.5  # seconds: what takes no more is measured even when the time is over
+FEWEST = 2  # batches of a chunk, however long they take
+LEAST = 3  # batches that a point is made of
+QUICKER = 0.95  # times the median of the chunk before: less, and it is still warming up
+CHUNKS = 10  # of warm-up at most
+PRECISE = 0.02  # of the median, that it is known by
+
+OnPoint = Callable[[CurvePoint], None]
+
+
+class Sample(NamedTuple):
+    """Of one batch, in seconds; NaN for a step that the handler does not have."""
+
+    seconds: float
+    stages: tuple[float, float, float]
+
+
+class Variant(NamedTuple):
+    """What is known of a worker by itself. `answers`: those of the inputs, in their order, by the size of the batch that they came in."""
+
+    curve: Curve
+    answers: dict[int, list[ComparedAnswer]]
+
+
+def measure_curve(
+    model: Path,
+    variant: Configuration,
+    batch_sizes: Sequence[int],
+    payloads: Sequence[Payload],
+    *,
+    budget_seconds: float = BUDGET,
+    on_progress: OnPoint | None = None,
+) -> Curve:
+    """`model` is an archive or a directory; of `variant`, workers and batch size do not count. What fails is told by `failed`."""
+    return measure_variant(model, variant, batch_sizes, payloads, budget_seconds=budget_seconds, on_progress=on_progress).curve
+
+
+def measure_variant(
+    model: Path | OpenArchive,
+    variant: Configuration,
+    batch_sizes: Sequence[int],
+    payloads: Sequence[Payload],
+    *,
+    budget_seconds: float = BUDGET,
+    answers_at: Sequence[int] = (),
+    on_progress: OnPoint | None = None,
+) -> Variant:
+    """The curve, and the answers in batches of the sizes `answers_at` as far as these run; one worker for all, since loading takes long."""
+    curve = Curve(device=variant.device, precision=variant.precision, compiled=variant.compiled, threads=variant.threads)
+    answers: dict[int, list[ComparedAnswer]] = {}
+    items = items_of(payloads)
+    try:
+        with _opened(model) as archive, lone_worker(order_of(archive, variant, max([*batch_sizes, *answers_at, 1]))) as worker:
+            _check(worker, variant)
+            spreads = []
+            for point, spread in _points(worker, items, sorted(set(batch_sizes)), budget_seconds):
+                curve.points.append(point)
+                spreads.append(spread)
+                curve.spread = statistics.median(spreads)
+                if on_progress is not None:
+                    on_progress(point)
+            for size in sorted(set(answers_at)):
+                answers[size] = answers_of(worker, items, size)
+    except WorkerFailed as error:
+        curve.failed = str(error)
+    return Variant(curve, answers)
+
+
+def answers_of(worker: LoneWorker, items: Sequence[Item], size: int) -> list[ComparedAnswer]:
+    """One for each item, which comes in a batch of that size with those after it."""
+    found: list[ComparedAnswer] = []
+    for number in range(math.ceil(len(items) / size)):
+        found += worker.answer(batch_of(items, size, number)).answers
+    return found[: len(items)]
+
+
+@contextmanager
+def _opened(model: Path | OpenArchive) -> Iterator[OpenArchive]:
+    if isinstance(model, OpenArchive):
+        yield model
+        return
+    with open_archive(model) as archive:
+        yield archive
+
+
+def _check(worker: LoneWorker, variant: Configuration) -> None:
+    """Whether the worker is what it should be: the figures of another would be taken for its own."""
+    if variant.precision not in (AS_IS, worker.precision):
+        told = "its handler does not heed `precision`: see docs/handlers.md"
+        raise WorkerFailed(told if worker.precision is None else f"its handler reckons in {worker.precision} instead")
+    if worker.device.partition(":")[0] != variant.device:
+        raise WorkerFailed(f"its handler runs on {worker.device}, not on {variant.device}")
+
+
+def _points(worker: LoneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float) -> Iterator[tuple[CurvePoint, float]]:
+    """Each with the coefficient of variation of its times. Sizes for which there is no time left are left out."""
+    ends = time.monotonic() + seconds
+    needed = 0.0
+    for position, size in enumerate(sizes):
+        left = ends - time.monotonic()
+        if left <= 0 and needed > LONG:
+            return
+        point, spread = _point(worker, items, size, max(0.0, left) / (len(sizes) - position))
+        needed = (FEWEST + LEAST + 1) * point.median_ms / 1000 * 2
+        yield point, spread
+
+
+def _point(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float) -> tuple[CurvePoint, float]:
+    """Raises WorkerFailed."""
+    ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
+    chunks = [_chunk(worker, items, size, 0, chunk_seconds)]
+    while not settled([[sample.seconds for sample in chunk] for chunk in chunks]):
+        if len(chunks) == CHUNKS or time.monotonic() > ends - seconds / 2:
+            break
+        chunks.append(_chunk(worker, items, size, len(chunks), chunk_seconds))
+    used, begun = worker.cpu_seconds(), time.monotonic()
+    samples = [*(chunks[-1] if len(chunks) > 1 else ())]
+    fresh = 0
+    while fresh < LEAST or (time.monotonic() < ends and not precise([sample.seconds for sample in samples])):
+        chunk = _chunk(worker, items, size, len(chunks) + fresh, chunk_seconds)
+        samples += chunk
+        fresh += len(chunk)
+    cpu = worker.cpu_seconds() - used if time.monotonic() - begun > CHUNK / 2 else None
+    return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of([sample.seconds for sample in samples])
+
+
+def _chunk(worker: LoneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[Sample]:
+    samples: list[Sample] = []
+    ends = time.monotonic() + seconds
+    while len(samples) < FEWEST or time.monotonic() < ends:
+        reply = worker.answer(batch_of(items, size, first + len(samples)))
+        refused = next((answer for answer in reply.answers if answer.status >= 400), None)
+        if refused is not None:
+            raise WorkerFailed(f"a batch of {size} was answered {refused.status}: {reason(refused.body)}")
+        samples.append(Sample(reply.seconds, reply.stages))
+    return samples
+
+
+def settled(chunks: Sequence[Sequence[float]]) -> bool:
+    """Whether batches have stopped getting quicker: the last chunk is about as slow as the one before."""
+    return len(chunks) > 1 and statistics.median(chunks[-1]) >= QUICKER * statistics.median(chunks[-2])
+
+
+def precise(seconds: Sequence[float]) -> bool:
+    """Whether the median is known well enough: by the usual half-width of a box plot's notch, 1.57 quartile distances / sqrt(n)."""
+    if len(seconds) < LEAST:
+        return False
+    low, middle, high = quartiles(seconds)
+    return 1.57 * (high - low) / math.sqrt(len(seconds)) <= PRECISE * middle
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def spread_of(seconds: Sequence[float]) -> float:
+    """The coefficient of variation, without what is more than three times off: a pause of the machine's is not the model's."""
+    middle = statistics.median(seconds)
+    near = [value for value in seconds if middle / 3 <= value <= 3 * middle]
+    return statistics.stdev(near) / statistics.fmean(near) if len(near) > 1 else 0.0
+
+
+def point_of(size: int, samples: Sequence[Sample], cpu_seconds: float | None) -> CurvePoint:
+    low, middle, high = (1000 * value for value in quartiles([sample.seconds for sample in samples]))
+    stages: list[float | None] = []
+    for stage in range(3):
+        known = [sample.stages[stage] for sample in samples if is_known(sample.stages[stage])]
+        stages.append(1000 * statistics.median(known) if known else None)
+    return CurvePoint(
+        batch_size=size,
+        median_ms=middle,
+        low_ms=low,
+        high_ms=high,
+        samples=len(samples),
+        cpu_ms=None if cpu_seconds is None else 1000 * cpu_seconds,
+        preprocess_ms=stages[0],
+        inference_ms=stages[1],
+        postprocess_ms=stages[2],
+    )

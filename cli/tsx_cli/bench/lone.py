@@ -1,0 +1,252 @@
+"""A worker without a server: the real process, which is loaded and asked here as the front end would, one batch after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import IO, Any, NamedTuple
+
+import psutil
+
+from tsx_archiver import OpenArchive, parse_model_config
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.modelconfig import changes
+from tsx_cli.bench.payloads import Payload
+from tsx_runtime import wire
+from tsx_runtime.core.devices import cpu_count, gpu_count
+from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.lsp import handler_of
+from tsx_runtime.core.orders import envelope_of, load_order
+from tsx_runtime.core.places import Machine, launch_of, place_of
+from tsx_runtime.core.plan import RegisterOrder, plan
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.settings import Settings
+from tsx_runtime.wire import Item, Kind, LoadOrder
+
+LAST_LINES = 6  # of its log, in the reason of a failure
+PATIENCE = 5.0  # seconds that it may take to end
+OUT_OF_MEMORY = "tsx_oom_retries_total"  # what a worker counts that has cut a batch
+
+
+class WorkerFailed(Exception):
+    """Says why, for people."""
+
+
+class Order(NamedTuple):
+    """How a worker is started, and what it is told."""
+
+    load: LoadOrder
+    launch: Launch
+    startup_timeout: float
+
+
+class Reply(NamedTuple):
+    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
+
+    answers: list[ComparedAnswer]
+    seconds: float
+    stages: tuple[float, float, float]
+
+
+def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int, settings: Settings | None = None) -> Order:
+    """For one worker of that variant which gets batches of at most that size. Raises WorkerFailed where there can be none."""
+    settings = Settings() if settings is None else settings
+    config, _ = parse_model_config({**archive.config.raw, **_keys(archive, configuration), "batchSize": batch_size})
+    archive = replace(archive, config=config)
+    if configuration.device != "cpu" and not gpu_count():
+        raise WorkerFailed("there is no GPU here that torch could use")
+    try:
+        chosen = plan(RegisterOrder(url=""), config, settings, gpu_count() if configuration.device != "cpu" else 0)
+        handler = handler_of(archive, archive.manifest.handler or settings.default_service_handler or "", archive.manifest.runtime)
+    except BadRequest as error:
+        raise WorkerFailed(str(error)) from error
+    if chosen.strategy.mode != "batch" or chosen.strategy.terms is not None:
+        raise WorkerFailed(
+            "its requests join and leave as they come (sequences, continuous batching, tasks), so no batch has a time of its own"
+        )
+    if config.use_venv:
+        raise WorkerFailed("it has an interpreter of its own (useVenv), which only a server sets up")
+    gpus = chosen.gpus[: chosen.parallel.gpus]
+    place = place_of(Machine(cpu_count()), chosen.parallel, threads=chosen.threads, worker=0, workers=1, gpus=gpus)
+    name, version = archive.manifest.model_name, archive.manifest.version
+    load = load_order(
+        archive,
+        chosen,
+        place,
+        settings,
+        name=name,
+        version=version,
+        handler=handler,
+        envelope=envelope_of(archive, settings),
+        worker="bench",
+        gpus=len(gpus),
+    )
+    launch = launch_of(chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench") or Launch()
+    return Order(load, launch, chosen.startup_timeout)
+
+
+def _keys(archive: OpenArchive, configuration: Configuration) -> dict[str, Any]:
+    return changes(configuration, archive.config.raw)
+
+
+@contextmanager
+def lone_worker(order: Order, variables: dict[str, str] | None = None) -> Iterator[LoneWorker]:
+    """Loaded, and ended whatever happens. Raises WorkerFailed."""
+    front, back = socket.socketpair()
+    with front, tempfile.TemporaryFile() as log:
+        with back:
+            process = subprocess.Popen(
+                order.launch.command(back.fileno(), None),
+                env={**os.environ, **order.launch.variables, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[back.fileno()],
+                start_new_session=True,
+            )
+        try:
+            worker = LoneWorker(front, process, log, order.load["response_timeout"])
+            worker.load(order)
+            yield worker
+            front.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)  # it may have something to write, such as a profile
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left in its group
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class LoneWorker:
+    """See `lone_worker`."""
+
+    device = "cpu"  # as it says itself, once it is loaded
+    precision: str | None = None  # that its handler says it has
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], response_timeout: float) -> None:
+        self.pid = process.pid
+        self._sock = sock
+        self._process = process
+        self._log = log
+        self._response_timeout = response_timeout
+        self._batches = itertools.count(1)
+
+    def load(self, order: Order) -> None:
+        self._send(Kind.LOAD, 0, extra=json.dumps(order.load).encode())
+        frame = self._receive(order.startup_timeout, f"it was not loaded within {order.startup_timeout:g} seconds (startupTimeout)")
+        said = json.loads(bytes(frame.extra))
+        if frame.kind is not Kind.LOADED:
+            raise WorkerFailed(said["message"])
+        self.device, self.precision = said["device"], said.get("precision")
+
+    def answer(self, batch: Sequence[Item]) -> Reply:
+        """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
+        self._send(Kind.BATCH, next(self._batches), batch)
+        pieces: dict[int, list[bytes]] = {}
+        late = f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds (responseTimeout)"
+        while (frame := self._receive(self._response_timeout, late)).kind is Kind.PIECE:
+            for position, _, piece in frame.items:
+                pieces.setdefault(position, []).append(bytes(piece))
+        extra = bytes(frame.extra)
+        _, seconds, *stages = wire.TIMES.unpack_from(extra)
+        if any(metric["name"] == OUT_OF_MEMORY for metric in json.loads(extra[wire.TIMES.size :] or b"[]")):
+            raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
+        answers = [
+            ComparedAnswer(status, _headers(head), b"".join([*pieces.get(position, []), bytes(body)]))
+            for position, (status, head, body) in enumerate(frame.items)
+        ]
+        return Reply(answers, seconds, (stages[0], stages[1], stages[2]))
+
+    def cpu_seconds(self) -> float:
+        """Of the process and all that it has started, so far."""
+        total = 0.0
+        with suppress(psutil.Error):
+            first = psutil.Process(self.pid)
+            for process in (first, *first.children(recursive=True)):
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+        return total
+
+    def last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-LAST_LINES:])
+
+    def _send(self, kind: Kind, batch: int, items: Sequence[Item] = (), extra: bytes = b"") -> None:
+        self._sock.settimeout(self._response_timeout)
+        try:
+            self._sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))  # type: ignore[arg-type]  # pieces of bodies come from the server only
+        except OSError as error:
+            raise WorkerFailed(self._how_it_ended()) from error
+
+    def _receive(self, seconds: float, late: str) -> wire.Frame:
+        """The next that is no report: those are in its log as well. It may take so long between two parts of a frame."""
+        self._sock.settimeout(seconds)
+        try:
+            while True:
+                header = wire.decode_header(self._exactly(wire.HEADER.size))
+                frame = wire.decode(header, self._exactly(header.size))
+                if frame.kind is not Kind.REPORT:
+                    return frame
+        except TimeoutError as error:
+            raise WorkerFailed(late) from error
+        except ConnectionError as error:
+            raise WorkerFailed(self._how_it_ended()) from error
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = self._sock.recv_into(view)
+            if not got:
+                raise ConnectionResetError
+            view = view[got:]
+        return data
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "the worker closed its connection"
+        how = f"exit code {code}"
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            how = f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
+        words = self.last_words()
+        return f"the worker ended ({how})" + (f": {words}" if words else "")
+
+
+def _headers(block: wire.Buffer) -> dict[str, str]:
+    return {name.lower(): value for name, value in wire.parse_header_block(str(block, "latin-1"))}
+
+
+def items_of(payloads: Sequence[Payload]) -> list[Item]:
+    """The requests as a front end passes them on."""
+    found: list[Item] = []
+    for number, payload in enumerate(payloads):
+        named = {name.lower() for name, _ in payload.headers}
+        own = [("Content-Type", payload.content_type)] if payload.content_type and "content-type" not in named else []
+        head = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in (*own, *payload.headers)]
+        found.append((0, wire.request_meta(f"bench-{number}", payload.query.encode("latin-1", "replace"), head), payload.body))
+    return found
+
+
+def batch_of(items: Sequence[Item], size: int, number: int) -> list[Item]:
+    """Batch `number`, from 0: the items in turn, so that each stands beside others."""
+    start = number * size
+    return [items[position % len(items)] for position in range(start, start + size)]
+
+
+def is_known(seconds: float) -> bool:
+    return not math.isnan(seconds)

@@ -1,0 +1,70 @@
+"""What a worker is told to load: the load order of a model, made of its archive, its plan, its worker's place and the settings."""
+
+from __future__ import annotations
+
+import yaml
+
+from tsx_archiver import OpenArchive
+from tsx_runtime import wire
+from tsx_runtime.core.metricsconfig import read_metrics_config
+from tsx_runtime.core.places import Place
+from tsx_runtime.core.plan import Plan
+from tsx_runtime.loglines import writes_json
+from tsx_runtime.settings import Settings
+from tsx_runtime.version import __version__
+
+
+def load_order(
+    archive: OpenArchive,
+    chosen: Plan,
+    place: Place,
+    settings: Settings,
+    *,
+    name: str,
+    version: str,
+    handler: str,
+    envelope: str,
+    worker: str,
+    gpus: int,
+    output: str = "",
+    every_prediction_time: bool = False,
+) -> wire.LoadOrder:
+    """`gpus`: how many the worker has. The others are described at `LoadOrder`."""
+    return wire.LoadOrder(
+        model_name=name,
+        model_version=version,
+        model_dir=str(archive.directory),
+        manifest=archive.manifest.data,
+        model_config=yaml.safe_dump(archive.config.raw),
+        handler=handler,
+        worker=worker,
+        gpu_id=place.gpu_id,
+        batch_size=chosen.batch_size,
+        response_timeout=chosen.response_timeout,
+        threads=place.threads,
+        cores=list(place.cores) or None,
+        variables=place.variables,
+        ranks=chosen.parallel.ranks,
+        gpus=gpus,
+        limit_max_image_pixels=settings.limit_max_image_pixels,
+        decode_input_request=settings.decode_input_request,
+        max_response_size=settings.max_response_size,
+        server_version=__version__,
+        envelope=envelope,
+        output=output,
+        log_json=writes_json(settings.log_format, in_files=settings.log_location is not None),
+        model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
+        every_prediction_time=every_prediction_time,
+        mode=chosen.strategy.mode,
+        stateful=chosen.strategy.terms is not None,
+        sequence_headers=[
+            settings.ts_header_key_sequence_id,
+            settings.ts_header_key_sequence_start,
+            settings.ts_header_key_sequence_end,
+        ],
+    )
+
+
+def envelope_of(archive: OpenArchive, settings: Settings) -> str:
+    """What stands around its requests: what its manifest says goes before the setting."""
+    return str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
