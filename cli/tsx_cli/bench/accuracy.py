@@ -6,6 +6,7 @@ cannot be compared; that is told by comparing it with itself.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -46,7 +47,7 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
             value = float(found[2]) if found is not None else None
         except ValueError:
             value = None
-        if found is None or value is None or found[1].lower() in said:
+        if found is None or value is None or not math.isfinite(value) or found[1].lower() in said:
             raise UsageError(
                 f"--tolerance: '{part.strip()}' is no tolerance; say rtol=1e-2,atol=1e-3 (relative and absolute, either or both), or exact"
             )

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import psutil
 
@@ -60,8 +60,8 @@ class Reply(NamedTuple):
 
 def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int, settings: Settings | None = None) -> Order:
     """For one worker of that variant which gets batches of at most that size. Raises WorkerFailed where there can be none."""
-    settings = Settings() if settings is None else settings
-    config, _ = parse_model_config({**archive.config.raw, **_keys(archive, configuration), "batchSize": batch_size})
+    settings = Settings.model_validate({}) if settings is None else settings
+    config, _ = parse_model_config({**archive.config.raw, **changes(configuration, archive.config.raw), "batchSize": batch_size})
     archive = replace(archive, config=config)
     if configuration.device != "cpu" and not gpu_count():
         raise WorkerFailed("there is no GPU here that torch could use")
@@ -93,10 +93,6 @@ def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int
     )
     launch = launch_of(chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench") or Launch()
     return Order(load, launch, chosen.startup_timeout)
-
-
-def _keys(archive: OpenArchive, configuration: Configuration) -> dict[str, Any]:
-    return changes(configuration, archive.config.raw)
 
 
 @contextmanager
@@ -186,7 +182,7 @@ class LoneWorker:
     def _send(self, kind: Kind, batch: int, items: Sequence[Item] = (), extra: bytes = b"") -> None:
         self._sock.settimeout(self._response_timeout)
         try:
-            self._sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))  # type: ignore[arg-type]  # pieces of bodies come from the server only
+            self._sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
         except OSError as error:
             raise WorkerFailed(self._how_it_ended()) from error
 

@@ -93,7 +93,7 @@ def test_what_is_within_the_tolerance_is_the_same(numbers: list[float], rtol: fl
     ("returned", "said"),
     [
         ("['%s of %d' % (row['body'], len(data)) for row in data]", None),
-        ("[str(os.getpid())] * len(data)", "answers the same request differently each time"),
+        ("['x' + os.urandom(8).hex()] * len(data)", "answers the same request differently each time"),
         ("data[9]", "the archive as it is answers 503 to an input: .*list index out of range"),
     ],
 )
