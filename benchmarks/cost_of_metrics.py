@@ -2,9 +2,9 @@
 
     python -m benchmarks.cost_of_metrics [--rounds 9] [--seconds 1] [--connections 1,16,64,256]
 
-The other server is the same but for four functions, which `BLIND` puts out of action in its front end and its workers: the one that
-counts a batch, the one that makes its times, and the two by which a worker takes and tells them. Both serve a handler that answers `OK`
-and does nothing else, so that the share is as large as it can be. Each round gives a ratio, of two runs that follow each other; told is
+The other server is the same but for three functions, which `BLIND` puts out of action in its front end and its workers: the one that
+counts a batch, and the two by which a worker takes and tells times. Both serve a handler that answers `OK` and does nothing else, so
+that the share is as large as it can be. Each round gives a ratio, of two runs that follow each other; told is
 the median of the ratios, and between which of them half of the rounds lie. Processor time (front end and worker together) is steadier
 than throughput. It needs `wrk`.
 """
@@ -27,11 +27,10 @@ from benchmarks import machine, servers, wrk
 
 HANDLER = Path(__file__).parent / "models" / "ok.py"
 BLIND = """
-from tsx_runtime.core import dispatcher, stats
+from tsx_runtime.core import stats
 from tsx_runtime.worker import stages
 
-stats.Stats.add_batch = lambda self, jobs, items, times: None
-dispatcher.batch_times = lambda free, sent, answered, size, told: None
+stats.Stats.add_batch = lambda self, newest, jobs, items: None
 stages.begin = lambda laps=None: []
 NOTHING = stages.TIMES.pack(*[stages.NAN] * 5)
 stages.times = lambda began, laps: NOTHING

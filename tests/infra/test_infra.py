@@ -18,13 +18,13 @@ from prometheus_client import ProcessCollector
 from tsx_runtime.core.durations import SHOWN
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import batch_times
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families
 from tsx_runtime.http.system import read_system
 from tsx_runtime.settings import Settings
+from tsx_runtime.wire import TIMES
 
 INFRA = Path(__file__).parents[2] / "infra"
 RULES = INFRA / "prometheus" / "tsx.rules.yml"
@@ -97,8 +97,9 @@ def expressions() -> Iterator[str]:
 def rendered() -> dict[str, set[str]]:
     """The labels of each sample that a server can have, by its name."""
     stats = Stats()
-    times = batch_times(1.0, 1.0, 2.0, 1, (1.0, 1.0, 0.1, 0.1, 0.1))
-    stats.add_batch([SimpleNamespace(arrived=1.0, request_id=b"id")], [(200, b"", b"")], times)
+    job: Any = SimpleNamespace(arrived=1.0, request_id=b"id")
+    stats.newest = (1.0, 1.0, 2.0, 1, TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
+    stats.add_batch(stats.newest, [job], [(200, b"", b"")])
     stats.refusals["QueueFull"] = 1
     worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0)
     version = SimpleNamespace(name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0)

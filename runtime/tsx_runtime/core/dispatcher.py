@@ -15,7 +15,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.pace import Pace, latest_start, retry_after
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING, batch_times
+from tsx_runtime.core.times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
 
 # TorchServe's words, which its clients look for, also where the queue is full
@@ -198,14 +198,14 @@ class Dispatcher:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
         extra = frame.extra
-        told = wire.TIMES.unpack_from(extra) if extra else NOTHING
-        self.stats.batch = times = batch_times(sent.free, sent.at, now, len(sent.jobs), told)
+        told = bytes(extra[: wire.TIMES.size]) if len(extra) >= wire.TIMES.size else NOTHING
+        self.stats.newest = batch = (sent.free, sent.at, now, len(sent.jobs), told)
         self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
         channel.replied = now
         self._full = None
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
-        self.stats.add_batch(sent.jobs, frame.items, times)  # while the answers are on their way: no client waits for it
+        self.stats.add_batch(batch, sent.jobs, frame.items)  # while the answers are on their way: no client waits for it
         self._close(len(sent.jobs))
         if len(extra) > wire.TIMES.size:
             values = json.loads(bytes(extra[wire.TIMES.size :]))

@@ -5,7 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Seconds: TypeAlias = NDArray[np.float64] | Sequence[float]
 
 _STEPS = (1, 1.1, 1.2, 1.35, 1.5, 1.65, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.3, 3.6, 4, 4.5, 5, 5.5, 6, 6.6, 7.3, 8, 9)  # of each decade
 FINE = (*(float(f"{step}e{decade}") for decade in range(-5, 3) for step in _STEPS), 1000.0)  # seconds; what took longer has one bucket
@@ -21,55 +26,41 @@ class Exemplar(NamedTuple):
 
 
 class Durations:
-    """A histogram. What a batch adds costs the same for one request and for many, as long as they fall into few buckets."""
+    """A histogram, which is added to many at a time: then one costs little."""
 
-    __slots__ = ("_bounds", "_counts", "exemplars", "sum")
+    __slots__ = ("_bounds", "_counts", "_edges", "exemplars", "sum")
 
     def __init__(self, bounds: tuple[float, ...] = SHOWN) -> None:
-        """`bounds`: FINE where quantiles are asked for, else SHOWN, which costs less."""
+        """`bounds`: FINE where quantiles are asked for, else SHOWN."""
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)  # each for itself, the last beyond all bounds
+        self._edges = np.array(bounds)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)  # each for itself, the last beyond all bounds
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}  # the newest, by the position in SHOWN; beyond them all: its length
 
-    def add(self, seconds: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += times
-        self.sum += seconds * times
-
-    def add_none(self, times: int) -> None:
-        """They took no time at all."""
-        self._counts[0] += times
-
-    def add_since(self, starts: Sequence[float], end: float, total: float) -> None:
-        """What began at each of `starts`, which ascend, took until `end`; `total` is the sum of the starts."""
-        counts, bounds, until = self._counts, self._bounds, len(starts)
-        self.sum += until * end - total
-        place, last = bisect_left(bounds, end - starts[-1]), bisect_left(bounds, end - starts[0])
-        while place < last and until:  # from the shortest on
-            start = bisect_left(starts, end - bounds[place], 0, until)
-            counts[place] += until - start
-            until = start
-            place += 1
-        counts[last] += until
+    def add(self, seconds: Seconds) -> None:
+        """How long each of many took."""
+        self._counts += np.bincount(self._edges.searchsorted(seconds), minlength=len(self._counts))
+        self.sum += float(np.sum(seconds))
 
     def point_out(self, exemplar: Exemplar) -> None:
         self.exemplars[bisect_left(SHOWN, exemplar.seconds)] = exemplar
 
     def counts(self) -> tuple[int, ...]:
         """As they are now, to be compared with later ones: the difference says what happened between the two."""
-        return tuple(self._counts)
+        return tuple(self._counts.tolist())
 
     @property
     def count(self) -> int:
-        return sum(self._counts)
+        return int(self._counts.sum())
 
     def quantile(self, q: float) -> float | None:
         """Since the start; seconds."""
-        return quantile(self._counts, q, self._bounds)
+        return quantile(self.counts(), q, self._bounds)
 
     def shown(self) -> Iterator[int]:
         """For each of SHOWN, how many were not longer."""
-        below = dict(zip(self._bounds, accumulate(self._counts), strict=False))  # the last bucket is beyond all bounds
+        below = dict(zip(self._bounds, accumulate(self.counts()), strict=False))  # the last bucket is beyond all bounds
         return (below[bound] for bound in SHOWN)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from tsx_runtime.core.times import BatchTimes
 
 NEWEST = 2000  # requests
-PAUSE = 50e-6  # seconds for each request that is kept: of more than 20,000 a second the newest are a part, from a longer time
+PAUSE = 500e-6  # seconds for each request that is kept: of more than 2,000 a second the newest are a part, from a longer time
 ASKED = 200  # requests that asked where their time went, or whose trace is kept; these are remembered in any case
 SLOWEST = 100
 PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten

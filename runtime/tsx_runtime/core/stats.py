@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar, cast
 
-from tsx_runtime.core.durations import FINE, Durations, Exemplar
+from tsx_runtime.core.durations import Durations, Exemplar
+from tsx_runtime.core.gathered import BATCHES, Batch, Gathered
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.recent import Recent, Seen
-from tsx_runtime.core.times import BatchTimes
+from tsx_runtime.core.times import BatchTimes, batch_times
 from tsx_runtime.core.told import Told
 from tsx_runtime.errors import TsxError, is_failure
-from tsx_runtime.wire import Item, MetricDelta
+from tsx_runtime.wire import TIMES, Item, MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
 MOST_METRICS = 1000  # that the handler of one version reports
@@ -23,6 +25,8 @@ OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
+
+T = TypeVar("T")
 
 MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, unit, dimensions
 
@@ -49,30 +53,44 @@ class HandlerMetric:
             self.buckets[bisect_left(VALUE_BOUNDS, value)] += 1
 
 
+class _Sum(Generic[T]):
+    """A field of `Counted`, read when all that was gathered is counted."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, stats: Stats, owner: type) -> T:
+        found: T = getattr(stats._gathered.counted(), self._name)
+        return found
+
+
 class Stats:
     """One version's numbers. The hot path updates them once a batch."""
 
+    batches = _Sum[int]()
+    answers = _Sum[Counter[int]]()
+    batch_sizes = _Sum[Counter[int]]()
+    latency = _Sum[Durations]()
+    queue = _Sum[Durations]()
+    batch_wait = _Sum[Durations]()
+    preprocess = _Sum[Durations]()
+    inference = _Sum[Durations]()
+    postprocess = _Sum[Durations]()
+    queue_seconds = _Sum[float]()
+    busy_seconds = _Sum[float]()
+
     __slots__ = (
+        "_first",
+        "_gathered",
         "_label_sets",
-        "answers",
-        "batch",
-        "batch_sizes",
-        "batch_wait",
-        "batches",
-        "busy_seconds",
+        "_times",
+        "_told_of",
         "dropped_metrics",
         "failed_refusals",
         "handler_metrics",
-        "inference",
         "journal",
         "label",
-        "last_queue_seconds",
-        "last_worker_seconds",
-        "latency",
-        "postprocess",
-        "preprocess",
-        "queue",
-        "queue_seconds",
+        "newest",
         "recent",
         "recycled",
         "refusals",
@@ -85,23 +103,14 @@ class Stats:
     def __init__(self, label: str = "") -> None:
         self.label = label  # as the log names it
         self.requests = 0  # accepted
-        self.batches = 0  # answered by a worker
-        self.answers: Counter[int] = Counter()  # by HTTP status
         self.refusals: Counter[str] = Counter()  # by the name of the error class
-        self.batch_sizes: Counter[int] = Counter()  # batches by the number of their items
         self.failed_refusals = 0  # see `is_failure`
-        self.latency = Durations(FINE)  # of requests: arrival to reply
-        self.queue = Durations()  # of requests: see times.py
-        self.batch_wait = Durations()  # of requests, too
-        self.preprocess = Durations()  # of batches, as are those that follow: in the worker
-        self.inference = Durations()
-        self.postprocess = Durations()
-        self.queue_seconds = 0.0  # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
-        self.busy_seconds = 0.0  # sum over batches: the frame's leaving to its reply
-        self.batch: BatchTimes | None = None  # the newest, there before its requests are answered
+        self._gathered = Gathered()
+        self.newest: Batch | None = None  # set before its requests are answered
+        self._told_of: Batch | None = None  # whose times these are:
+        self._times: BatchTimes | None = None
+        self._first = 0.0  # when the first request of the newest batch arrived
         self.recent = Recent()
-        self.last_queue_seconds = 0.0  # of the newest batch: its oldest request's wait
-        self.last_worker_seconds = 0.0  # of the newest batch
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
@@ -116,83 +125,52 @@ class Stats:
         """Requests that failed, as `is_failure` says."""
         return self.failed_refusals + sum(count for status, count in self.answers.items() if is_failure(status))
 
-    def add_batch(self, jobs: Sequence[Job], items: Sequence[Item], times: BatchTimes) -> None:
+    @property
+    def batch(self) -> BatchTimes | None:
+        """The newest, there before its requests are answered."""
+        if self._told_of is not self.newest and self.newest is not None:
+            free, sent, answered, size, told = self.newest
+            self._told_of, self._times = self.newest, batch_times(free, sent, answered, size, TIMES.unpack(told))
+        return self._times
+
+    @property
+    def last_queue_seconds(self) -> float:
+        """Of the newest batch: its first request's wait."""
+        return 0.0 if self.newest is None else self.newest[1] - self._first
+
+    @property
+    def last_worker_seconds(self) -> float:
+        return 0.0 if self.newest is None else self.newest[2] - self.newest[1]
+
+    def add_batch(self, newest: Batch, jobs: Sequence[Job], items: Sequence[Item]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. Of a request as little as can be is read."""
+        others: list[int] | None = None
         if len(jobs) == 1:
-            self._add_single(jobs[0], items[0][0], times)
-            return
-        free, sent, began, _, answered, size, preprocess, inference, postprocess = times
-        arrived, statuses = [job.arrived for job in jobs], [item[0] for item in items]
-        ordered, total = sorted(arrived), sum(arrived)  # they nearly always are in order
-        self.batches += 1
-        self.batch_sizes[size] += 1
-        self.last_worker_seconds = worker_seconds = answered - sent
-        self.busy_seconds += worker_seconds
-        self.last_queue_seconds = sent - arrived[0]
-        self.queue_seconds += size * sent - total
-        good = statuses.count(200) == size
-        if good:
-            self.answers[200] += size
+            oldest = jobs[0].arrived
+            arrived = [oldest]
+            if items[0][0] != 200:
+                others = [items[0][0]]
         else:
-            self.answers.update(statuses)
-        self.latency.add_since(ordered, answered, total)
-        if ordered[0] > free:  # a worker was there for all
-            self.queue.add_none(size)
-            self.batch_wait.add_since(ordered, began, total)
-        elif ordered[-1] <= free:  # for none
-            self.queue.add_since(ordered, free, total)
-            self.batch_wait.add(began - free, size)
-        else:
-            waited = bisect_right(ordered, free)
-            early, late = ordered[:waited], ordered[waited:]
-            self.queue.add_since(early, free, sum(early))
-            self.queue.add_none(size - waited)
-            self.batch_wait.add(began - free, waited)
-            self.batch_wait.add_since(late, began, sum(late))
-        self._add_steps(preprocess, inference, postprocess)
-        recent = self.recent
-        if answered >= recent.due or answered - ordered[0] > recent.threshold:
-            recent.add(times, [job.request_id for job in jobs], arrived, None if good else statuses)
+            arrived = [job.arrived for job in jobs]
+            oldest = min(arrived)
+            statuses = [item[0] for item in items]
+            if statuses.count(200) != len(statuses):
+                others = [status for status in statuses if status != 200]
+        self._first = arrived[0]
+        rows = self._gathered.rows
+        rows.append((newest, arrived, others))
+        if len(rows) >= BATCHES:
+            self._gathered.settle()
+        answered, recent = newest[2], self.recent
+        if answered >= recent.due or answered - oldest > recent.threshold:
+            recent.add(cast(BatchTimes, self.batch), [job.request_id for job in jobs], arrived, others and [item[0] for item in items])
         if self.journal is not None:
-            self.journal.add_batch(self.last_queue_seconds, worker_seconds)
-
-    def _add_single(self, job: Job, status: int, times: BatchTimes) -> None:
-        """The same for a batch of one."""
-        free, sent, began, _, answered, _, preprocess, inference, postprocess = times
-        arrived, recent = job.arrived, self.recent
-        took = answered - arrived
-        self.batches += 1
-        self.batch_sizes[1] += 1
-        self.answers[status] += 1
-        self.last_worker_seconds = worker_seconds = answered - sent
-        self.busy_seconds += worker_seconds
-        self.last_queue_seconds = queued = sent - arrived
-        self.queue_seconds += queued
-        self.latency.add(took)
-        if arrived > free:
-            self.queue.add_none(1)
-            self.batch_wait.add(began - arrived)
-        else:
-            self.queue.add(free - arrived)
-            self.batch_wait.add(began - free)
-        self._add_steps(preprocess, inference, postprocess)
-        if answered >= recent.due or took > recent.threshold:
-            recent.add(times, [job.request_id], [arrived], None if status == 200 else [status])
-        if self.journal is not None:
-            self.journal.add_batch(queued, worker_seconds)
-
-    def _add_steps(self, preprocess: float, inference: float, postprocess: float) -> None:
-        if preprocess >= 0.0:  # NaN is not
-            self.preprocess.add(preprocess)
-        if inference >= 0.0:
-            self.inference.add(inference)
-        if postprocess >= 0.0:
-            self.postprocess.add(postprocess)
+            self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)
 
     def keep(self, request_id: bytes, arrived: float, status: int) -> None:
         """Remember this request of the newest batch, however many others there are."""
-        if self.batch is not None:
-            self.recent.asked.append(Seen(request_id, arrived, status, self.batch.total(arrived), self.batch))
+        if (times := self.batch) is not None:
+            self.recent.asked.append(Seen(request_id, arrived, status, times.total(arrived), times))
 
     def point_out(self, trace_id: str, arrived: float) -> None:
         """A request of the newest batch belongs to a trace that somebody keeps."""

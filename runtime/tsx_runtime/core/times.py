@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, TypeAlias
 
+from tsx_runtime.wire import TIMES
+
 NAN = math.nan
 Told: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
-NOTHING: Told = (NAN, NAN, NAN, NAN, NAN)
+NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that does not tell
 
 
 class BatchTimes(NamedTuple):
@@ -47,7 +49,10 @@ class BatchTimes(NamedTuple):
 
 
 def batch_times(free: float, sent: float, answered: float, size: int, told: Told) -> BatchTimes:
-    """`told` comes from a process that runs somebody's code: whatever it says, the points are in order and the steps within them."""
+    """`told` comes from a process that runs somebody's code: whatever it says, the points are in order and the steps within them.
+
+    `Gathered.settle` does the same for many batches at a time.
+    """
     began, seconds, preprocess, inference, postprocess = told
     most = answered - sent
     if not 0.0 <= seconds <= most:
@@ -60,8 +65,7 @@ def batch_times(free: float, sent: float, answered: float, size: int, told: Told
         inference = _within(inference, seconds)
     if postprocess > seconds or postprocess < 0.0:
         postprocess = _within(postprocess, seconds)
-    parts = (free if free < sent else sent, sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
-    return tuple.__new__(BatchTimes, parts)  # half of what a named tuple's own way takes
+    return BatchTimes(min(free, sent), sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
 
 
 def _within(step: float, most: float) -> float:

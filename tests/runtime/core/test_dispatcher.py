@@ -346,7 +346,7 @@ def test_metric_deltas_are_added_up():
         delta = {"name": "Tokens", "type": "counter", "unit": "count", "value": 2.0, "dimensions": {"ModelName": "m"}}
         for _ in range(2):
             [each] = submit(dispatcher, b"x")
-            await peer.reply(await peer.read(), wire.TIMES.pack(*NOTHING) + json.dumps([delta]).encode())
+            await peer.reply(await peer.read(), NOTHING + json.dumps([delta]).encode())
             await answer(each)
         [(key, metric)] = dispatcher.stats.handler_metrics.items()
         assert key == ("Tokens", "counter", "count", (("ModelName", "m"),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
 from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.times import NOTHING, batch_times
+from tsx_runtime.wire import TIMES
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
@@ -17,7 +19,7 @@ def add(recent: Recent, number: int, took: list[float], now: float, statuses: li
     arrived = [now - each for each in took]
     ids = [b"%d-%d" % (number, position) for position in range(len(took))]
     if now >= recent.due or now - min(arrived) > recent.threshold:
-        recent.add(batch_times(now, now, now, len(took), NOTHING), ids, arrived, statuses)
+        recent.add(batch_times(now, now, now, len(took), TIMES.unpack(NOTHING)), ids, arrived, statuses)
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
@@ -63,9 +65,9 @@ def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
 
 def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
-    times = batch_times(10.0, 10.0, 10.5, 1, NOTHING)
-    stats.batch = times
-    stats.add_batch([SimpleNamespace(arrived=10.0, request_id=b"asked")], [(418, b"", b"")], times)
+    job: Any = SimpleNamespace(arrived=10.0, request_id=b"asked")
+    stats.newest = (10.0, 10.0, 10.5, 1, NOTHING)
+    stats.add_batch(stats.newest, [job], [(418, b"", b"")])
     stats.keep(b"asked", 10.0, 418)
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)

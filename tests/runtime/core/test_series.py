@@ -47,11 +47,11 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
 
 def test_latencies_are_those_of_that_second_alone() -> None:
     server = Server()
-    server.version.stats.latency.add(5.0, 1000)
+    server.version.stats.latency.add([5.0] * 1000)
     server.second()
     server.version.stats.answers[200] = 100
-    server.version.stats.latency.add(0.01, 98)
-    server.version.stats.latency.add(0.2, 2)
+    server.version.stats.latency.add([0.01] * 98)
+    server.version.stats.latency.add([0.2] * 2)
     server.second()
     (point,) = server.points()
     assert 0.008 < point.p50 < 0.012

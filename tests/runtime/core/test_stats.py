@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_runtime.core.gathered import BATCHES
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NAN, batch_times
+from tsx_runtime.core.times import NAN, NOTHING
+from tsx_runtime.wire import TIMES
 
 moments = st.floats(0, 3)
 steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
@@ -24,9 +29,12 @@ def test_a_request_counts_the_same_alone_and_in_company(
     jobs: list[Any] = [SimpleNamespace(arrived=100 + at, request_id=b"%d" % number) for number, at in enumerate(arrived)]
     items = [(status, b"", b"") for status in statuses]
     together, apart = Stats(), Stats()
-    together.add_batch(jobs, items, batch_times(free, sent, answered, len(jobs), (sent + began / 3, 0.5, *told)))
+    of_worker = TIMES.pack(sent + began / 3, 0.5, *told)
+    together.newest = (free, sent, answered, len(jobs), of_worker)
+    together.add_batch(together.newest, jobs, items)
     for job, item in zip(jobs, items, strict=True):
-        apart.add_batch([job], [item], batch_times(free, sent, answered, 1, (sent + began / 3, 0.5, *told)))
+        apart.newest = (free, sent, answered, 1, of_worker)
+        apart.add_batch(apart.newest, [job], [item])
     for name in ("latency", "queue", "batch_wait"):
         one, other = getattr(together, name), getattr(apart, name)
         assert one.count == other.count, name
@@ -40,3 +48,61 @@ def test_a_request_counts_the_same_alone_and_in_company(
     for job, status in zip(jobs, statuses, strict=True):
         found = together.recent.find(job.request_id), apart.recent.find(job.request_id)
         assert [(seen.status, seen.took) for seen in found if seen is not None] == [(status, answered - job.arrived)] * 2
+
+
+anything = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    st.lists(st.lists(moments, min_size=1, max_size=4), min_size=1, max_size=12),
+    st.tuples(moments, moments, moments),
+    st.tuples(*[st.one_of(anything, moments, moments.map(lambda at: 103 + at))] * 5),
+)
+def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
+    batches: list[list[float]], points: tuple[float, float, float], told: tuple[float, ...]
+) -> None:
+    free, sent, answered = 100 + points[0], 103 + points[1], 106 + points[2]
+    stats, seconds = Stats(), defaultdict[str, list[float]](list)
+    for arrived in batches:
+        jobs: list[Any] = [SimpleNamespace(arrived=100 + at, request_id=b"id") for at in arrived]
+        stats.newest = (free, sent, answered, len(jobs), TIMES.pack(*told))
+        stats.add_batch(stats.newest, jobs, [(200, b"", b"")] * len(jobs))
+        times = stats.batch
+        assert times is not None
+        for name in ("preprocess", "inference", "postprocess"):
+            if getattr(times, name) >= 0:
+                seconds[name].append(getattr(times, name))
+        for job in jobs:
+            seconds["latency"].append(times.total(job.arrived))
+            seconds["queue"].append(times.queue(job.arrived))
+            seconds["batch_wait"].append(times.wait(job.arrived))
+    for name in ("latency", "queue", "batch_wait", "preprocess", "inference", "postprocess"):
+        durations = getattr(stats, name)
+        assert durations.count == len(seconds[name]), name
+        assert durations.sum == pytest.approx(sum(seconds[name]), abs=1e-6), name
+    assert stats.batches == len(batches)
+    assert stats.batch_sizes == Counter(map(len, batches))
+    assert stats.answers == {200: sum(map(len, batches))}
+    assert stats.busy_seconds == pytest.approx(len(batches) * (answered - sent))
+
+
+def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_thread() -> None:
+    stats, threads = Stats(), 4
+    job: Any = SimpleNamespace(arrived=1.0, request_id=b"id")
+    stats.newest = newest = (1.0, 1.0, 2.0, 1, NOTHING)
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            assert stats.answers[200] <= 20 * BATCHES + 7
+
+    readers = [threading.Thread(target=look) for _ in range(threads)]
+    for reader in readers:
+        reader.start()
+    for _ in range(20 * BATCHES + 7):
+        stats.add_batch(newest, [job], [(200, b"", b"")])
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert stats.answers == {200: 20 * BATCHES + 7}
+    assert stats.latency.count == stats.batches == 20 * BATCHES + 7
