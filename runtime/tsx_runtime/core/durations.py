@@ -5,12 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-Seconds: TypeAlias = NDArray[np.float64] | Sequence[float]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _STEPS = (1, 1.1, 1.2, 1.35, 1.5, 1.65, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.3, 3.6, 4, 4.5, 5, 5.5, 6, 6.6, 7.3, 8, 9)  # of each decade
 FINE = (*(float(f"{step}e{decade}") for decade in range(-5, 3) for step in _STEPS), 1000.0)  # seconds; what took longer has one bucket
@@ -32,14 +31,18 @@ class Durations:
 
     def __init__(self, bounds: tuple[float, ...] = SHOWN) -> None:
         """`bounds`: FINE where quantiles are asked for, else SHOWN."""
+        import numpy as np  # here: importing this module costs nothing
+
         self._bounds = bounds
         self._edges = np.array(bounds)
         self._counts = np.zeros(len(bounds) + 1, np.int64)  # each for itself, the last beyond all bounds
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}  # the newest, by the position in SHOWN; beyond them all: its length
 
-    def add(self, seconds: Seconds) -> None:
+    def add(self, seconds: NDArray[np.float64] | Sequence[float]) -> None:
         """How long each of many took."""
+        import numpy as np
+
         self._counts += np.bincount(self._edges.searchsorted(seconds), minlength=len(self._counts))
         self.sum += float(np.sum(seconds))
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeAlias
 
-import numpy as np
-
 from tsx_runtime.core.durations import FINE, Durations
 
 BATCHES = 128  # that are counted together: about a tenth of a millisecond, which no client feels
@@ -75,6 +73,8 @@ class Gathered:
 
     def _count(self, rows: Sequence[Row]) -> None:
         """As `batch_times` and `BatchTimes` have it for one."""
+        import numpy as np
+
         counted = self._counted
         batches, arrivals, odd = zip(*rows, strict=True)
         frees, sents, answereds, numbers, told = zip(*batches, strict=True)
