@@ -44,7 +44,7 @@ class Row(NamedTuple):
 def offer(server: servers.Server, body: Path, rate: float, seconds: float, case: Case) -> openloop.Result:
     """By more connections than the queue has places, so that it fills."""
     url = f"{server.inference}/predictions/slow"
-    return openloop.in_own_process(url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True)
+    return openloop.run(url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True)
 
 
 def measure(server: servers.Server, body: Path, capacity: float, case: Case, rounds: int, seconds: float) -> list[Row]:

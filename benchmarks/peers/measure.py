@@ -14,6 +14,7 @@ import psutil
 
 from benchmarks import machine, openloop, wrk
 from benchmarks.peers.field import Contender
+from tsx_cli.failure import CliError
 
 CONNECTIONS = (1, 16, 64, 256)
 LEVELS = (50, 80, 100, 150)  # per cent of what a server reached in the closed loop
@@ -104,12 +105,12 @@ def open_round(each: Contender, workload: Workload, body: Path, level: int, arri
         return f"{each.name}: no capacity is known"
     try:
         with each.turn():
-            came = openloop.in_own_process(
+            came = openloop.run(
                 *(each.url, capacity * level / 100, seconds, OPEN_CONNECTIONS, body),
                 poisson=arrivals == "Poisson",
                 headers=["Content-Type: application/octet-stream"],
             )
-    except (subprocess.CalledProcessError, psutil.Error):
+    except (CliError, psutil.Error):
         results.left_out[f"{each.name} (open loop, {workload.name}, {level} %)"] = "it took no connections"
         return f"{each.name}: no open loop"
     results.opened.setdefault(OpenKey(workload.name, each.name, level, arrivals), []).append(came)

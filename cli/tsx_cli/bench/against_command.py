@@ -31,7 +31,9 @@ def bench_against(
     against: Annotated[str | None, typer.Option(metavar="URL", help="Measure a server that runs already.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of its model.")] = None,
     version: Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")] = None,
-    protocol: Annotated[str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc or kserve-v2-grpc.")] = "tsx",
+    protocol: Annotated[
+        str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc, kserve-v2-grpc; post: to URL itself.")
+    ] = "tsx",
     token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token that the server asks for, or the file it is in.")] = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate to trust.")] = None,
     sources: options.Inputs = None,
@@ -56,6 +58,8 @@ def bench_against(
     """Measure a server that runs already."""
     if against is None:
         raise UsageError("name the server to measure: --against http://127.0.0.1:8080 --model NAME --input FILE")
+    if model is None and protocol == "post":
+        model = ""
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.against import progress_line, run_against, show_against, write_json

@@ -96,12 +96,19 @@ def _invocations(model: str, version: str | None, payload: Payload) -> Sent:
     return Sent(f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type)
 
 
+def _post(model: str, version: str | None, payload: Payload) -> Sent:
+    """To the address itself, whatever model is there."""
+    _no_version("post", version)
+    return Sent("", payload.body, payload.content_type)
+
+
 FORMS: dict[str, Form] = {
     "tsx": _predictions,
     "torchserve": _predictions,
     "kserve-v1": _kserve_v1,
     "kserve-v2": _kserve_v2,
     "invocations": _invocations,
+    "post": _post,
 }
 PROTOCOLS = (*FORMS, *GRPC)
 
@@ -112,10 +119,10 @@ def render(protocol: str, url: str, model: str, payload: Payload, token: str | N
         raise UsageError(f"'{protocol}' is no protocol over HTTP; there are {', '.join(FORMS)}")
     place = read_url(url)
     sent = FORMS[protocol](model, version, payload)
-    path = sent.path
+    path = quote(place.prefix) + sent.path or "/"
     if payload.query:
         path += ("&" if "?" in path else "?") + quote(payload.query, safe=QUERY, encoding="latin-1")
-    lines = [f"POST {quote(place.prefix)}{path} HTTP/1.1", f"Host: {place.authority}"]
+    lines = [f"POST {path} HTTP/1.1", f"Host: {place.authority}"]
     if sent.content_type is not None:
         lines.append(f"Content-Type: {sent.content_type}")
     skipped = NOT_SENT | {"content-type"} if token is not None else (NOT_SENT | {"content-type"}) - {"authorization"}

@@ -232,7 +232,9 @@ def test_each_protocol_has_its_paths_and_bodies() -> None:
     assert body[size:] == b"\2\0\0\0\xff\xd8"
     assert sent("kserve-v2", Payload(b'{"inputs":[]}', "application/json"))[2] == b'{"inputs":[]}'
     assert sent("invocations", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up/invocations?model_name=a%20b&a=1 HTTP/1.1"
-    for protocol in ("kserve-v1", "invocations"):
+    assert sent("post", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up?a=1 HTTP/1.1"
+    assert render("post", "http://there", "", ONE[0]).startswith(b"POST / HTTP/1.1\r\n")
+    for protocol in ("kserve-v1", "invocations", "post"):
         with pytest.raises(UsageError, match="leave --version out"):
             sent(protocol, version="1.0")
     with pytest.raises(UsageError, match="no protocol over HTTP"):

@@ -1,0 +1,117 @@
+"""What the load generator of `tsx bench` can do beside wrk: how many requests it drives, and whether both tell the same of one server.
+
+    python benchmarks/generator.py [--seconds 5] [--rounds 5] [--connections 64]
+
+Against the fastest server here, tsx with a handler that answers OK, it is to drive 60 % of what wrk does. Against one that is slower than
+both, batches of 8 in 20 ms, their throughput and p99 are to agree within 5 %. The two take turns; the medians of the rounds are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import machine
+import servers
+import wrk
+
+from tsx_cli.bench.generator import LoadPlan, measure
+from tsx_cli.bench.payloads import Payload
+
+MODELS = Path(__file__).parent / "models"
+BODY = b'{"x":1}'
+LEAST = 0.6
+APART = 0.05
+WARM_UP = 1.0  # seconds
+
+
+class Figures(NamedTuple):
+    rate: float  # requests/s
+    p50: float  # ms
+    p99: float  # ms
+
+
+class Case(NamedTuple):
+    model: str
+    text: str
+    config: dict[str, object]
+
+
+CASES = (
+    Case("ok", "a handler that answers OK", {"minWorkers": 1, "maxWorkers": 1, "batchSize": 64}),
+    Case("slow", "a handler that takes 20 ms for 8 requests", {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}),
+)
+
+
+def ours(url: str, model: str, connections: int, seconds: float) -> tuple[Figures, str | None]:
+    """And why the figures tell of the generator, where they do."""
+    plan = LoadPlan(url, model, (Payload(BODY, "application/json"),), connections=connections, seconds=seconds, warm_up=WARM_UP)
+    told = measure(plan).round
+    assert told.ok == told.sent, told
+    return Figures(told.throughput, told.latency.p50_ms, told.latency.p99_ms), told.generator.limited
+
+
+def theirs(url: str, model: str, connections: int, seconds: float, body: Path) -> Figures:
+    load = wrk.load(f"{url}/predictions/{model}", connections, seconds, body)
+    return Figures(load.rate, load.p50, load.p99)
+
+
+def median(rounds: Sequence[Figures]) -> Figures:
+    return Figures(*(machine.median(column) for column in zip(*rounds, strict=True)))
+
+
+def compare(case: Case, directory: Path, options: argparse.Namespace) -> tuple[Figures, Figures]:
+    """(wrk, ours)"""
+    body = directory / "body"
+    body.write_bytes(BODY)
+    packed = servers.archive(directory, case.model, "--handler", MODELS / f"{case.model}.py", config=case.config)
+    found: list[tuple[Figures, Figures]] = []
+    with servers.tsx(directory, packed) as server:
+        servers.first_answer(server, f"/predictions/{case.model}", BODY)
+        for number in range(options.rounds):
+            both = {}
+            for who in ("wrk", "tsx") if number % 2 else ("tsx", "wrk"):
+                if who == "wrk":
+                    both[who] = theirs(server.inference, case.model, options.connections, options.seconds, body)
+                else:
+                    both[who], limited = ours(server.inference, case.model, options.connections, options.seconds)
+                    if limited:
+                        print(f"({limited})")
+            found.append((both["wrk"], both["tsx"]))
+            shown = ", ".join(f"{who} {it.rate:,.0f}/s p50 {it.p50:.2f} p99 {it.p99:.2f} ms" for who, it in both.items())
+            print(f"{case.model}, round {number + 1}: {shown}", flush=True)
+    return median([first for first, _ in found]), median([second for _, second in found])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--connections", type=int, default=64)
+    options = parser.parse_args()
+    print(f"{machine.describe()}; {options.connections} connections, medians of {options.rounds} rounds of {options.seconds:g} s")
+    busy = machine.busy_before()
+    if busy:
+        print(f"not quiet: {busy}")
+    os.environ["BENCHMARK_BATCH_SECONDS"] = "0.02"  # for the slow handler
+    rows = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as name:
+            rows.append((case, *compare(case, Path(name), options)))
+    print("\n| server | wrk requests/s | tsx bench | ratio | wrk p99 ms | tsx bench | ratio |\n" + "|---" * 7 + "|")
+    for case, first, second in rows:
+        cells = f"{first.rate:,.0f} | {second.rate:,.0f} | {second.rate / first.rate:.2f} | {first.p99:.2f} | {second.p99:.2f}"
+        print(f"| {case.text} | {cells} | {second.p99 / first.p99:.2f} |")
+    (_, quick, our_quick), (_, slow, our_slow) = rows
+    apart = max(abs(our_slow.rate / slow.rate - 1), abs(our_slow.p99 / slow.p99 - 1))
+    driven = our_quick.rate / quick.rate
+    print(f"\ndrives {driven:.0%} of what wrk drives ({'kept' if driven >= LEAST else 'broken'}: {LEAST:.0%})")
+    print(f"agrees with wrk within {apart:.1%} on the slower server ({'kept' if apart <= APART else 'broken'}: {APART:.0%})")
+
+
+if __name__ == "__main__":
+    main()
