@@ -1,4 +1,4 @@
-"""Writes what the documentation says of the code into it: the file tree of README.md, the settings of docs/configuration.md.
+"""Writes what the documentation says of the code into it: the tree of README.md, the settings, the schema of a benchmark's results.
 
 Run it after a file or a setting came, went or changed. With --check it writes nothing and says whether that is needed.
 """
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tsx_cli.bench.results import Results
 from tsx_runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,8 +94,17 @@ def with_part(text: str, name: str, part: str) -> str:
     return before + begin + part + end + after
 
 
+def results_schema() -> str:
+    return json.dumps(Results.model_json_schema(mode="serialization"), indent=2) + "\n"
+
+
 def main() -> int:
     stale = []
+    schema = ROOT / "docs" / "bench-results.schema.json"
+    if not schema.is_file() or schema.read_text(encoding="utf-8") != results_schema():
+        stale.append("docs/bench-results.schema.json")
+        if "--check" not in sys.argv[1:]:
+            schema.write_text(results_schema(), encoding="utf-8")
     for file, name, part in (
         (ROOT / "README.md", "tree", f"```\n{tree()}```\n"),
         (ROOT / "docs" / "configuration.md", "settings", settings_table()),

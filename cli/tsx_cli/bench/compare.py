@@ -1,0 +1,228 @@
+"""`tsx bench compare`: two results.json side by side, which differences are real, and whether one is a reason to fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tsx_cli.bench import statistics
+from tsx_cli.bench.report import shown
+from tsx_cli.bench.results import Figure, Point, Results
+from tsx_cli.failure import UsageError
+from tsx_cli.output import one_line, print_json, print_table
+
+FIGURES: dict[str, statistics.Which] = {
+    "throughput": "throughput",
+    "mean": "mean_ms",
+    "p50": "p50_ms",
+    "p90": "p90_ms",
+    "p95": "p95_ms",
+    "p99": "p99_ms",
+    "p99.9": "p999_ms",
+    "max": "max_ms",
+}
+SHOWN = ("throughput", "p50", "p99")
+BEST = "best"  # the name of the pair of both runs' winners
+_CONDITION = re.compile(r"\s*(throughput|mean|p50|p90|p95|p99\.9|p99|max|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
+
+
+class Condition(NamedTuple):
+    """`throughput<-5%`: it is met where the throughput fell by more than 5 %. For `errors` it is percentage points of their rate."""
+
+    figure: str
+    above: bool
+    limit: float  # a share: -0.05
+    text: str
+
+    def met(self, change: float) -> bool:
+        return change > self.limit if self.above else change < self.limit
+
+
+class Change(NamedTuple):
+    """Of one figure. `change` is a share of the first, or for `errors` the difference of their rates.
+
+    `low`, `high` and `sure` are None where one of the two has no interval.
+    """
+
+    figure: str
+    first: float
+    second: float
+    change: float
+    low: float | None
+    high: float | None
+    sure: bool | None
+
+
+class Pair(NamedTuple):
+    """The same configuration under the same load, in both."""
+
+    name: str
+    load: str
+    changes: Sequence[Change]
+
+
+class Compared(NamedTuple):
+    pairs: Sequence[Pair]
+    met: Sequence[str]  # of the conditions, in words
+    notes: Sequence[str]
+
+
+def parse_condition(text: str) -> Condition:
+    """Raises UsageError."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"--fail-if: '{text}' is no condition. One is a figure and a change, such as 'throughput<-5%' (it fell by more than 5 %) or "
+            f"'p99>10%'; there are {', '.join(FIGURES)}, and errors in percentage points"
+        )
+    limit = float(found[3]) / 100
+    condition = Condition(found[1], found[2] == ">", limit, text.strip())
+    if condition.met(0.0):
+        raise UsageError(f"--fail-if: '{text}' is met where nothing has changed; 'throughput<-5%' is a fall, 'p99>10%' a rise")
+    return condition
+
+
+def compare(first: Results, second: Results, conditions: Sequence[Condition] = (), *, every: bool = False) -> Compared:
+    """Conditions are for what each run found best; with `every`, or where one has no winner, for each configuration and load of both.
+
+    A change meets a condition where it goes beyond its limit and is real. What was measured once has no interval, and then counts as it is.
+    Raises UsageError where both have nothing in common.
+    """
+    best, pairs = _best(first, second), list(_pairs(first, second))
+    if best is None and not pairs:
+        raise UsageError("the two have no winners, and no configuration and load in common, so there is nothing to compare")
+    judged = [best] if best is not None and not every else [*([best] if best else []), *pairs]
+    wanted = [figure for figure in FIGURES if figure in SHOWN or any(condition.figure == figure for condition in conditions)]
+    if any(condition.figure == "errors" for condition in conditions) or any(_failed(each[2]) or _failed(each[3]) for each in judged):
+        wanted.append("errors")
+    told = {id(each): Pair(each[0], each[1], [_change(figure, each[2], each[3]) for figure in wanted]) for each in [*judged, *pairs]}
+    met = [said for each in judged for said in _met(told[id(each)], conditions)]
+    return Compared([told[id(each)] for each in ([best] if best else []) + pairs], met, _notes(first, second, judged))
+
+
+_Both = tuple[str, str, Point, Point]
+
+
+def _best(first: Results, second: Results) -> _Both | None:
+    if first.winner is None or second.winner is None:
+        return None
+    trials = first.trials[first.winner], second.trials[second.winner]
+    points = trials[0].chosen, trials[1].chosen
+    if points[0] is None or points[1] is None:
+        return None
+    return BEST, " / ".join(dict.fromkeys(shown.load(point.offered) for point in points if point)), points[0], points[1]
+
+
+def _pairs(first: Results, second: Results) -> Iterable[_Both]:
+    """In the order of the first."""
+    others = {_key(trial.configuration, point): point for trial in second.trials for point in trial.points}
+    for index in shown.ordered(first):
+        trial = first.trials[index]
+        for point in trial.points:
+            other = others.get(_key(trial.configuration, point))
+            if other is not None:
+                yield shown.name(trial, first), shown.load(point.offered), point, other
+
+
+def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
+    offered = point.offered
+    rate = None if offered.rate is None else round(offered.rate, 3)
+    return (tuple(sorted(configuration.items())), offered.mode, offered.connections if offered.mode == "closed" else rate, offered.arrivals)
+
+
+def _change(figure: str, first: Point, second: Point) -> Change:
+    if figure == "errors":
+        return Change(figure, first.error_rate, second.error_rate, second.error_rate - first.error_rate, None, None, None)
+    one, other = _figure(figure, first), _figure(figure, second)
+    told = statistics.difference_of(one, other)
+    known = one.low < one.high and other.low < other.high
+    change = told.ratio - 1
+    return Change(
+        figure,
+        one.value,
+        other.value,
+        change,
+        told.low - 1 if known else None,
+        told.high - 1 if known else None,
+        told.real if known else None,
+    )
+
+
+def _figure(figure: str, point: Point) -> Figure:
+    if figure == "throughput":
+        return point.throughput
+    if figure == "p99":
+        return point.p99_ms
+    if point.rounds:
+        return statistics.figure(point.rounds, FIGURES[figure])
+    value = float(getattr(point.latency, FIGURES[figure]))
+    return Figure(value=value, low=value, high=value)
+
+
+def _failed(point: Point) -> bool:
+    return point.error_rate > 0
+
+
+def _met(pair: Pair, conditions: Sequence[Condition]) -> Iterable[str]:
+    for condition in conditions:
+        change = next(each for each in pair.changes if each.figure == condition.figure)
+        if condition.met(change.change) and change.sure is not False:
+            yield f"{condition.text}: {change.figure} {_percent(change)} ({pair.name}, {pair.load})"
+
+
+def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str]:
+    """What a reader must know before believing it."""
+    notes = []
+    if first.environment.fingerprint != second.environment.fingerprint:
+        notes.append("they were measured on different machines, and a difference may be the machine's")
+    for name, one, other in (
+        ("model", first.model.name, second.model.name),
+        ("bound", first.slo or "none", second.slo or "none"),
+        ("protocol", first.protocol, second.protocol),
+        ("inputs", _inputs(first), _inputs(second)),
+        ("version of torch", first.environment.torch, second.environment.torch),
+    ):
+        if one != other:
+            notes.append(f"the {name} differs: {one}, {other}")
+    names = [str(results.trials[results.winner].how()) for results in (first, second) if results.winner is not None]
+    if len(set(names)) > 1:
+        notes.append(f"what is best has changed from {names[0]} to {names[1]}")
+    if any(point.throughput.low == point.throughput.high for each in judged for point in each[2:]):
+        notes.append("what was measured in one round has no confidence interval, so that nobody knows whether its differences are real")
+    notes += [f"the {name} was not measured to its end" for name, results in (("first", first), ("second", second)) if not results.complete]
+    return notes
+
+
+def _inputs(results: Results) -> str:
+    told = results.inputs
+    return f"{told.count} of {told.smallest} to {told.largest} bytes"
+
+
+def show_compared(compared: Compared) -> None:
+    """A table, what is met, and what is to be known."""
+    figures = [change.figure for change in compared.pairs[0].changes]
+    rows = [[pair.name, pair.load, *(_told(change) for change in pair.changes)] for pair in compared.pairs]
+    print_table(("configuration", "load", *figures), rows)
+    if any(change.sure is False for pair in compared.pairs for change in pair.changes):
+        print("\n(~) is within the noise of the measurements: no real difference.")
+    for note in compared.notes:
+        print(f"Note: {one_line(note)}")
+    for said in compared.met:
+        print(f"Failed: {one_line(said)}")
+
+
+def print_compared(compared: Compared) -> None:
+    pairs = [{"configuration": p.name, "load": p.load, "changes": [change._asdict() for change in p.changes]} for p in compared.pairs]
+    print_json({"pairs": pairs, "failed": list(compared.met), "notes": list(compared.notes)})
+
+
+def _told(change: Change) -> str:
+    if change.figure == "errors":
+        return f"{shown.share(change.first)} -> {shown.share(change.second)}"
+    doubt = " (~)" if change.sure is False else ""
+    return f"{shown.number(change.first)} -> {shown.number(change.second)}  {_percent(change)}{doubt}"
+
+
+def _percent(change: Change) -> str:
+    return f"{100 * change.change:+.2f} points" if change.figure == "errors" else f"{change.change:+.1%}"

@@ -1,0 +1,46 @@
+"""`tsx bench compare`: the command line of the comparison, and its exit code for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsx_cli.failure import FAILED, CliError, UsageError
+from tsx_cli.options import AsJson
+
+RESULTS = "results.json"
+
+FIRST = typer.Argument(help="results.json of the run before, or the directory that has it.", metavar="A.json")
+SECOND = typer.Argument(help="That of the run after.", metavar="B.json")
+FAIL_IF = typer.Option(
+    "--fail-if",
+    help="A change to fail at, with exit code 1: 'throughput<-5%' or 'p99>10%'; may be repeated. Changes within the noise never count.",
+    metavar="CHANGE",
+)
+
+
+def compare_command(
+    first: Annotated[Path, FIRST],
+    second: Annotated[Path, SECOND],
+    fail_if: Annotated[list[str] | None, FAIL_IF] = None,
+    every: Annotated[bool, typer.Option("--all", help="Hold --fail-if for every configuration and load, not for the best alone.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs of tsx bench, and say which differences are real.
+
+    Exit code 0: nothing that --fail-if names; 1: something; 2: the files or the words of the command are wrong.
+    """
+    from tsx_cli.bench.compare import compare, parse_condition, print_compared, show_compared  # here, so that help stays quick
+    from tsx_cli.bench.results import read_results
+
+    conditions = [parse_condition(text) for text in fail_if or ()]
+    try:
+        results = [read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)]
+    except CliError as error:
+        raise UsageError(error.message) from error  # exit code 1 is for a change alone
+    compared = compare(results[0], results[1], conditions, every=every)
+    (print_compared if as_json else show_compared)(compared)
+    if compared.met:
+        raise typer.Exit(FAILED)

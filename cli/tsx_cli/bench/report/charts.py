@@ -1,0 +1,206 @@
+"""Charts as SVG by hand: lines, bars, stacked bars, in the page's own colours, so that they follow its theme and need no library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 480, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
+ROW = 38  # of a stacked bar, with its name above
+GAP = 1.5  # between the parts of a bar
+SMALLEST = 1e-9  # anything less is drawn as nothing
+DECADES = 1e6  # that a logarithmic axis has at most; what is less lies at its end
+
+
+class Axis(NamedTuple):
+    label: str
+    low: float
+    high: float
+    log: bool = False
+    ticks: Sequence[tuple[float, str]] | None = None  # where they are not to be found
+
+
+class Mark(NamedTuple):
+    x: float
+    y: float
+    hint: str
+    hollow: bool = False
+
+
+class Series(NamedTuple):
+    """`style` is a class of the page: winner, baseline, s2 ..., other."""
+
+    name: str
+    style: str
+    marks: Sequence[Mark]
+    dots: bool = True
+    area: bool = False
+
+
+class Rule(NamedTuple):
+    """A level that something is not to exceed."""
+
+    y: float
+    label: str
+
+
+def axis(label: str, values: Sequence[float], *, zero: bool = True, log: bool | None = None) -> Axis:
+    """Wide enough for the values; logarithmic where they differ by more than 20 times and nothing else is asked."""
+    there = [value for value in values if value > SMALLEST and math.isfinite(value)] or [1.0]
+    high = max(there)
+    low = max(min(there), high / DECADES)
+    if log if log is not None else high > 20 * low:
+        return Axis(label, low / 1.15, high * 1.15, log=True)
+    return Axis(label, 0.0 if zero else low, high * 1.06 or 1.0)
+
+
+def ticks(scale: Axis) -> list[tuple[float, str]]:
+    if scale.ticks is not None:
+        return list(scale.ticks)
+    if scale.log:
+        first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
+        steps = (1, 2, 5) if last - first <= 3 else (1,)
+        values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        return [(value, _short(value)) for value in values if scale.low <= value <= scale.high]
+    step = _step(scale.high - scale.low)
+    first = math.ceil(scale.low / step - 1e-9)
+    values = [index * step for index in range(first, math.floor(scale.high / step + 1e-9) + 1)]
+    return [(value, _short(value)) for value in values]
+
+
+def _step(span: float) -> float:
+    raw = span / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
+def _at(value: float, scale: Axis) -> float:
+    """From 0 to 1 along the axis."""
+    if scale.log:
+        value = max(value, scale.low)
+        return (math.log(value) - math.log(scale.low)) / (math.log(scale.high) - math.log(scale.low))
+    return (value - scale.low) / ((scale.high - scale.low) or 1.0)
+
+
+def plot(title: str, x: Axis, y: Axis, series: Sequence[Series], rules: Sequence[Rule] = (), *, height: int = HEIGHT) -> str:
+    """Later series lie above earlier ones."""
+    parts = [_open(title, height), _frame(x, y, height)]
+    for rule in rules:
+        parts.append(_rule(rule, y, height))
+    for each in series:
+        places = [(_across(mark.x, x), _down(mark.y, y, height), mark) for mark in each.marks]
+        path = " ".join(f"{'L' if index else 'M'}{left:.1f} {top:.1f}" for index, (left, top, _) in enumerate(places))
+        drawn = []
+        if each.area and len(places) > 1:
+            floor = height - BOTTOM
+            drawn.append(f'<path class="area" d="{path} L{places[-1][0]:.1f} {floor} L{places[0][0]:.1f} {floor} Z"/>')
+        if len(places) > 1:
+            drawn.append(f'<path class="line" d="{path}"/>')
+        if each.dots or len(places) == 1:
+            drawn += [_dot(left, top, mark, each) for left, top, mark in places]
+        parts.append(f'<g class="{each.style}">{"".join(drawn)}</g>')
+    return "".join([*parts, "</svg>"])
+
+
+def _open(title: str, height: float) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
+
+
+def _across(value: float, scale: Axis) -> float:
+    return LEFT + _at(value, scale) * (WIDTH - LEFT - RIGHT)
+
+
+def _down(value: float, scale: Axis, height: float) -> float:
+    return height - BOTTOM - _at(value, scale) * (height - TOP - BOTTOM)
+
+
+def _frame(x: Axis, y: Axis, height: float) -> str:
+    floor, parts = height - BOTTOM, []
+    for value, text in ticks(y):
+        top = _down(value, y, height)
+        parts.append(f'<path class="grid" d="M{LEFT} {top:.1f} H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text x="{LEFT - 7}" y="{top + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+    last = -100.0
+    for value, text in ticks(x):
+        left = _across(value, x)
+        if left - last < 6.2 * len(text) + 8:
+            continue
+        last = left
+        parts.append(f'<path class="grid" d="M{left:.1f} {floor} v5"/>')
+        parts.append(f'<text x="{left:.1f}" y="{floor + 18}" text-anchor="middle">{escape(text)}</text>')
+    parts.append(f'<path class="base" d="M{LEFT} {floor} H{WIDTH - RIGHT}"/>')
+    parts.append(f'<text class="label" x="{WIDTH - RIGHT}" y="{height - 5}" text-anchor="end">{escape(x.label)}</text>')
+    middle = (TOP + floor) / 2
+    parts.append(f'<text class="label" transform="translate(12 {middle:g}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>')
+    return "".join(parts)
+
+
+def _rule(rule: Rule, y: Axis, height: float) -> str:
+    if not y.low <= rule.y <= y.high:
+        return ""
+    top = _down(rule.y, y, height)
+    text = f'<text class="bound" x="{LEFT + 6}" y="{top - 6:.1f}">{escape(rule.label)}</text>'
+    return f'<path class="bound" d="M{LEFT} {top:.1f} H{WIDTH - RIGHT}"/>{text}'
+
+
+def _dot(left: float, top: float, mark: Mark, series: Series) -> str:
+    hollow = " hollow" if mark.hollow else ""
+    size = 5.0 if series.style == "winner" else 4.0
+    hint = f"<title>{escape(mark.hint)}</title>"
+    if series.style == "baseline":
+        side = size * 1.8
+        return (
+            f'<rect class="dot{hollow}" x="{left - side / 2:.1f}" y="{top - side / 2:.1f}" width="{side:g}" height="{side:g}">{hint}</rect>'
+        )
+    return f'<circle class="dot{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="{size:g}">{hint}</circle>'
+
+
+class Part(NamedTuple):
+    value: float
+    style: str
+    hint: str
+
+
+def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> str:
+    """Each row is its name, what is said at the end of its bar, and the parts of that. All have one scale, which begins at 0."""
+    widest = max((sum(part.value for part in parts) for _, _, parts in rows), default=0.0) or 1.0
+    height = ROW * len(rows) + 6
+    drawn = [_open(title, height)]
+    room = WIDTH - 74
+    for index, (name, end, parts) in enumerate(rows):
+        top, left = index * ROW + 20, 0.0
+        drawn.append(f'<text class="name" x="0" y="{top - 6}">{escape(name)}</text>')
+        for part in parts:
+            width = part.value / widest * room
+            if width > 0.3:
+                shown = max(0.4, width - GAP)
+                drawn.append(f'<g class="{part.style}"><rect class="bar" x="{left:.1f}" y="{top}" width="{shown:.1f}" height="12">')
+                drawn.append(f"<title>{escape(part.hint)}</title></rect></g>")
+            left += width
+        drawn.append(f'<text class="end" x="{left + 6:.1f}" y="{top + 10}">{escape(end)}</text>')
+    return "".join([*drawn, "</svg>"])
+
+
+def bars(title: str, label: str, values: Sequence[tuple[str, float, str]], *, unit: str = "", height: int = HEIGHT) -> str:
+    """One bar for each (name, value, hint), side by side."""
+    y = axis(unit, [value for _, value, _ in values], log=False)
+    slot = (WIDTH - LEFT - RIGHT) / max(1, len(values))
+    every = max(1, math.ceil(28 / slot))  # so that the names do not lie over each other
+    x = Axis(label, 0, len(values), ticks=[(index + 0.5, name) for index, (name, _, _) in enumerate(values) if index % every == 0])
+    drawn = [_open(title, height), _frame(x, y, height), '<g class="winner">']
+    width = min(44.0, slot * 0.78)
+    for index, (_, value, hint) in enumerate(values):
+        top = _down(value, y, height)
+        left = LEFT + (index + 0.5) * slot - width / 2
+        tall = max(0.0, height - BOTTOM - top)
+        drawn.append(
+            f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{tall:.1f}"><title>{escape(hint)}</title></rect>'
+        )
+    return "".join([*drawn, "</g></svg>"])

@@ -1,0 +1,154 @@
+"""What the page and report.md say around the figures: the winner, the environment, the inputs, how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tsx_cli.bench.report import shown
+from tsx_cli.bench.results import Point, Results
+
+
+class Tile(NamedTuple):
+    name: str
+    value: str
+    beside: str
+
+
+class PointLine(NamedTuple):
+    text: Sequence[str]
+    figures: Sequence[str]
+    bounds: str
+
+
+def title(results: Results) -> str:
+    version = f" {results.model.version}" if results.model.version else ""
+    return f"{results.model.name}{version}"
+
+
+def subtitle(results: Results) -> str:
+    asked = f"bound {results.slo}" if results.slo else "no bound was asked for"
+    where = f"at {results.against}" if results.against else f"on {machine(results)}"
+    return f"tsx bench, {shown.moment(results.started)}, {where}; {asked}"
+
+
+def machine(results: Results) -> str:
+    told = results.environment
+    gpus = f", {', '.join(told.gpus)}" if told.gpus else ""
+    return f"{told.cores} core{'s' if told.cores != 1 else ''}, {told.cpu or 'a CPU of unknown make'}{gpus}"
+
+
+def partial(results: Results) -> str:
+    return "" if results.complete else "This run did not come to its end: what it had measured until then is told here."
+
+
+def heading(results: Results) -> str:
+    if results.against is not None:
+        return "Measured at"
+    if results.winner is None:
+        return "No configuration was chosen"
+    return f"The most throughput within {results.slo}" if results.slo else "The most throughput"
+
+
+def best(results: Results) -> str:
+    if results.winner is not None:
+        return shown.name(results.trials[results.winner], results)
+    if results.against is not None:
+        return results.against
+    return "None held the bound" if results.slo and any(trial.points for trial in results.trials) else "Nothing was measured"
+
+
+def told_point(results: Results) -> Point | None:
+    """The winner's; where none was sought, that of the server that was measured."""
+    if results.winner is not None:
+        return results.trials[results.winner].chosen
+    if results.against is not None:
+        return next((point for trial in results.trials if (point := shown.best_point(trial)) is not None), None)
+    return None
+
+
+def tiles(results: Results) -> list[Tile]:
+    point = told_point(results)
+    if point is None:
+        return []
+    told = [
+        Tile("Throughput", f"{shown.number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
+        Tile("p99", shown.milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
+        Tile("p50", shown.milliseconds(point.latency.p50_ms), f"mean {shown.milliseconds(point.latency.mean_ms)}"),
+        Tile("Errors", shown.share(point.error_rate), f"at {shown.load(point.offered)}"),
+    ]
+    beside = shown.gain(results)
+    if beside:
+        factor, _, rest = beside.partition(" times ")
+        told.insert(1, Tile("Beside the baseline", f"{factor} times", rest))
+    return told
+
+
+def keys(results: Results) -> str:
+    """The winner as model-config.yaml has it."""
+    if results.winner is None or not results.trials[results.winner].configuration:
+        return ""
+    told: dict[str, Any] = {key: value for key, value in results.trials[results.winner].how().keys().items() if value is not None}
+    return yaml.safe_dump(told, sort_keys=False).rstrip()
+
+
+def points(results: Results) -> list[PointLine]:
+    return [
+        PointLine(
+            (shown.name(trial, results), shown.load(point.offered)),
+            (
+                f"{shown.number(point.throughput.value)} {shown.margin(point.throughput)}".strip(),
+                *(
+                    shown.number(getattr(point.latency, figure))
+                    for figure in ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
+                ),
+                shown.share(point.error_rate),
+                str(len(point.rounds) or shown.NONE),
+            ),
+            "hold" if point.holds else "broken",
+        )
+        for trial in (results.trials[index] for index in shown.ordered(results))
+        for point in trial.points
+    ]
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """(name, value) of the environment and of what was sent; what is not known is left out."""
+    told, sent, model = results.environment, results.inputs, results.model
+    kinds = ", ".join(f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items())
+    sizes = (
+        f"{sent.smallest:,} bytes"
+        if sent.smallest == sent.largest
+        else f"{sent.smallest:,} to {sent.largest:,} bytes, median {sent.median:,}"
+    )
+    noise = None if told.noise is None else f"a fixed computation varied by {told.noise:.1%}"
+    rows = [
+        ("model", model.archive or model.name),
+        ("sha-256", model.sha256),
+        ("size", None if model.size_mib is None else f"{model.size_mib:,.1f} MiB"),
+        ("inputs", f"{sent.count} different from {sent.source}; {sizes}"),
+        ("content types", kinds),
+        ("protocol", results.protocol),
+        ("processor", machine(results)),
+        ("memory", f"{told.memory_mib:,} MiB" if told.memory_mib else None),
+        ("system", told.system),
+        ("versions", ", ".join(f"{name} {value}" for name, value in _versions(results) if value)),
+        ("noise", noise),
+        ("began", shown.moment(results.started)),
+        ("ended", shown.moment(results.ended)),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _versions(results: Results) -> list[tuple[str, str]]:
+    told = results.environment
+    return [("tsx", told.tsx), ("torch", told.torch), ("Python", told.python)]
+
+
+def files(directory: Path) -> list[str]:
+    """What `--profile` has left beside the report."""
+    place = directory / "profile"
+    return sorted(file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()) if place.is_dir() else []

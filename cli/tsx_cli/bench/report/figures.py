@@ -1,0 +1,261 @@
+"""What each chart of the report shows of the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.report import shown
+from tsx_cli.bench.report.charts import Axis, Mark, Part, Rule, Series, axis, bars, plot, stacked
+from tsx_cli.bench.results import Curve, Point, Results, Stages, Trial, Usage
+from tsx_cli.bench.statistics import merged, percentile
+
+NAMED = 5  # configurations that have a colour of their own; the others are drawn without
+MOST_BARS = 8
+OTHERS = 2  # beside the winner and the baseline, where lines would hide each other
+WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
+STAGES = ("queue", "preprocess", "inference", "postprocess", "transport")
+PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")]
+LEVELS = [("p50_ms", 0.5), ("p90_ms", 0.9), ("p95_ms", 0.95), ("p99_ms", 0.99), ("p999_ms", 0.999)]
+
+
+class Key(NamedTuple):
+    """An entry of a legend."""
+
+    style: str
+    name: str
+
+
+class Chart(NamedTuple):
+    title: str
+    says: str
+    svg: str
+    legend: Sequence[Key] = ()
+    wide: bool = False
+
+
+def charts(results: Results) -> list[Chart]:
+    """Those that there are figures for."""
+    makers: list[Callable[[Results], Chart | None]] = [frontier, distribution, stages, batch_sizes, cores, memory, curves, gpu]
+    return [chart for make in makers if (chart := make(results)) is not None]
+
+
+def named(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
+    """The trials that have a colour, and which: the winner, the baseline, and the best of the others."""
+    chosen = []
+    colours = iter(f"s{number}" for number in range(2, 2 + NAMED))
+    for index in shown.ordered(results):
+        if not has(results.trials[index]):
+            continue
+        if index == results.winner:
+            chosen.append((index, "winner"))
+        elif index == results.baseline:
+            chosen.append((index, "baseline"))
+        elif (colour := next(colours, None)) is not None:
+            chosen.append((index, colour))
+    return chosen
+
+
+def frontier(results: Results) -> Chart | None:
+    """Throughput and latency of each load of each configuration."""
+    colours = dict(named(results, lambda trial: bool(trial.points)))
+    if not colours:
+        return None
+    bounds = shown.bounds(results)
+    figure = bounds[0].figure if bounds else "p99_ms"
+    lines, heights, widths = [], [bound.limit for bound in bounds if bound.figure == figure], []
+    for index, trial in enumerate(results.trials):
+        points = sorted(trial.points, key=lambda point: (point.offered.rate or 0.0, point.offered.connections))
+        marks = [_mark(point, figure, shown.name(trial, results)) for point in points]
+        heights += [mark.y for mark in marks]
+        widths += [mark.x for mark in marks]
+        if marks:
+            lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
+    lines.sort(key=lambda each: ["other", *(f"s{number}" for number in range(9, 1, -1)), "baseline", "winner"].index(each.style))
+    legend = [Key(style, shown.name(results.trials[index], results)) for index, style in colours.items()]
+    if any(each.style == "other" for each in lines):
+        legend.append(Key("other", "other configurations"))
+    rules = [Rule(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
+    x, y = axis("accepted answers per second", widths, log=False), axis(f"{shown.word(figure)}, ms", heights, log=_spread(heights) > WIDE)
+    return Chart(
+        "Throughput and latency",
+        "Each point is a load that was measured; further right and lower is better. Hollow points break a bound.",
+        plot("Throughput and latency of each configuration", x, y, lines, rules),
+        legend,
+    )
+
+
+def _spread(values: Sequence[float]) -> float:
+    there = [value for value in values if value > 0]
+    return max(there) / min(there) if there else 1.0
+
+
+def _mark(point: Point, figure: str, name: str) -> Mark:
+    value = float(getattr(point.latency, figure))
+    what = f"{shown.number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
+    hint = f"{name}\n{shown.load(point.offered)}: {what}, {shown.word(figure)} {shown.milliseconds(value)}"
+    if point.error_rate:
+        hint += f", {shown.share(point.error_rate)} errors"
+    return Mark(point.throughput.value, value, hint, hollow=not point.holds)
+
+
+def distribution(results: Results) -> Chart | None:
+    """Percentiles of the best points, the winner's and the baseline's above all."""
+    lines, heights = [], []
+    told = named(results, lambda trial: shown.best_point(trial) is not None)
+    first = [each for each in told if each[1] in ("winner", "baseline")]
+    for index, style in reversed(first + [each for each in told if each not in first][:OTHERS]):
+        trial = results.trials[index]
+        point = shown.best_point(trial)
+        assert point is not None
+        name = shown.name(trial, results)
+        marks = [
+            Mark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {shown.milliseconds(value)}")
+            for level, value in _levels(point)
+        ]
+        if marks:
+            heights += [mark.y for mark in marks]
+            lines.append(Series(f"{name}, {shown.load(point.offered)}", style, marks, dots=len(marks) <= len(LEVELS)))
+    if not lines:
+        return None
+    last = max(mark.x for each in lines for mark in each.marks)
+    places = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
+    x = Axis("share of the answers", 0.0, max(2.0, last), ticks=[tick for tick in places if tick[0] <= max(2.0, last) + 1e-9])
+    return Chart(
+        "Latency distribution",
+        "How long so large a share of the answers took at most, each configuration at its best load.",
+        plot("Latency by percentile", x, axis("ms", heights), lines),
+        [Key(each.style, each.name) for each in reversed(lines)],
+    )
+
+
+def _levels(point: Point) -> list[tuple[float, float]]:
+    """(share, milliseconds), as far as there are answers to tell."""
+    together = merged([each.histogram for each in point.rounds])
+    answers = sum(count for _, count in together)
+    if not answers:
+        return [(level, value) for name, level in LEVELS if (value := float(getattr(point.latency, name))) > 0]
+    end = min(5.0, max(1.0, math.log10(answers)))
+    steps = [end * step / 60 for step in range(61)]
+    return [(1 - 10**-step, percentile(together, 1 - 10**-step)) for step in steps]
+
+
+def stages(results: Results) -> Chart | None:
+    """Where the mean time of a request went."""
+    rows = []
+    for index, _ in named(results, lambda trial: trial.stages is not None)[:MOST_BARS]:
+        trial = results.trials[index]
+        assert trial.stages is not None
+        times = stage_times(trial.stages)
+        parts = [Part(value, f"c{number}", f"{stage}: {shown.milliseconds(value)}") for number, (stage, value) in enumerate(times)]
+        rows.append((_titled(index, results), shown.milliseconds(sum(value for _, value in times)), parts))
+    if not rows:
+        return None
+    legend = [Key(f"c{number}", stage) for number, stage in enumerate(STAGES)]
+    return Chart(
+        "Where the time goes",
+        "The mean time of a request at the best load of a configuration, from the client's sending to its answer.",
+        stacked("Mean time of a request by stage", rows),
+        legend,
+    )
+
+
+def stage_times(told: Stages) -> list[tuple[str, float]]:
+    return [(stage, max(0.0, float(getattr(told, f"{stage}_ms")))) for stage in STAGES]
+
+
+def _titled(index: int, results: Results) -> str:
+    mark = " (winner)" if index == results.winner else " (baseline)" if index == results.baseline else ""
+    return shown.name(results.trials[index], results) + mark
+
+
+def told_trial(results: Results) -> Trial | None:
+    """The one whose details are shown: the winner, or what is best where nothing won."""
+    if results.winner is not None:
+        return results.trials[results.winner]
+    return next((results.trials[index] for index in shown.ordered(results) if results.trials[index].points), None)
+
+
+def batch_sizes(results: Results) -> Chart | None:
+    trial = told_trial(results)
+    if trial is None or not trial.batch_sizes:
+        return None
+    total = sum(trial.batch_sizes.values())
+    mean = sum(size * count for size, count in trial.batch_sizes.items()) / total
+    values = [
+        (str(size), 100 * count / total, f"{count:,} batches of {size} ({count / total:.1%})")
+        for size, count in sorted(trial.batch_sizes.items())
+    ]
+    return Chart(
+        "Batches",
+        f"How many requests ran together, at the best load of {shown.name(trial, results)}: {mean:.1f} on average.",
+        bars("Batches by their size", "requests in a batch", values, unit="% of the batches"),
+    )
+
+
+def curves(results: Results) -> Chart | None:
+    """What one worker alone does of batches of each size."""
+    told = [curve for curve in results.curves if len(curve.points) > 1]
+    if not told:
+        return None
+    lines = []
+    for number, curve in enumerate(told[:NAMED]):
+        marks = [
+            Mark(
+                point.batch_size,
+                1000 * point.batch_size / point.median_ms,
+                f"{_variant(curve)}\nbatch {point.batch_size}: {shown.milliseconds(point.median_ms)} "
+                f"({shown.number(point.low_ms)} to {shown.number(point.high_ms)})",
+            )
+            for point in curve.points
+            if point.median_ms > 0
+        ]
+        lines.append(Series(_variant(curve), "winner" if number == 0 else f"s{number + 1}", marks))
+    sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
+    x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
+    return Chart(
+        "One worker by itself",
+        "Requests per second of a worker that runs batch after batch of one size, measured in its process, without a server.",
+        plot(
+            "Throughput of one worker by batch size", x, axis("requests/s", [m.y for each in lines for m in each.marks], log=False), lines
+        ),
+        [Key(each.style, each.name) for each in lines] if len(lines) > 1 else (),
+    )
+
+
+def _variant(curve: Curve) -> str:
+    told = str(Configuration(curve.device, curve.precision, curve.compiled, curve.threads))
+    return told.replace(", 1 worker", "").removesuffix(", batch 1")
+
+
+def cores(results: Results) -> Chart | None:
+    return _over_time(results, "CPU", "cores", lambda usage: usage.cpu, "Cores that the server's processes used")
+
+
+def memory(results: Results) -> Chart | None:
+    return _over_time(results, "Memory", "MiB", lambda usage: usage.memory_mib, "Memory of the server's processes")
+
+
+def gpu(results: Results) -> Chart | None:
+    return _over_time(
+        results, "GPU", "%", lambda usage: None if usage.gpu is None else 100 * usage.gpu, "Share of the time in which the GPU ran"
+    )
+
+
+def _over_time(results: Results, title: str, unit: str, value: Callable[[Usage], float | None], says: str) -> Chart | None:
+    trial = told_trial(results)
+    if trial is None:
+        return None
+    marks = [
+        Mark(usage.at_seconds, told, f"{usage.at_seconds:.1f} s: {shown.number(told)} {unit}")
+        for usage in trial.usage
+        if (told := value(usage)) is not None
+    ]
+    if len(marks) < 2:
+        return None
+    x = axis("seconds", [mark.x for mark in marks], log=False)
+    y = axis(unit, [mark.y for mark in marks], log=False)
+    svg = plot(f"{title} over time", x, y, [Series(title, "winner", marks, dots=False, area=True)], height=220)
+    return Chart(title, f"{says}, at the best load of {shown.name(trial, results)}.", svg)

@@ -1,0 +1,69 @@
+"""report.md: the figures for a repository, a pull request or a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tsx_cli.bench.report import facts, figures, shown
+from tsx_cli.bench.results import Results
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
+
+
+def markdown(results: Results, directory: Path) -> str:
+    parts = [f"# {plain(facts.title(results))}", plain(facts.subtitle(results))]
+    if not results.complete:
+        parts.append(f"**{facts.partial(results)}**")
+    parts.append(f"{plain(facts.heading(results))}: **{plain(facts.best(results))}**")
+    parts += ["\n".join(f"- {tile.name}: **{tile.value}** ({plain(tile.beside)})" for tile in facts.tiles(results)), plain(results.why)]
+    if facts.keys(results):
+        parts.append(f"```yaml\n{facts.keys(results)}\n```")
+    parts += ["\n".join(f"- {plain(note)}" for note in results.notes), "## All configurations", _trials(results)]
+    parts += [_stages(results), "## Every load that was measured", _points(results)]
+    parts += ["## Where and what", table(("", ""), facts.facts(results))]
+    if results.command:
+        parts += ["## How to repeat it", f"    {results.command}"]
+    left = facts.files(directory)
+    if left:
+        parts.append("Profiles: " + ", ".join(f"[{plain(file)}]({file})" for file in left))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(text: str) -> str:
+    """What somebody else wrote, with nothing that Markdown takes for more than text."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right: int = 99) -> str:
+    """Columns from the `right`-th on are figures."""
+    told = [[plain(str(cell)) for cell in row] for row in rows]
+    if not told:
+        return ""
+    rule = ["---:" if column >= right else "---" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [list(head), rule, *told])
+
+
+def _trials(results: Results) -> str:
+    lines = [shown.line(index, results) for index in shown.ordered(results)]
+    return table(
+        ("configuration", "", "best load", "", "answers/s", "", "p50", "p99", "errors"),
+        [(line.name, line.mark, line.load, line.said, line.throughput, line.interval, line.p50, line.p99, line.errors) for line in lines],
+        right=4,
+    )
+
+
+def _stages(results: Results) -> str:
+    rows = []
+    for index in shown.ordered(results):
+        told = results.trials[index].stages
+        if told is not None:
+            rows.append((shown.name(results.trials[index], results), *(shown.number(value) for _, value in figures.stage_times(told))))
+    shown_table = table(("ms of a request's mean time", *figures.STAGES), rows, right=1)
+    return f"## Where the time goes\n\n{shown_table}" if rows else ""
+
+
+def _points(results: Results) -> str:
+    head = ("configuration", "load", "answers/s", "mean", "p50", "p90", "p99", "p99.9", "slowest", "errors", "rounds", "bounds")
+    return table(head, [(*point.text, *point.figures, point.bounds) for point in facts.points(results)], right=2)

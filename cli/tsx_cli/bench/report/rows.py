@@ -1,0 +1,76 @@
+"""results.csv: a row for each load that was measured, and one for each configuration that has none."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from tsx_cli.bench.report import shown
+from tsx_cli.bench.results import Latency, Point, Results
+
+CONFIGURATION = ("device", "precision", "compiled", "threads", "workers", "batch_size")
+STAGES = ("queue_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "transport_ms")
+
+
+def rows(results: Results) -> list[dict[str, Any]]:
+    """Every row has the same columns; what is not known is empty."""
+    told: list[dict[str, Any]] = []
+    for number, trial in enumerate(results.trials):
+        how = trial.how().as_json() if trial.configuration else {}
+        accuracy = None if trial.accuracy is None else trial.accuracy.same
+        same = {"trial": number, **{key: how.get(key) for key in CONFIGURATION}, "state": trial.state, "same_answers": accuracy}
+        ends = {"said": shown.said(trial, results)}
+        for index, point in enumerate(trial.points):
+            best = index == trial.best
+            stages = trial.stages.model_dump() if best and trial.stages is not None else {}
+            marks = {"best": best, "winner": best and number == results.winner, "baseline": best and number == results.baseline}
+            told.append(same | marks | _figures(point) | {key: stages.get(key) for key in STAGES} | ends)
+        if not trial.points:
+            marks = dict.fromkeys(("best", "winner", "baseline"), False)
+            told.append(same | marks | _figures(None) | dict.fromkeys(STAGES) | ends)
+    return told
+
+
+def _figures(point: Point | None) -> dict[str, Any]:
+    if point is None:
+        head = ("mode", "connections", "rate", "arrivals", "throughput", "throughput_low", "throughput_high", *Latency.model_fields)
+        return dict.fromkeys(
+            (*head, "p99_low_ms", "p99_high_ms", "error_rate", "holds", "rounds", "seconds", "sent", "accepted", "refused")
+        )
+    return {
+        **point.offered.model_dump(),
+        "throughput": point.throughput.value,
+        "throughput_low": point.throughput.low,
+        "throughput_high": point.throughput.high,
+        **point.latency.model_dump(),
+        "p99_low_ms": point.p99_ms.low,
+        "p99_high_ms": point.p99_ms.high,
+        "error_rate": point.error_rate,
+        "holds": point.holds,
+        "rounds": len(point.rounds),
+        "seconds": sum(each.seconds for each in point.rounds),
+        "sent": sum(each.sent for each in point.rounds),
+        "accepted": sum(each.ok for each in point.rounds),
+        "refused": sum(each.refused for each in point.rounds),
+    }
+
+
+def csv_text(results: Results) -> str:
+    told = rows(results)
+    out = io.StringIO()
+    if told:
+        writer = csv.DictWriter(out, list(told[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in told)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
+        return f"'{value}"  # or a spreadsheet takes for a formula what a worker's error begins with
+    return value

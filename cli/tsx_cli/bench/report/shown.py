@@ -1,0 +1,156 @@
+"""How figures, loads and trials read: the words that the page, the tables and the terminal share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from tsx_cli.bench.results import Figure, Offered, Point, Results, Trial
+from tsx_cli.bench.slo import Bound, parse_slo
+from tsx_cli.bench.statistics import difference_of
+
+NONE = "-"
+
+
+def number(value: float) -> str:
+    """Three digits that say something, and no more: 12,345; 123; 12.3; 0.0123."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    digits = 1 if size >= 9.995 else 2 if size >= 0.9995 else 3 if size >= 0.09995 else 4
+    return f"{value:.{digits}f}"
+
+
+def milliseconds(value: float) -> str:
+    return f"{value / 1000:.3g} s" if value >= 10_000 else f"{number(value)} ms"
+
+
+def share(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2%}" if value < 0.1 else f"{value:.0%}"
+
+
+def margin(figure: Figure) -> str:
+    """Half the confidence interval, as a share of the figure; empty where there is none."""
+    width = (figure.high - figure.low) / 2
+    return f"± {width / figure.value:.1%}" if width > 0 and figure.value > 0 else ""
+
+
+def load(offered: Offered) -> str:
+    if offered.mode == "closed":
+        return f"{offered.connections} connection{'s' if offered.connections != 1 else ''}"
+    return f"{number(offered.rate or 0)}/s {offered.arrivals or ''}".strip()
+
+
+def name(trial: Trial, results: Results) -> str:
+    """The configuration; of a server that ran already nothing is known but its address."""
+    return str(trial.how()) if trial.configuration else results.against or "as it is"
+
+
+def moment(text: str | None) -> str:
+    """A time of results.json as people write it; as it is where it is none."""
+    if not text:
+        return NONE
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M %Z").strip()
+    except ValueError:
+        return text
+
+
+def bounds(results: Results) -> Sequence[Bound]:
+    """Of time, among those that were asked for."""
+    return [] if results.slo is None else [bound for bound in parse_slo(results.slo).bounds if bound.figure != "errors"]
+
+
+def word(figure: str) -> str:
+    """`p99_ms` as people write it."""
+    return {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(figure, figure.removesuffix("_ms"))
+
+
+class Line(NamedTuple):
+    """A row of the table of trials."""
+
+    number: int
+    name: str
+    mark: str  # winner, baseline or nothing
+    load: str
+    throughput: str
+    interval: str
+    p50: str
+    p99: str
+    errors: str
+    said: str  # what is to be known beside the figures
+
+
+def best_point(trial: Trial) -> Point | None:
+    """Its best within the bounds; where none is, the one that is told in its stead: of the lowest p99."""
+    if trial.chosen is not None:
+        return trial.chosen
+    return min(trial.points, key=lambda point: point.p99_ms.value, default=None)
+
+
+def ordered(results: Results) -> list[int]:
+    """Numbers of the trials: the winner, then by throughput within the bounds, and at the end what failed or was not measured."""
+
+    def key(index: int) -> tuple[bool, bool, bool, float, int]:
+        trial = results.trials[index]
+        chosen, predicted = trial.chosen, 0.0 if trial.predicted is None else trial.predicted.throughput
+        reached = predicted if chosen is None else chosen.throughput.value
+        return (index != results.winner, chosen is None, trial.state != "measured", -reached, index)
+
+    return sorted(range(len(results.trials)), key=key)
+
+
+def line(index: int, results: Results) -> Line:
+    trial = results.trials[index]
+    mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
+    point = best_point(trial)
+    if point is None:
+        predicted = trial.predicted
+        reached = f"about {number(predicted.throughput)}" if predicted is not None and trial.state == "predicted" else NONE
+        p99 = f"about {milliseconds(predicted.p99_ms)}" if predicted is not None and trial.state == "predicted" else NONE
+        return Line(index, name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, said(trial, results))
+    return Line(
+        index,
+        name(trial, results),
+        mark,
+        load(point.offered),
+        number(point.throughput.value),
+        margin(point.throughput),
+        milliseconds(point.latency.p50_ms),
+        milliseconds(point.p99_ms.value),
+        share(point.error_rate),
+        said(trial, results),
+    )
+
+
+def said(trial: Trial, results: Results) -> str:
+    parts = []
+    if trial.state == "failed":
+        parts.append(f"failed: {trial.reason or 'no reason is known'}")
+    elif trial.state == "predicted":
+        parts.append(f"not measured: {trial.reason or 'it could not win'}")
+    elif trial.chosen is None:
+        parts.append(f"never within {results.slo}" if results.slo else trial.reason or "no answer was accepted")
+    if trial.accuracy is not None and not trial.accuracy.same:
+        told = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
+        parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{told}")
+    point = best_point(trial)
+    limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
+    if limited:
+        parts.append(f"the generator was the limit: {limited}")
+    return "; ".join(parts)
+
+
+def gain(results: Results) -> str:
+    """The winner beside one worker and batch 1; empty where one of them has no figure."""
+    if results.winner is None or results.baseline is None or results.winner == results.baseline:
+        return ""
+    winner, baseline = results.trials[results.winner].chosen, results.trials[results.baseline].chosen
+    if winner is None or baseline is None or baseline.throughput.value <= 0:
+        return ""
+    told = difference_of(baseline.throughput, winner.throughput)
+    doubt = "" if told.real else ", which is within the noise" if baseline.throughput.low < baseline.throughput.high else ""
+    return f"{told.ratio:.2f} times the {number(baseline.throughput.value)}/s of one worker and batch 1{doubt}"

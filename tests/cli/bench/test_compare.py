@@ -1,0 +1,185 @@
+"""Two benchmarks side by side: what differs, what only seems to, and what is a reason to fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.support.benchmarked import one_round, point, results
+from tsx_cli.bench.compare import BEST, compare, parse_condition, print_compared, show_compared
+from tsx_cli.bench.compare_command import compare_command
+from tsx_cli.bench.results import Results, Trial
+from tsx_cli.failure import UsageError
+from tsx_cli.main import run
+
+LOADS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def before() -> Results:
+    return results(loads=LOADS)
+
+
+@pytest.fixture(scope="module")
+def slower() -> Results:
+    return results(speed=0.85, seed=7, loads=LOADS)
+
+
+@pytest.fixture(scope="module")
+def again() -> Results:
+    return results(seed=50, loads=LOADS)
+
+
+def test_a_fall_beyond_the_limit_is_a_reason_to_fail(before: Results, slower: Results) -> None:
+    told = compare(before, slower, [parse_condition("throughput<-5%")])
+    assert len(told.met) == 1
+    assert told.met[0].startswith("throughput<-5%: throughput -")
+    assert f"({BEST}, 2 connections)" in told.met[0]
+    assert not compare(before, slower, [parse_condition("throughput<-50%")]).met
+    assert not compare(slower, before, [parse_condition("throughput<-5%")]).met
+
+
+def test_what_is_within_the_noise_is_no_reason_to_fail(before: Results, again: Results) -> None:
+    told = compare(before, again, [parse_condition("throughput<-0.01%"), parse_condition("throughput>0.01%")])
+    change = next(each for each in told.pairs[0].changes if each.figure == "throughput")
+    assert abs(change.change) > 0.0001
+    assert change.sure is False
+    assert not told.met
+
+
+def test_configurations_are_paired_by_what_they_are_and_by_their_load(before: Results, slower: Results) -> None:
+    less = slower.model_copy(update={"trials": [slower.trials[3], slower.trials[0]], "winner": 0, "baseline": 1})
+    told = compare(before, less)
+    assert [pair.name for pair in told.pairs[:2]] == [BEST, "cpu, 2 workers, 1 thread, batch 4"]
+    assert {pair.name for pair in told.pairs[1:]} == {"cpu, 2 workers, 1 thread, batch 4", "cpu, 1 worker, batch 1"}
+    assert len(told.pairs) == 1 + 2 * len(LOADS)
+
+
+def test_conditions_are_for_the_best_alone_unless_all_are_asked_for(before: Results) -> None:
+    worse = before.model_copy(deep=True)
+    worse.trials[0] = results(speed=0.5, loads=LOADS).trials[0]
+    condition = [parse_condition("throughput<-5%")]
+    assert not compare(before, worse, condition).met
+    assert len(compare(before, worse, condition, every=True).met) == len(LOADS)
+
+
+def test_servers_that_ran_already_are_compared_by_their_load(before: Results) -> None:
+    def ran(rate: float, repeats: int) -> Results:
+        trial = Trial(configuration={}, points=[point(8, [one_round(rate, 10, seed) for seed in range(repeats)])], best=0)
+        return before.model_copy(update={"against": "http://h", "trials": [trial], "winner": None, "baseline": None})
+
+    condition = [parse_condition("throughput < -5 %")]
+    assert compare(ran(100, 3), ran(80, 3), condition).met
+    once = compare(ran(100, 1), ran(80, 1), condition)
+    assert once.met, "what was measured once counts as it is"
+    assert once.pairs[0].changes[0].sure is None
+    assert any("one round" in note for note in once.notes)
+
+
+def test_errors_are_compared_in_percentage_points(before: Results) -> None:
+    def ran(errors: int) -> Results:
+        trial = Trial(configuration={}, points=[point(8, [one_round(100, 10, seed, errors=errors) for seed in range(3)])], best=0)
+        return before.model_copy(update={"trials": [trial], "winner": None, "baseline": None})
+
+    assert compare(ran(0), ran(30), [parse_condition("errors>1%")]).met
+    assert not compare(ran(0), ran(5), [parse_condition("errors>1%")]).met
+    assert "errors" in [change.figure for change in compare(ran(0), ran(5)).pairs[0].changes]
+
+
+def test_other_figures_are_taken_from_the_rounds(before: Results) -> None:
+    conditions = [parse_condition(text) for text in ("p99.9>1%", "p50>5%", "mean>5%")]
+    told = compare(before, results(speed=0.3, loads=LOADS), conditions, every=True)
+    assert [change.figure for change in told.pairs[0].changes] == ["throughput", "mean", "p50", "p99", "p99.9"]
+    assert any(said.startswith("p50>5%: p50 +") for said in told.met)
+
+
+def test_what_makes_a_comparison_doubtful_is_told(before: Results, slower: Results) -> None:
+    other = slower.model_copy(deep=True)
+    other.environment.fingerprint = "elsewhere"
+    other.slo = "p99<50ms"
+    other.winner = 2
+    other.complete = False
+    notes = "\n".join(compare(before, other).notes)
+    for told in (
+        "different machines",
+        "the bound differs: p99<100ms, p99<50ms",
+        "what is best has changed from",
+        "second was not measured to its end",
+    ):
+        assert told in notes
+
+
+def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
+    empty = before.model_copy(update={"trials": [], "winner": None, "baseline": None})
+    with pytest.raises(UsageError, match="nothing to compare"):
+        compare(before, empty)
+
+
+@pytest.mark.parametrize("text", ["", "throughput", "throughput<5", "speed<-5%", "throughput=-5%", "p99<10ms", "throughput<-5%,p99>10%"])
+def test_what_is_no_condition_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match="is no condition"):
+        parse_condition(text)
+
+
+@pytest.mark.parametrize("text", ["throughput>-5%", "throughput<5%", "p99<10%"])
+def test_a_condition_that_nothing_meets_by_changing_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match="where nothing has changed"):
+        parse_condition(text)
+
+
+def test_people_and_programs_are_told(before: Results, slower: Results, again: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    conditions = [parse_condition("throughput<-5%")]
+    show_compared(compare(before, slower, conditions))
+    told = capsys.readouterr().out
+    assert "best" in told
+    assert "Failed: throughput<-5%: throughput -" in told
+    show_compared(compare(before, again))
+    assert "within the noise" in capsys.readouterr().out
+    print_compared(compare(before, slower, conditions))
+    parsed = json.loads(capsys.readouterr().out)
+    assert len(parsed["failed"]) == 1
+    assert parsed["pairs"][0]["configuration"] == "best"
+    assert parsed["pairs"][0]["changes"][0]["sure"] is True
+
+
+@pytest.fixture(scope="module")
+def files(before: Results, slower: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("compare")
+    for name, told in (("before", before), ("after", slower)):
+        (place / name).mkdir()
+        (place / name / "results.json").write_text(told.model_dump_json())
+    (place / "damaged.json").write_text('{"format": 1, "trials": 3}')
+    return place
+
+
+def command(*words: object) -> int:
+    app = typer.Typer()
+    app.command()(compare_command)
+    return run(typer.main.get_command(app), "compare", [str(word) for word in words])
+
+
+def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = files / "before", files / "after" / "results.json"
+    assert command(*both) == 0
+    assert command(*both, "--fail-if", "throughput<-50%", "--json") == 0
+    assert command(*both, "--fail-if", "throughput<-5%") == 1
+    assert "Failed: throughput<-5%" in capsys.readouterr().out
+    assert command(*reversed(both), "--fail-if", "throughput<-5%", "--all") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("before", "absent.json"), "cannot be read"),
+        (("before", "damaged.json"), "is damaged"),
+        (("before", "after", "--fail-if", "speed<-5%"), "is no condition"),
+    ],
+)
+def test_wrong_files_and_words_are_told_apart_from_a_regression(
+    files: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*(files / word if number < 2 else word for number, word in enumerate(words))) == 2
+    assert said in capsys.readouterr().err
