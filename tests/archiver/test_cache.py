@@ -151,7 +151,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache:
     Cache(cache).clean()
     assert len(partial(cache)) == 1, "its maker is alive"
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     open_archive(archive, cache=cache).close()
     assert partial(cache) == []
 

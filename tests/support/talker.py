@@ -16,7 +16,7 @@ from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.settings import Settings
 
-TIMEOUT = 30.0
+TIMEOUT = 90.0  # of a machine that has other things to do
 
 HANDLER = """
 import json, os, sys, time

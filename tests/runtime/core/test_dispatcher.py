@@ -18,7 +18,7 @@ from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class Peer:
