@@ -51,7 +51,7 @@ class Variant(NamedTuple):
 
 
 def measure_curve(
-    model: Path,
+    model: Path | OpenArchive,
     variant: Configuration,
     batch_sizes: Sequence[int],
     payloads: Sequence[Payload],
@@ -136,23 +136,24 @@ def _points(worker: LoneWorker, items: Sequence[Item], sizes: Sequence[int], sec
 def _point(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float) -> tuple[CurvePoint, float]:
     """Raises WorkerFailed."""
     ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
-    chunks = [_chunk(worker, items, size, 0, chunk_seconds)]
+    chunks = [chunk_of(worker, items, size, 0, chunk_seconds)]
     while not settled([[sample.seconds for sample in chunk] for chunk in chunks]):
         if len(chunks) == CHUNKS or time.monotonic() > ends - seconds / 2:
             break
-        chunks.append(_chunk(worker, items, size, len(chunks), chunk_seconds))
+        chunks.append(chunk_of(worker, items, size, len(chunks), chunk_seconds))
     used, begun = worker.cpu_seconds(), time.monotonic()
     samples = [*(chunks[-1] if len(chunks) > 1 else ())]
     fresh = 0
     while fresh < LEAST or (time.monotonic() < ends and not precise([sample.seconds for sample in samples])):
-        chunk = _chunk(worker, items, size, len(chunks) + fresh, chunk_seconds)
+        chunk = chunk_of(worker, items, size, len(chunks) + fresh, chunk_seconds)
         samples += chunk
         fresh += len(chunk)
     cpu = worker.cpu_seconds() - used if time.monotonic() - begun > CHUNK / 2 else None
     return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of([sample.seconds for sample in samples])
 
 
-def _chunk(worker: LoneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[Sample]:
+def chunk_of(worker: LoneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[Sample]:
+    """Batches for so long, but a few at least; `first` is the number of the first. Raises WorkerFailed where one is refused."""
     samples: list[Sample] = []
     ends = time.monotonic() + seconds
     while len(samples) < FEWEST or time.monotonic() < ends:

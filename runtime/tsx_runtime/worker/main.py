@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -168,27 +168,32 @@ def _serve(channel: Channel, model: Model) -> None:
     if model.mode != "batch":
         (continuous if model.mode == "continuous" else concurrent).serve(channel, model, partial(_answer_ping, idle), idle.end)
         return
-    if overlaps(model):
-        for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
-            idle.asked = 0
-            if not _reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
-                return
-            del waiting  # an idle worker holds on to no body
-        return
     profile = profiling.Profile(model.context.model_name, model.worker) if profiling.is_wanted() else None
-    reply = partial(profile.call, _reply) if profile else _reply
+    serve = _serve_ahead if overlaps(model) else _serve_in_turn
     try:
-        while (frame := channel.read()) is not None:
-            if frame.kind is not Kind.BATCH:
-                _answer_ping(idle, channel, frame)
-            else:
-                idle.asked = 0
-                if not reply(channel, model, frame.batch, frame.items):
-                    return
-            del frame  # an idle worker holds on to no body
+        serve(channel, model, idle, partial(profile.call, _reply) if profile else _reply)
     finally:
         if profile:
             profile.write()
+
+
+def _serve_ahead(channel: Channel, model: Model, idle: Idle, reply: Callable[..., bool]) -> None:
+    for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
+        idle.asked = 0
+        if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
+            return
+        del waiting  # an idle worker holds on to no body
+
+
+def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[..., bool]) -> None:
+    while (frame := channel.read()) is not None:
+        if frame.kind is not Kind.BATCH:
+            _answer_ping(idle, channel, frame)
+        else:
+            idle.asked = 0
+            if not reply(channel, model, frame.batch, frame.items):
+                return
+        del frame  # an idle worker holds on to no body
 
 
 def _reply(

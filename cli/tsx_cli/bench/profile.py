@@ -1,0 +1,139 @@
+"""`--profile`: why a worker is as slow as it is. A flame graph, a trace of torch's, and how long each step takes, as files.
+
+The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. Else it is
+made of what cProfile tells, by the switch `TS_BENCHMARK`. The trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tsx_archiver import OpenArchive
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.curve import CHUNK, chunk_of, point_of
+from tsx_cli.bench.flame import boxes_of, svg_of
+from tsx_cli.bench.lone import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.results import CurvePoint
+from tsx_runtime.wire import Item
+
+SECONDS = 4.0  # that the worker is watched
+RATE = 200  # looks a second
+TRACED = 5  # batches under torch's profiler, the last of which is kept
+FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "steps.txt"
+
+
+@dataclass
+class Profiled:
+    """The files that were written, and what is missing and why, in words."""
+
+    files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def profile(
+    archive: OpenArchive, configuration: Configuration, payloads: Sequence[Payload], directory: Path, *, seconds: float = SECONDS
+) -> Profiled:
+    """Of one worker as the configuration has it, with batches of its size. Raises WorkerFailed, OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    order, items, told = order_of(archive, configuration, configuration.batch_size), items_of(payloads), Profiled()
+    title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
+    with lone_worker(order) as worker:
+        point = _warm(worker, items, configuration.batch_size, seconds / 4)
+        steps = directory / STEPS
+        steps.write_text(steps_of(point, title), encoding="utf-8")
+        told.files.append(steps)
+        flame, why_not = _watched(worker, items, configuration.batch_size, directory, seconds)
+    if flame is None:
+        told.notes.append(f"The flame graph is made of what cProfile tells, which slows Python down: {why_not}")
+        told.files += _by_cprofile(order, items, configuration.batch_size, archive.directory, directory, seconds, title)
+    else:
+        told.files.append(flame)
+    trace = _traced(order, items, configuration.batch_size, directory)
+    if trace is None:
+        told.notes.append("There is no trace of torch's: the handler does not run the steps of BaseHandler.")
+    else:
+        told.files.append(trace)
+    return told
+
+
+def steps_of(point: CurvePoint, title: str) -> str:
+    """As a table for people."""
+    known = [("preprocess", point.preprocess_ms), ("inference", point.inference_ms), ("postprocess", point.postprocess_ms)]
+    rows = [(name, value) for name, value in known if value is not None]
+    rest = point.median_ms - sum(value for _, value in rows)
+    lines = [title, ""]
+    for name, value in [*rows, ("everything else", max(0.0, rest)), ("a batch", point.median_ms)]:
+        lines.append(f"{name:<16}{value:>10.3f} ms{value / point.median_ms:>8.1%}")
+    cpu = "" if point.cpu_ms is None else f"; it keeps {point.cpu_ms / point.median_ms:.1f} cores busy"
+    return "\n".join([*lines, "", f"The median of {point.samples} batches of {point.batch_size}{cpu}.", ""])
+
+
+def _warm(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float) -> CurvePoint:
+    chunk_of(worker, items, size, 0, seconds)
+    used, samples = worker.cpu_seconds(), chunk_of(worker, items, size, 1, max(seconds, CHUNK))
+    return point_of(size, samples, (worker.cpu_seconds() - used) / len(samples))
+
+
+def _watched(worker: LoneWorker, items: Sequence[Item], size: int, directory: Path, seconds: float) -> tuple[Path | None, str]:
+    """By py-spy, while batch follows batch; None and the reason where it cannot."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if spy is None:
+        return None, "py-spy is not installed: pip install 'tsx-serve[bench]'"
+    flame = directory / FLAME
+    words = [
+        spy,
+        "record",
+        "--pid",
+        str(worker.pid),
+        "--duration",
+        str(max(1, round(seconds))),
+        "--rate",
+        str(RATE),
+        "--output",
+        str(flame),
+    ]
+    looking = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        batches, ends = 0, time.monotonic() + 10 * max(1.0, seconds)
+        while looking.poll() is None and time.monotonic() < ends:
+            batches += len(chunk_of(worker, items, size, batches, CHUNK / 2))
+    finally:
+        with suppress(ProcessLookupError):
+            looking.kill()
+        said, _ = looking.communicate()
+    if looking.returncode == 0 and flame.exists():
+        return flame, ""
+    return None, f"py-spy could not look into the worker: {said.strip().splitlines()[-1] if said.strip() else looking.returncode}"
+
+
+def _by_cprofile(order: Order, items: Sequence[Item], size: int, own: Path, directory: Path, seconds: float, title: str) -> list[Path]:
+    """By the switch that TorchServe's users know."""
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        with lone_worker(order, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
+            chunk_of(worker, items, size, 0, seconds)
+        written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
+        if written is None:
+            raise WorkerFailed("the worker has left no profile")
+        shutil.move(written, directory / PROFILE)
+    (directory / FLAME).write_text(svg_of(boxes_of(directory / PROFILE, own), title), encoding="utf-8")
+    return [directory / FLAME, directory / PROFILE]
+
+
+def _traced(order: Order, items: Sequence[Item], size: int, directory: Path) -> Path | None:
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        with lone_worker(order, {"ENABLE_TORCH_PROFILER": "1", "TMPDIR": scratch}) as worker:
+            for number in range(TRACED):
+                worker.answer(batch_of(items, size, number))
+        written = sorted(Path(scratch).rglob("*.pt.trace.json"), key=lambda file: file.stat().st_mtime_ns)
+        if not written:
+            return None
+        return Path(shutil.move(written[-1], directory / TRACE))

@@ -1,0 +1,148 @@
+"""`tsx bench --profile`: files that say where a worker's time goes, with py-spy and without."""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver import OpenArchive, open_archive
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.curve import Sample, point_of
+from tsx_cli.bench.flame import Box, boxes_of, svg_of
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.profile import profile, steps_of
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
+
+PAYLOADS = [Payload(b"a", "text/plain")]
+# What BaseHandler does under the switch is tested with it, in tests/runtime/worker/handlers.
+SOURCE = """
+    import os, tempfile
+    from pathlib import Path
+
+    def weigh(row):
+        return sum(number * number for number in range(2000))
+
+    def handle(data, context):
+        if data is None:
+            return None
+        if os.environ.get("ENABLE_TORCH_PROFILER") and "b" in data[0]["body"]:
+            place = Path(tempfile.gettempdir()) / "pytorch_profiler" / "m"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{len(list(place.iterdir()))}.pt.trace.json").write_text("{}")
+        return [str(weigh(row)) for row in data]
+"""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[OpenArchive]:
+    directory = tmp_path / "m"
+    (directory / "MAR-INF").mkdir(parents=True)
+    manifest = {"model": {"modelName": "m", "modelVersion": "1.0", "handler": "handler.py"}, "runtime": "python"}
+    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (directory / "handler.py").write_text(textwrap.dedent(SOURCE))
+    with open_archive(directory) as opened:
+        yield opened
+
+
+def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -> None:
+    """Nothing else is on the path than this py-spy, or none."""
+    place.mkdir()
+    if script is not None:
+        (place / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
+        (place / "py-spy").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(place / "python"))
+    monkeypatch.setattr("tsx_cli.bench.profile.shutil.which", lambda name, path=None: next((str(file) for file in place.glob(name)), None))
+
+
+def test_without_py_spy_the_graph_is_made_of_what_cprofile_tells(
+    archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_spy(monkeypatch, tmp_path / "bin", None)
+    told = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], tmp_path / "out", seconds=0.2)
+    assert [file.name for file in told.files] == ["steps.txt", "flame.svg", "worker.prof", "torch-trace.json"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(file.name for file in told.files)
+    assert len(told.notes) == 1
+    assert "pip install 'tsx-serve[bench]'" in told.notes[0]
+    functions = {name for _, _, name in pstats.Stats(str(tmp_path / "out" / "worker.prof")).stats}  # type: ignore[attr-defined]
+    assert {"handle", "weigh"} <= functions
+    titles = [node.text or "" for node in ElementTree.parse(tmp_path / "out" / "flame.svg").iter("{http://www.w3.org/2000/svg}title")]
+    assert any(title.startswith("weigh (m/handler.py:") for title in titles)
+    assert "batches of 2" in (tmp_path / "out" / "steps.txt").read_text()
+
+
+def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
+    told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    assert [file.name for file in told.files] == ["steps.txt", "flame.svg"]
+    words = told.files[1].read_text().split()
+    assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(told.files[1])])
+    assert told.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
+
+
+def test_where_py_spy_may_not_look_the_reason_is_told(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
+    told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    assert "worker.prof" in [file.name for file in told.files]
+    assert told.notes[0].endswith("py-spy could not look into the worker: Permission denied")
+
+
+def test_steps_are_a_table_that_adds_up() -> None:
+    point = point_of(4, [Sample(0.010, (0.002, 0.005, float("nan")))] * 3, 0.02)
+    assert steps_of(point, "m").splitlines() == [
+        "m",
+        "",
+        "preprocess           2.000 ms   20.0%",
+        "inference            5.000 ms   50.0%",
+        "everything else      3.000 ms   30.0%",
+        "a batch             10.000 ms  100.0%",
+        "",
+        "The median of 3 batches of 4; it keeps 2.0 cores busy.",
+    ]
+
+
+def fibonacci(number: int) -> int:
+    return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+
+
+def twice(number: int) -> list[int]:
+    return sorted(fibonacci(number) for _ in range(2))
+
+
+def test_boxes_stand_below_their_callers_and_are_never_wider(tmp_path: Path) -> None:
+    profiler = cProfile.Profile()
+    profiler.runcall(twice, 12)
+    profiler.dump_stats(tmp_path / "made.prof")
+    boxes = boxes_of(tmp_path / "made.prof", Path(__file__).parent)
+    assert boxes[0].label == "twice"
+    assert {box.kind for box in boxes if box.label == "fibonacci"} == {"own"}
+    assert {box.kind for box in boxes if "sorted" in box.label} == {"native"}
+    for box in boxes:
+        assert 0.0 <= box.start <= box.start + box.share <= 1.0 + 1e-9
+        if box.depth:
+            above = [each for each in boxes if each.depth == box.depth - 1 and each.start - 1e-9 <= box.start]
+            assert any(box.start + box.share <= each.start + each.share + 1e-9 for each in above)
+    ElementTree.fromstring(svg_of(boxes, 'a "title" & <more>'))
+
+
+def test_names_are_escaped_and_what_is_too_narrow_has_no_text() -> None:
+    boxes = [Box("<lambda>", "a&b.py:1", "python", 1.0, 0.0, 1.0, 0), Box("narrow", "c.py:1", "python", 0.001, 0.0, 0.001, 1)]
+    root = ElementTree.fromstring(svg_of(boxes, "t"))
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "<lambda>" in texts
+    assert "narrow" not in texts
+
+
+@pytest.mark.parametrize("content", [b"", b"no profile"])
+def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.prof").write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.prof is no profile"):
+        boxes_of(tmp_path / "bad.prof")
