@@ -107,7 +107,7 @@ def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path)
 
 
 def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 10 * TIMEOUT))
+    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 250))  # longer than this test, shorter than after which a worker is given up
 
     async def main():
         async with open_model(talker(tmp_path / "m"), Settings()) as version:
