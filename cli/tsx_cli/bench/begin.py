@@ -20,6 +20,7 @@ from tsx_cli.bench.interrupts import interruptible
 from tsx_cli.bench.journal import NAME as JOURNAL
 from tsx_cli.bench.journal import Journal, Past, read_journal
 from tsx_cli.bench.payloads import Payload, mix
+from tsx_cli.bench.profile import profile_best
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import ModelInfo, Results
 from tsx_cli.bench.run import Bench
@@ -41,6 +42,7 @@ class Order:
     time_limit: float | None  # seconds
     past: Past | None = None
     quiet: bool = False
+    profile: bool = False  # whether the best is looked into at the end
 
 
 def new_order(model: Path, asked: Asked, output: Path | None, time_limit: float | None, *, quiet: bool) -> Order:
@@ -86,6 +88,9 @@ def carry_out(order: Order, settings: Settings) -> Results:
             with interruptible(bench.servers.pids):
                 try:
                     bench.go()
+                    if order.profile:
+                        progress.doing("profiling a worker")
+                        profile_best(archive, results, payloads, order.directory)
                 except KeyboardInterrupt:
                     results.complete = False
                     bench.note("The run was interrupted: the best may be among what was not measured. --resume goes on with it.")

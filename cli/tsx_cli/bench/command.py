@@ -13,7 +13,7 @@ from tsx_cli.options import AsJson
 
 app = typer.Typer(add_completion=False)
 
-WITH_RESUME = {"model", "resume", "time_limit", "write", "as_json"}  # all else is as the run was asked for
+WITH_RESUME = {"model", "resume", "time_limit", "profile", "write", "as_json"}  # all else is as the run was asked for
 
 
 @app.command("bench", cls=OrAgainst)
@@ -44,6 +44,7 @@ def bench_command(
     allow_different: options.AllowDifferent = False,
     output: options.Output = None,
     resume: options.Resume = None,
+    profile: options.Profile = False,
     write: options.Write = False,
     seed: options.Seed = 0,
     as_json: AsJson = False,
@@ -92,7 +93,7 @@ def bench_command(
         order = new_order(model, asked, output, limit, quiet=as_json)
     if limit is None and not order.asked.exhaustive:
         order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
-    results = carry_out(order, settings)
+    results = carry_out(replace(order, profile=profile), settings)
     written = None
     if write and results.complete:
         from tsx_cli.bench.keeping import write as keep

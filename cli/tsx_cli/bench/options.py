@@ -58,5 +58,6 @@ Tolerance = Annotated[float, typer.Option(min=0, help="How far numbers of answer
 AllowDifferent = Annotated[bool, typer.Option("--allow-different", help="What answers differently than the archive as it is may win.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for what is found; a new one if not given.")]
 Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was interrupted.")]
+Profile = Annotated[bool, typer.Option("--profile", help="At the end, see where a worker of the best one spends its time.")]
 Write = Annotated[bool, typer.Option("--write", help="Put the winning settings, and what was measured, into the archive.")]
 Seed = Annotated[int, typer.Option(help="Of what is random: the arrivals.")]

@@ -22,12 +22,13 @@ from tsx_cli.bench.curve import CHUNK, chunk_of, point_of
 from tsx_cli.bench.flame import boxes_of, svg_of
 from tsx_cli.bench.lone import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
 from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.results import CurvePoint
+from tsx_cli.bench.results import CurvePoint, Results
 from tsx_runtime.wire import Item
 
 SECONDS = 4.0  # that the worker is watched
 RATE = 200  # looks a second
 TRACED = 5  # batches under torch's profiler, the last of which is kept
+DIRECTORY = "profile"  # beside the report
 FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "steps.txt"
 
 
@@ -63,6 +64,21 @@ def profile(
     else:
         told.files.append(trace)
     return told
+
+
+def profile_best(archive: OpenArchive, results: Results, payloads: Sequence[Payload], directory: Path) -> None:
+    """Of the winner, else of the baseline, into `directory`/profile, which reports link; what there is to know of it becomes notes."""
+    at = results.baseline if results.winner is None else results.winner
+    if at is None:
+        results.notes.append("Nothing was profiled, since nothing ran.")
+        return
+    try:
+        told = profile(archive, results.trials[at].how(), payloads, directory / DIRECTORY)
+    except (WorkerFailed, OSError, ValueError) as error:
+        results.notes.append(f"The profile failed: {error}")
+        return
+    results.notes.append(f"{results.trials[at].how()} was profiled: {', '.join(f'{DIRECTORY}/{file.name}' for file in told.files)}")
+    results.notes += told.notes
 
 
 def steps_of(point: CurvePoint, title: str) -> str:

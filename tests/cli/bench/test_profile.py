@@ -10,6 +10,7 @@ import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.curve import Sample, point_of
 from tsx_cli.bench.flame import Box, boxes_of, svg_of
 from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.profile import profile, steps_of
+from tsx_cli.bench.profile import profile, profile_best, steps_of
+from tsx_cli.bench.results import Results, Trial
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
 
@@ -76,7 +78,7 @@ def test_without_py_spy_the_graph_is_made_of_what_cprofile_tells(
     assert {"handle", "weigh"} <= functions
     titles = [node.text or "" for node in ElementTree.parse(tmp_path / "out" / "flame.svg").iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("weigh (m/handler.py:") for title in titles)
-    assert "batches of 2" in (tmp_path / "out" / "steps.txt").read_text()
+    assert "batch 2" in (tmp_path / "out" / "steps.txt").read_text()
 
 
 def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +95,35 @@ def test_where_py_spy_may_not_look_the_reason_is_told(archive: OpenArchive, tmp_
     told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
     assert "worker.prof" in [file.name for file in told.files]
     assert told.notes[0].endswith("py-spy could not look into the worker: Permission denied")
+
+
+def results_of(**more: Any) -> Results:
+    given: dict[str, Any] = {
+        "started": "",
+        "model": {"name": "m"},
+        "environment": {"fingerprint": ""},
+        "inputs": {"source": "", "count": 1},
+    }
+    return Results.model_validate(given | more)
+
+
+def test_the_best_is_what_is_profiled_and_what_fails_is_a_note(
+    archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_spy(monkeypatch, tmp_path / "bin", 'touch "$9"')
+    trials = [Trial(configuration=Configuration(batch_size=size).as_json()).model_dump() for size in (1, 4)]
+    results = results_of(trials=trials, baseline=0, winner=1)
+    profile_best(archive, results, PAYLOADS, tmp_path / "out")
+    assert results.notes[0] == "cpu, 1 worker, batch 4 was profiled: profile/steps.txt, profile/flame.svg"
+    assert (tmp_path / "out" / "profile" / "steps.txt").read_text().startswith("m: cpu, 1 worker, batch 4\n")
+
+    lost = results_of(trials=[Trial(configuration=Configuration(device="cuda").as_json()).model_dump()], baseline=0)
+    monkeypatch.setattr("tsx_cli.bench.lone.gpu_count", lambda: 0)
+    profile_best(archive, lost, PAYLOADS, tmp_path / "out")
+    assert lost.notes == ["The profile failed: there is no GPU here that torch could use"]
+    nothing = results_of()
+    profile_best(archive, nothing, PAYLOADS, tmp_path / "out")
+    assert nothing.notes == ["Nothing was profiled, since nothing ran."]
 
 
 def test_steps_are_a_table_that_adds_up() -> None:
