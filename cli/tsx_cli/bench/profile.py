@@ -45,6 +45,7 @@ def profile(
 ) -> Profiled:
     """Of one worker as the configuration has it, with batches of its size. Raises WorkerFailed, OSError."""
     directory.mkdir(parents=True, exist_ok=True)
+    directory = directory.absolute()  # workers go into the model's directory
     order, items, told = order_of(archive, configuration, configuration.batch_size), items_of(payloads), Profiled()
     title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
     with lone_worker(order) as worker:

@@ -69,7 +69,8 @@ def test_without_py_spy_the_graph_is_made_of_what_cprofile_tells(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
-    told = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], tmp_path / "out", seconds=0.2)
+    monkeypatch.chdir(tmp_path)
+    told = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], Path("out"), seconds=0.2)
     assert [file.name for file in told.files] == ["steps.txt", "flame.svg", "worker.prof", "torch-trace.json"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(file.name for file in told.files)
     assert len(told.notes) == 1
