@@ -26,6 +26,7 @@ CLOSED = {"runtime/tsx_runtime/worker/ts", "runtime/tsx_runtime/grpc/protos"}  #
 ELSEWHERE = {
     "packages/tsx-serve-torchserve-shims": "The names that TorchServe's users import, a distribution of its own: the extra `torchserve`",
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
+    "examples/detector": "A detector of symbols in drawings, heavy enough that batch size, workers and precision matter",
     "examples/plugins": "One plugin of each kind, as a package of its own",
     "infra": "What is deployed as it stands: a compose file, Prometheus' rules, a Grafana dashboard",
     "scripts": "What people and CI call: demo, test, install-browser, install-promtool, fuzz-api",

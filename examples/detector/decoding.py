@@ -7,15 +7,15 @@ OVERLAP = 0.4  # of two boxes' common area in what both cover: beyond it they ar
 MOST = 100  # boxes of a drawing
 
 
-def decode(maps: torch.Tensor, classes: int) -> list[dict[str, torch.Tensor]]:
+def decode(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     """Of each drawing `boxes` (n, 4) as fractions of its sides, `labels` and `scores`, the surest of each symbol.
 
     A symbol is a peak among its neighbours, and sometimes two, where its middle lies between cells.
     """
-    maps = maps.float()
-    scores = maps[:, :classes].sigmoid()
+    logits, distances = maps.float().split([maps.shape[1] - 4, 4], dim=1)
+    scores = logits.sigmoid()
     peaks = scores * (scores == torch.nn.functional.max_pool2d(scores, 3, stride=1, padding=1))
-    return [_surest(peak, distances) for peak, distances in zip(peaks, maps[:, classes:], strict=True)]
+    return [_surest(peak, sides) for peak, sides in zip(peaks, distances, strict=True)]
 
 
 def _surest(peaks: torch.Tensor, distances: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -9,7 +9,6 @@ from PIL import Image
 from ts.torch_handler.object_detector import ObjectDetector
 
 SIZE = 384  # what the network looks at, whatever the size of the drawing
-CLASSES = 8
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
@@ -27,7 +26,7 @@ class SymbolDetector(ObjectDetector):
     image_processing = staticmethod(to_tensor)
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        return decode(super().inference(data, *args, **kwargs), CLASSES)
+        return decode(super().inference(data, *args, **kwargs))
 
     def postprocess(self, data: Any) -> list[Any]:
         """By name, and along a slant among those of one name, so that neither a score nor two symbols in one line change the order."""

@@ -35,8 +35,7 @@ class Detector(nn.Module):
         self.head = nn.Sequential(convolution(48, 64, norm), nn.Conv2d(64, CLASSES + 4, 1))
 
     def forward(self, drawings: torch.Tensor) -> torch.Tensor:
-        # Convolutions of processors, and of GPUs in half precision, are quicker with the channels last.
-        features = self.stem(drawings.contiguous(memory_format=torch.channels_last))
+        features = self.stem(drawings)
         for block in self.blocks:
             features = features + block(features)
         found: torch.Tensor = self.head(features)

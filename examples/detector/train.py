@@ -23,8 +23,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 HERE = Path(__file__).resolve().parent
 SEED = 0
-STEPS = 500
-BATCH = 16
+STEPS = 700
+BATCH = 8
 CROP = 192  # pixels: the net sees no further than that, and small drawings are quick to learn from
 HELD_OUT = 200
 SAMPLES = 8
@@ -50,7 +50,7 @@ class Targets:
                 across, down = middles - (left + right) / 2, middles - (top + bottom) / 2
                 apart = across[None, :] ** 2 + down[:, None] ** 2
                 bump = torch.exp(-apart / (2 * 0.7**2))
-                bump[apart == apart.min()] = 1
+                bump[apart < 0.75**2] = 1  # one cell at least, and four where the middle lies between them
                 torch.maximum(self.heat[place, label], bump, out=self.heat[place, label])
                 near = apart < 1.2**2
                 self.near[place] |= near
@@ -72,10 +72,10 @@ def loss_of(maps: Tensor, targets: Targets) -> Tensor:
 
 def train() -> Detector:
     torch.manual_seed(SEED)
-    model = Detector(norm=True)
+    model = Detector(norm=True).to(memory_format=torch.channels_last)
     nn.init.constant_(model.head[-1].bias[:CLASSES], -3.0)  # nearly all cells are empty
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.008, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.008, total_steps=STEPS)
     total = 0.0
     for step in range(STEPS):
         drawings = [draw(SEED + step * BATCH + place, CROP) for place in range(BATCH)]
@@ -102,7 +102,7 @@ def folded(model: Detector) -> Detector:
         if isinstance(layer, nn.Conv2d):
             whole = fuse_conv_bn_eval(layer, after) if isinstance(after, nn.BatchNorm2d) else layer
             next(plain).load_state_dict(whole.state_dict())
-    return served
+    return served.to(memory_format=torch.channels_last)  # as convolutions are quickest; files keep the order
 
 
 def measure(model: nn.Module, count: int = HELD_OUT) -> dict[str, float]:
@@ -113,7 +113,7 @@ def measure(model: nn.Module, count: int = HELD_OUT) -> dict[str, float]:
     for number in range(count):
         drawing = draw(HELD_OUT_SEED + number)
         with torch.inference_mode():
-            things = decode(model(as_input(drawing).unsqueeze(0)), CLASSES)[0]
+            things = decode(model(as_input(drawing).unsqueeze(0)))[0]
         truth = torch.tensor([thing.box for thing in drawing.things]) / SIZE
         labels = torch.tensor([thing.label for thing in drawing.things])
         alike = overlap(truth, things["boxes"]) * (labels[:, None] == things["labels"][None])

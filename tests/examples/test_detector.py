@@ -1,0 +1,186 @@
+"""The detector finds the symbols in drawings that it has not seen, in each form and precision in which it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tsx_archiver import ArchiveSpec, write_archive
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.local import open_model
+from tsx_runtime.settings import Settings
+from tsx_runtime.wire import request_meta
+
+DETECTOR = Path(__file__).parents[2] / "examples" / "detector"
+MODULES = ("drawings", "decoding", "model", "train", "export")
+METRICS = json.loads((DETECTOR / "metrics.json").read_text(encoding="utf-8"))
+SAMPLES = sorted((DETECTOR / "samples").glob("*.png"))
+SIZE = 384
+
+Things = list[dict[str, Any]]
+
+
+@contextmanager
+def as_scripts_import() -> Iterator[None]:
+    """The example's scripts find each other by bare names, which no other test should find afterwards."""
+    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    sys.path.insert(0, str(DETECTOR))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(DETECTOR))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, ModuleType]:
+    with as_scripts_import():
+        return {name: importlib.import_module(name) for name in MODULES}
+
+
+@pytest.fixture(scope="module")
+def exported(example: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Path]:
+    folder = tmp_path_factory.mktemp("exported")
+    return {dtype: example["export"].export(dtype, folder) for dtype in (torch.float32, torch.bfloat16)}
+
+
+@pytest.fixture(scope="module")
+def truth(example: dict[str, ModuleType]) -> list[Things]:
+    """What is in each sample, boxes as fractions of its sides."""
+    drawn = example["drawings"]
+    first = drawn.HELD_OUT_SEED + METRICS["held_out"]
+    return [
+        [{drawn.NAMES[thing.label]: [side / SIZE for side in thing.box]} for thing in drawn.draw(first + number).things]
+        for number in range(len(SAMPLES))
+    ]
+
+
+def overlap(first: list[float], second: list[float]) -> float:
+    across, down = (min(first[side + 2], second[side + 2]) - max(first[side], second[side]) for side in (0, 1))
+    common = max(across, 0) * max(down, 0)
+    return common / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - common)
+
+
+def found(things: Things, there: Things) -> int:
+    """How many of the symbols that are there are among those that are told, by name and with half of the area in common."""
+    return sum(any(overlap(box, thing[name]) >= 0.5 for thing in things if name in thing) for symbol in there for name, box in symbol.items())
+
+
+def boxes_of(things: dict[str, torch.Tensor]) -> Things:
+    return [{str(label): box} for label, box in zip(things["labels"].tolist(), things["boxes"].tolist(), strict=True)]
+
+
+def test_the_weights_find_what_metrics_say(example: dict[str, ModuleType]) -> None:
+    measured = example["train"].measure(example["export"].trained(), count=20)
+    assert METRICS["recall"] >= 0.95
+    assert METRICS["precision"] >= 0.95
+    assert measured["recall"] == pytest.approx(METRICS["recall"], abs=0.05)  # of 20 drawings instead of 200
+    assert measured["precision"] == pytest.approx(METRICS["precision"], abs=0.05)
+
+
+def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them() -> None:
+    content = (DETECTOR / "detector.pth").read_bytes()
+    assert len(content) == METRICS["bytes"] < 1_000_000
+    assert str(DETECTOR).encode() not in content
+
+
+def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(example: dict[str, ModuleType]) -> None:
+    draw = example["drawings"].draw
+    for seed in range(5):
+        drawing = draw(seed)
+        again = draw(seed)
+        assert again.things == drawing.things
+        assert again.image.tobytes() == drawing.image.tobytes()
+        boxes = [thing.box for thing in drawing.things]
+        assert len(boxes) >= 3
+        assert all(0 <= side <= SIZE for box in boxes for side in box)
+        assert all(overlap(first, second) == 0 for at, first in enumerate(boxes) for second in boxes[:at])
+
+
+def test_an_exported_program_tells_what_the_weights_tell_for_one_drawing_and_for_many(
+    example: dict[str, ModuleType], exported: dict[torch.dtype, Path]
+) -> None:
+    drawn = example["drawings"]
+    drawings = [drawn.draw(drawn.HELD_OUT_SEED + number) for number in range(3)]
+    images = torch.stack([example["train"].as_input(drawing) for drawing in drawings])
+    model, decode = example["export"].trained(), example["decoding"].decode
+    programs = {dtype: torch.export.load(path).module() for dtype, path in exported.items()}
+    with torch.inference_mode():
+        maps = model(images)
+        torch.testing.assert_close(programs[torch.float32](images), maps, rtol=1e-3, atol=1e-3)
+        for program in programs.values():
+            whole = program(images)
+            assert whole.dtype is torch.float32
+            torch.testing.assert_close(program(images[:1]), whole[:1], rtol=0.05, atol=0.2)
+            for things, expected in zip(decode(whole), decode(maps), strict=True):
+                assert len(things["labels"]) == len(expected["labels"])
+                assert found(boxes_of(things), boxes_of(expected)) == len(expected["labels"])
+
+
+def test_two_peaks_of_one_symbol_are_one_box_and_an_empty_page_has_none(example: dict[str, ModuleType]) -> None:
+    decode = example["decoding"].decode
+    maps = torch.full((2, 12, 8, 8), -9.0)
+    maps[0, 8:] = 1.5
+    maps[0, 2, 3, 3:5] = 4.0  # as alike as bfloat16 makes neighbours
+    one, none = decode(maps.bfloat16())
+    assert one["labels"].tolist() == [2]
+    assert one["boxes"].dtype is torch.float32
+    assert one["boxes"][0].tolist() == pytest.approx([0.25, 0.25, 0.625, 0.625])
+    assert none["boxes"].shape == (0, 4)
+
+
+async def asked(archive: Path, cache: Path) -> list[Things]:
+    """What one worker says of the samples, all of them in one batch."""
+    async with open_model(archive, Settings(cache_dir=cache), batch_size=len(SAMPLES)) as version:
+        meta = request_meta("test", b"", [(b"Content-Type", b"image/png")])
+        jobs = [WaitingJob(meta, sample.read_bytes(), time.monotonic()) for sample in SAMPLES]
+        for job in jobs:
+            version.submit(job)
+        return [json.loads((await job.done).body) for job in jobs]
+
+
+@pytest.mark.parametrize("form", ["detector.pth", "detector.pth in bf16", "detector-bf16.pt2"])
+def test_each_form_is_served_and_finds_the_symbols_of_the_samples(
+    form: str, exported: dict[torch.dtype, Path], truth: list[Things], tmp_path: Path
+) -> None:
+    eager = form.startswith("detector.pth")
+    config = tmp_path / "model-config.yaml"
+    config.write_text((DETECTOR / "model-config.yaml").read_text(encoding="utf-8") + ("precision: bf16\n" if " in " in form else ""))
+    spec = ArchiveSpec(
+        "detector",
+        str(DETECTOR / "handler.py"),
+        serialized_file=DETECTOR / "detector.pth" if eager else exported[torch.bfloat16],
+        model_file=DETECTOR / "model.py" if eager else None,
+        extra_files=[DETECTOR / "decoding.py", DETECTOR / "index_to_name.json"],
+        config_file=config,
+    )
+    answers = asyncio.run(asked(write_archive(spec, tmp_path), tmp_path / "cache"))
+    symbols = sum(map(len, truth))
+    assert sum(map(found, answers, truth)) >= 0.95 * symbols
+    assert sum(map(len, answers)) <= 1.05 * symbols
+    for things in answers:
+        names = [next(iter(thing)) for thing in things]
+        assert names == sorted(names)
+        assert all(thing["score"] >= 0.5 for thing in things)
+
+
+def test_samples_are_whole_drawings_of_little_size() -> None:
+    assert len(SAMPLES) == 8
+    for sample in SAMPLES:
+        assert sample.stat().st_size < 10_000
+        with Image.open(sample) as image:
+            assert image.size == (SIZE, SIZE)
