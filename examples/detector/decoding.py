@@ -21,8 +21,9 @@ def decode(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 def _surest(peaks: torch.Tensor, distances: torch.Tensor) -> dict[str, torch.Tensor]:
     height, width = peaks.shape[1:]
     best, labels = peaks.max(0)
-    scores, cells = best.flatten().topk(min(MOST, height * width))
-    cells, scores = cells[scores >= THRESHOLD], scores[scores >= THRESHOLD]
+    scores, cells = best.flatten().sort(descending=True, stable=True)  # of equals the first, wherever it runs
+    count = min(MOST, int((scores >= THRESHOLD).sum()))
+    scores, cells = scores[:count], cells[:count]
     across, down = cells % width + 0.5, cells // width + 0.5
     left, top, right, bottom = distances.flatten(1)[:, cells]
     sides = torch.stack([(across - left) / width, (down - top) / height, (across + right) / width, (down + bottom) / height], 1)

@@ -85,11 +85,11 @@ def boxes_of(things: dict[str, torch.Tensor]) -> Things:
 
 
 def test_the_weights_find_what_metrics_say(example: dict[str, ModuleType]) -> None:
-    measured = example["train"].measure(example["export"].trained(), count=20)
+    measured = example["train"].measure(example["export"].trained(), count=12)
     assert METRICS["recall"] >= 0.95
     assert METRICS["precision"] >= 0.95
-    assert measured["recall"] == pytest.approx(METRICS["recall"], abs=0.05)  # of 20 drawings instead of 200
-    assert measured["precision"] == pytest.approx(METRICS["precision"], abs=0.05)
+    assert measured["recall"] == pytest.approx(METRICS["recall"], abs=0.06)  # of 12 drawings instead of 200
+    assert measured["precision"] == pytest.approx(METRICS["precision"], abs=0.06)
 
 
 def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them() -> None:
