@@ -77,7 +77,9 @@ def overlap(first: list[float], second: list[float]) -> float:
 
 def found(things: Things, there: Things) -> int:
     """How many of the symbols that are there are among those that are told, by name and with half of the area in common."""
-    return sum(any(overlap(box, thing[name]) >= 0.5 for thing in things if name in thing) for symbol in there for name, box in symbol.items())
+    return sum(
+        any(overlap(box, thing[name]) >= 0.5 for thing in things if name in thing) for symbol in there for name, box in symbol.items()
+    )
 
 
 def boxes_of(things: dict[str, torch.Tensor]) -> Things:
