@@ -1,4 +1,4 @@
-"""The network: a small convolutional detector that looks at a drawing once, for symbols around every eighth pixel. About 180,000 weights."""
+"""The network: a small convolutional detector that looks at a drawing once, at every eighth pixel. About 180,000 weights."""
 
 import torch
 from torch import nn
