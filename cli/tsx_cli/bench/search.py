@@ -97,7 +97,7 @@ def next_trial(state: State) -> Candidate | None:
     for trial in reversed(state.trials):
         if trial.state == "measured" and (going_on := _climb(state, trial, best)) is not None:
             return going_on
-    seen = {trial.how() for trial in state.trials}
+    seen = _tried(state)
     first = baseline(state.configurations)
     if first not in seen:
         return _candidate(state, outlook(state, first), "the baseline")
@@ -138,7 +138,7 @@ def _too_slow_alone(state: State, variant: Variant) -> bool:
 
 def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
     """Once the search is over: what was not measured, what it was predicted to do, and why that was enough."""
-    seen = {trial.how() for trial in state.trials}
+    seen = _tried(state)
     best = _best_throughput(state)
     told = []
     for configuration in state.configurations:
@@ -151,6 +151,11 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
             why = "the time was over" if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
         told.append((configuration, one.predicted, why))
     return told
+
+
+def _tried(state: State) -> set[Configuration]:
+    """What was begun; not what an earlier run only predicted."""
+    return {trial.how() for trial in state.trials if trial.state != "predicted"}
 
 
 def best_point(points: Sequence[Point]) -> int | None:

@@ -278,6 +278,13 @@ def test_the_search_goes_on_where_it_was_interrupted() -> None:
     assert [trial.model_dump() for trial in run(halfway, machine).trials] == [trial.model_dump() for trial in run(state, machine).trials]
 
 
+def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
+    state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
+    told = [Trial(configuration=each.as_json(), state="predicted", reason="the time was over") for each in state.configurations]
+    assert next_trial(replace(state, trials=told)) == next_trial(state) is not None
+    assert passed_over(replace(state, trials=told)) == passed_over(state)
+
+
 def test_rates_are_searched_for_in_an_open_loop() -> None:
     truth = curve(4, 2)
 

@@ -1,0 +1,124 @@
+"""Whether `tsx plan` tells the truth: p50 and p99 by simulation beside those of a real server under the same open-loop load.
+
+    python benchmarks/plan_accuracy.py [--seconds 10] [--rounds 3] [--json FILE]
+
+The curve t(n) of a convolutional network is measured in a worker of its own. Each configuration is served by the real runtime; a short
+closed loop tells how much slower the server is than its curve, as the winner of a `tsx bench` does, and then requests come by chance (Poisson)
+at shares of what it can do, in rounds, medians of which are compared. What was promised: p50 and p99 agree within 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import machine
+import servers
+from models import convolution
+
+from tsx_archiver import open_archive
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.curve import measure_curve
+from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.planning import REQUESTS, Replica, scale_of, served
+from tsx_cli.bench.predict import timing_of
+from tsx_cli.bench.results import Curve, Offered, Round
+from tsx_cli.bench.simulate import poisson
+from tsx_cli.bench.trial import Servers, Target
+from tsx_runtime.core.devices import cpu_count
+from tsx_runtime.core.queue import Limits
+
+PROMISED = 0.15
+LOADS = (0.3, 0.5, 0.7)  # of what the configuration can do
+SIZES = (1, 2, 4, 8)
+CONFIGURATIONS = (Configuration(workers=1, batch_size=1), Configuration(workers=1, batch_size=8), Configuration(workers=2, batch_size=4))
+NAME = "convolution"
+
+
+class Row(NamedTuple):
+    configuration: str
+    rate: float
+    p50_ms: float
+    p50_told_ms: float
+    p99_ms: float
+    p99_told_ms: float
+    limited: str | None
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        return self.p50_told_ms / self.p50_ms - 1, self.p99_told_ms / self.p99_ms - 1
+
+
+def rows_of(archive: Path, curve: Curve, seconds: float, rounds: int, noise: machine.Noise) -> list[Row]:
+    payloads = [Payload(convolution.sample(), "application/octet-stream")]
+    found = []
+    with open_archive(archive) as opened:
+        running = Servers(Target(opened, payloads, seconds))
+        try:
+            for configuration in CONFIGURATIONS:
+                candidate = running.get(configuration)
+                connections = Offered(connections=(configuration.workers + 1) * configuration.batch_size)
+                replica = calibrated(curve, configuration, connections, candidate.load(connections).round)
+                for load in LOADS:
+                    rate = load * replica.capacity
+                    offered = Offered(mode="open", rate=rate, arrivals="poisson")
+                    found.append(row(replica, rate, [candidate.load(offered).round for _ in range(rounds)]))
+                    noise.sample()
+        finally:
+            running.close()
+    return found
+
+
+def calibrated(curve: Curve, configuration: Configuration, offered: Offered, told: Round) -> Replica:
+    timing = timing_of(curve)
+    assert timing is not None
+    replica = Replica(timing, configuration, cpu_count(), Limits(max_items=configuration.batch_size))
+    scale = scale_of(replica, offered, told.throughput, told.latency.p50_ms)
+    print(f"{configuration}: {told.throughput:.0f} requests/s by {offered.connections} connections, {scale:.2f} times its curve", file=sys.stderr)
+    return replica._replace(scale=scale)
+
+
+def row(replica: Replica, rate: float, rounds: list[Round]) -> Row:
+    told = served(replica, poisson(rate, REQUESTS, seed=1), seed=1)
+    p50, p99 = (median(getattr(each.latency, name) for each in rounds) for name in ("p50_ms", "p99_ms"))
+    limited = next((each.generator.limited for each in rounds if each.generator.limited), None)
+    return Row(str(replica.configuration), rate, p50, told.p50_ms, p99, told.p99_ms, limited)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10, help="of a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    options = parser.parse_args()
+    print(machine.describe())
+    if busy := machine.busy_before():
+        print(busy)
+    noise = machine.Noise()
+    noise.sample()
+    with tempfile.TemporaryDirectory() as place:
+        archive = servers.archive(Path(place), NAME, "--handler", Path(__file__).parent / "models" / f"{NAME}.py", config={})
+        curve = measure_curve(archive, Configuration(), SIZES, [Payload(convolution.sample(), "application/octet-stream")])
+        print("t(n): " + ", ".join(f"{point.batch_size}: {point.median_ms:.1f} ms" for point in curve.points) + f", spread {curve.spread:.0%}")
+        rows = rows_of(archive, curve, options.seconds, options.rounds, noise)
+    print(noise)
+    print(f"{'configuration':<28}{'rate':>7}{'p50':>9}{'told':>9}{'':>7}{'p99':>9}{'told':>9}")
+    for each in rows:
+        first, second = each.errors
+        print(
+            f"{each.configuration:<28}{each.rate:>7.0f}{each.p50_ms:>9.1f}{each.p50_told_ms:>9.1f}{first:>+7.0%}"
+            f"{each.p99_ms:>9.1f}{each.p99_told_ms:>9.1f}{second:>+7.0%}{'  the generator: ' + each.limited if each.limited else ''}"
+        )
+    within = sum(max(map(abs, each.errors)) <= PROMISED for each in rows)
+    print(f"{within} of {len(rows)} within {PROMISED:.0%} in both; the worst is {max(abs(error) for each in rows for error in each.errors):.0%} off")
+    if options.json:
+        options.json.write_text(json.dumps([each._asdict() for each in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()
