@@ -1,6 +1,6 @@
 """Whether `tsx plan` tells the truth: p50 and p99 by simulation beside those of a real server under the same open-loop load.
 
-    python benchmarks/plan_accuracy.py [--seconds 10] [--rounds 3] [--json FILE]
+    python benchmarks/plan_accuracy.py [--seconds 10] [--rounds 3] [--loads 0.3,0.5,0.7] [--json FILE]
 
 The curve t(n) of a convolutional network is measured in a worker of its own. Each configuration is served by the real runtime; a short
 closed loop tells how much slower the server is than its curve, as the winner of a `tsx bench` does, and then requests come by chance (Poisson)
@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -34,9 +35,10 @@ from tsx_runtime.core.devices import cpu_count
 from tsx_runtime.core.queue import Limits
 
 PROMISED = 0.15
-LOADS = (0.3, 0.5, 0.7)  # of what the configuration can do
+LOADS = "0.3,0.5,0.7"  # of what the configuration can do
 SIZES = (1, 2, 4, 8)
-CONFIGURATIONS = (Configuration(workers=1, batch_size=1), Configuration(workers=1, batch_size=8), Configuration(workers=2, batch_size=4))
+BUDGET = 10.0  # seconds for the curve
+CONFIGURATIONS = tuple(Configuration(threads=1, workers=workers, batch_size=size) for workers, size in ((1, 1), (1, 8), (2, 4)))
 NAME = "convolution"
 
 
@@ -54,7 +56,7 @@ class Row(NamedTuple):
         return self.p50_told_ms / self.p50_ms - 1, self.p99_told_ms / self.p99_ms - 1
 
 
-def rows_of(archive: Path, curve: Curve, seconds: float, rounds: int, noise: machine.Noise) -> list[Row]:
+def rows_of(archive: Path, curve: Curve, loads: Sequence[float], seconds: float, rounds: int, noise: machine.Noise) -> list[Row]:
     payloads = [Payload(convolution.sample(), "application/octet-stream")]
     found = []
     with open_archive(archive) as opened:
@@ -64,7 +66,7 @@ def rows_of(archive: Path, curve: Curve, seconds: float, rounds: int, noise: mac
                 candidate = running.get(configuration)
                 connections = Offered(connections=(configuration.workers + 1) * configuration.batch_size)
                 replica = calibrated(curve, configuration, connections, candidate.load(connections).round)
-                for load in LOADS:
+                for load in loads:
                     rate = load * replica.capacity
                     offered = Offered(mode="open", rate=rate, arrivals="poisson")
                     found.append(row(replica, rate, [candidate.load(offered).round for _ in range(rounds)]))
@@ -94,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--loads", default=LOADS, help="shares of what a configuration can do")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     options = parser.parse_args()
     print(machine.describe())
@@ -103,15 +106,17 @@ def main() -> None:
     noise.sample()
     with tempfile.TemporaryDirectory() as place:
         archive = servers.archive(Path(place), NAME, "--handler", Path(__file__).parent / "models" / f"{NAME}.py", config={})
-        curve = measure_curve(archive, Configuration(), SIZES, [Payload(convolution.sample(), "application/octet-stream")])
+        payloads = [Payload(convolution.sample(), "application/octet-stream")]
+        curve = measure_curve(archive, Configuration(threads=1), SIZES, payloads, budget_seconds=BUDGET)
         print("t(n): " + ", ".join(f"{point.batch_size}: {point.median_ms:.1f} ms" for point in curve.points) + f", spread {curve.spread:.0%}")
-        rows = rows_of(archive, curve, options.seconds, options.rounds, noise)
+        loads = [float(load) for load in options.loads.split(",")]
+        rows = rows_of(archive, curve, loads, options.seconds, options.rounds, noise)
     print(noise)
-    print(f"{'configuration':<28}{'rate':>7}{'p50':>9}{'told':>9}{'':>7}{'p99':>9}{'told':>9}")
+    print(f"{'configuration':<32}{'rate':>7}{'p50':>9}{'told':>9}{'':>7}{'p99':>9}{'told':>9}")
     for each in rows:
         first, second = each.errors
         print(
-            f"{each.configuration:<28}{each.rate:>7.0f}{each.p50_ms:>9.1f}{each.p50_told_ms:>9.1f}{first:>+7.0%}"
+            f"{each.configuration:<32}{each.rate:>7.0f}{each.p50_ms:>9.1f}{each.p50_told_ms:>9.1f}{first:>+7.0%}"
             f"{each.p99_ms:>9.1f}{each.p99_told_ms:>9.1f}{second:>+7.0%}{'  the generator: ' + each.limited if each.limited else ''}"
         )
     within = sum(max(map(abs, each.errors)) <= PROMISED for each in rows)
