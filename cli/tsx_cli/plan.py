@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -10,10 +11,10 @@ import typer
 
 from tsx_archiver import ModelConfig, inspect_archive
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.kept import read_kept
-from tsx_cli.bench.planning import Planned, Replica, plan, scale_of
+from tsx_cli.bench.kept import alone_of, read_kept
+from tsx_cli.bench.planning import Planned, Replica, Seen, fitted, plan
 from tsx_cli.bench.predict import timing_of
-from tsx_cli.bench.results import Curve, Environment, Offered, read_results
+from tsx_cli.bench.results import Curve, Environment, Point, read_results
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.options import AsJson
@@ -33,9 +34,9 @@ class Measured(NamedTuple):
     curves: list[Curve]
     environment: Environment
     configuration: Configuration
-    offered: Offered
-    throughput: float
-    p50_ms: float
+    best: Seen
+    alone: Seen | None  # one request at a time, on one worker
+    transport_ms: float | None
     date: str
     slo: str | None
 
@@ -82,8 +83,9 @@ def _measured(archive: Path | None, results: Path | None) -> Measured:
     if kept is None or not kept.curves:
         raise CliError(f"{archive} was never measured. `tsx bench {archive} --write` measures it; or name a --results file")
     best = kept.best
-    how = Configuration(**best.configuration)
-    return Measured(kept.curves, kept.environment, how, best.offered, best.throughput, best.p50_ms, kept.measured, kept.slo)
+    how, seen = Configuration(**best.configuration), Seen(best.offered, best.throughput, best.p50_ms, best.p99_ms)
+    alone = None if kept.alone is None else _seen(kept.alone)
+    return Measured(kept.curves, kept.environment, how, seen, alone, kept.transport_ms, kept.measured, kept.slo)
 
 
 def _from_results(path: Path) -> Measured:
@@ -92,9 +94,13 @@ def _from_results(path: Path) -> Measured:
     point = None if trial is None else trial.chosen
     if trial is None or point is None or not found.curves:
         raise CliError(f"{path} has no winner with a curve to plan from; run `tsx bench` on an archive until it ends")
-    date = found.ended or found.started
-    p50 = point.latency.p50_ms
-    return Measured(found.curves, found.environment, trial.how(), point.offered, point.throughput.value, p50, date, found.slo)
+    alone, transport = alone_of(found)
+    seen, date = _seen(point), found.ended or found.started
+    return Measured(found.curves, found.environment, trial.how(), seen, None if alone is None else _seen(alone), transport, date, found.slo)
+
+
+def _seen(point: Point) -> Seen:
+    return Seen(point.offered, point.throughput.value, point.latency.p50_ms, point.latency.p99_ms)
 
 
 def _config(archive: Path | None) -> ModelConfig:
@@ -146,13 +152,11 @@ def _replica(measured: Measured, config: ModelConfig, workers: int | None, batch
         raise CliError(f"the benchmark kept no curve of {won}; measure again")
     wait = (100 if config.max_batch_delay is None else config.max_batch_delay) / 1000 if config.batch_policy == "wait" else None
 
-    def run(configuration: Configuration, scale: float) -> Replica:
-        limits = Limits(max_items=configuration.batch_size, wait=wait)
-        return Replica(timing, configuration, measured.environment.cores, limits, config.job_queue_size or QUEUE, scale)
-
-    scale = scale_of(run(won, 1.0), measured.offered, measured.throughput, measured.p50_ms)
-    device, precision, compiled, threads = won.variant
-    return run(Configuration(device, precision, compiled, threads, workers or won.workers, batch_size or won.batch_size), scale)
+    limits = Limits(max_items=won.batch_size, wait=wait)
+    replica = Replica(timing, won, measured.environment.cores, limits, config.job_queue_size or QUEUE)
+    replica = fitted(replica, measured.best, measured.alone, measured.transport_ms)
+    asked = replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size)
+    return replica._replace(configuration=asked, limits=limits._replace(max_items=asked.batch_size))
 
 
 def _told(measured: Measured, replica: Replica, planned: Planned, rate: float, bounds: Slo | None, price: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
-from tsx_cli.bench.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Results
+from tsx_cli.bench.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Point, Results
 from tsx_cli.failure import CliError
 from tsx_runtime.core.hardware import hardware
 from tsx_runtime.core.measured import FILE, FORMAT, LARGEST
@@ -38,6 +38,8 @@ class Kept(Part):
     best: Best
     baseline: Best | None = None  # one worker, batch size 1
     curves: list[Curve] = Field(default_factory=list)
+    alone: Point | None = None  # one request at a time on one worker, without its rounds: what a server adds to its curve
+    transport_ms: float | None = None  # of the stages of that worker
 
     @property
     def here(self) -> bool:
@@ -69,6 +71,7 @@ def kept_of(results: Results, curves: list[Curve] | None = None) -> Kept:
     best, baseline = _best(results, results.winner), None if results.baseline is None else _best(results, results.baseline)
     if best is None:
         raise CliError("the winner has no measured point, so there is nothing to keep")
+    alone, transport = alone_of(results)
     return Kept(
         measured=results.ended or results.started,
         tsx=results.environment.tsx,
@@ -80,7 +83,20 @@ def kept_of(results: Results, curves: list[Curve] | None = None) -> Kept:
         best=best,
         baseline=baseline,
         curves=results.curves if curves is None else curves,
+        alone=None if alone is None else alone.model_copy(update={"rounds": []}),
+        transport_ms=transport,
     )
+
+
+def alone_of(results: Results) -> tuple[Point | None, float | None]:
+    """One request at a time, on one worker of the winner's variant, and that worker's transport; None where it was not measured."""
+    variant = None if results.winner is None else results.trials[results.winner].how().variant
+    for trial in results.trials:
+        if trial.how().variant == variant and trial.how().workers == 1:
+            found = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
+            if found:
+                return found[0], None if trial.stages is None else trial.stages.transport_ms
+    return None, None
 
 
 def _best(results: Results, number: int) -> Best | None:

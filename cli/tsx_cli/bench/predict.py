@@ -50,7 +50,7 @@ def timing_of(curve: Curve) -> Timing | None:
     return Timing(tuple(point.batch_size for point in points), tuple(point.median_ms for point in points), busy, curve.spread)
 
 
-def slowdown(timing: Timing, configuration: Configuration, cores: int, active: float | None = None) -> float:
+def slowdown(timing: Timing, configuration: Configuration, cores: float, active: float | None = None) -> float:
     """How many times as long a batch takes beside the other workers' as by itself; `active` workers are at work at a time."""
     workers = configuration.workers if active is None else active
     if configuration.device != "cpu":

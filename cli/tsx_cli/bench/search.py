@@ -100,7 +100,8 @@ def next_trial(state: State) -> Candidate | None:
     seen = _tried(state)
     first = baseline(state.configurations)
     if first not in seen:
-        return _candidate(state, outlook(state, first), "the baseline")
+        one = outlook(state, first)
+        return _candidate(state, one._replace(level=1.0) if state.mode == "closed" else one, "the baseline, one request at a time")
     left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
     open_ones = [each for each in left if state.exhaustive or each.most > best * GAIN]
     if not open_ones:

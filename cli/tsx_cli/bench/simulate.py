@@ -48,11 +48,12 @@ class _Request:
 
 
 class _Worker:
-    __slots__ = ("batches", "held")
+    __slots__ = ("batches", "ended", "held")
     prefetch = suspected = False
 
     def __init__(self) -> None:
         self.batches = 0
+        self.ended = -1.0  # when its last batch did
         self.held: deque[list[Any]] = deque()
 
 
@@ -87,6 +88,7 @@ def simulate(
     connections: int = 0,
     slow: Sequence[float] = (),
     spread: float = 0.0,
+    cold_ms: float = 0.0,
     overhead_ms: float = 0.0,
     limits: Limits | None = None,
     queue_size: int | None = None,
@@ -95,9 +97,10 @@ def simulate(
     """`times[n - 1]` is how long a batch of n takes one worker, in milliseconds, and `slow[k]` how many times that beside k - 1 others.
 
     Requests come at `arrivals` (seconds); with `connections` the loop is closed instead: as many requests as there are arrivals, each sent
-    by a connection `overhead_ms` after its last answer. `spread` is the coefficient of variation of a batch's time, which is lognormal.
+    by a connection `overhead_ms` after its last answer. A batch's time is lognormal, with this median; `spread` is its coefficient of
+    variation. A worker that was idle takes `cold_ms` longer.
     """
-    run = _Run(times, workers, slow, _noises(spread, seed), limits or Limits(max_items=len(times)), queue_size)
+    run = _Run(times, workers, slow, _noises(spread, seed), cold_ms, limits or Limits(max_items=len(times)), queue_size)
     if connections:
         run.closed(connections, len(arrivals), overhead_ms / 1000)
     else:
@@ -106,20 +109,28 @@ def simulate(
 
 
 def _noises(spread: float, seed: int) -> list[float]:
-    """Factors whose mean is 1."""
+    """Factors whose median is 1, as a curve's times are medians."""
     if spread <= 0:
         return [1.0]
     sigma = math.sqrt(math.log1p(spread * spread))
     chance = random.Random(seed)
-    return [chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(NOISES)]
+    return [chance.lognormvariate(0.0, sigma) for _ in range(NOISES)]
 
 
 class _Run:
     """One simulation: its clock, its queue, its workers, and what was answered."""
 
     def __init__(
-        self, times: Sequence[float], workers: int, slow: Sequence[float], noises: list[float], limits: Limits, queue_size: int | None
+        self,
+        times: Sequence[float],
+        workers: int,
+        slow: Sequence[float],
+        noises: list[float],
+        cold_ms: float,
+        limits: Limits,
+        queue_size: int | None,
     ) -> None:
+        self.cold = cold_ms / 1000
         self.times = [time / 1000 for time in times]
         self.slow = list(slow) or [1.0] * (workers + 1)
         self.noises = noises
@@ -178,6 +189,7 @@ class _Run:
         self.now, _, worker = heapq.heappop(self.running)
         answered: list[_Request] = worker.held.popleft()
         worker.batches -= 1
+        worker.ended = self.now
         self.latencies += [self.now - request.arrived for request in answered]
         if worker.held:
             self.begin(worker)
@@ -197,7 +209,8 @@ class _Run:
     def begin(self, worker: _Worker) -> None:
         size = len(worker.held[0])
         self.started += 1
-        took = self.times[size - 1] * self.slow[len(self.running) + 1] * self.noises[self.started % len(self.noises)]
+        took = self.times[size - 1] if self.now == worker.ended else self.times[size - 1] + self.cold
+        took *= self.slow[len(self.running) + 1] * self.noises[self.started % len(self.noises)]
         self.work += took
         self.sizes[size] += 1
         heapq.heappush(self.running, (self.now + took, self.started, worker))

@@ -12,10 +12,10 @@ import pytest
 from tsx_cli.bench import planning
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.kept import kept_of
-from tsx_cli.bench.planning import Planned, Replica, scale_of
+from tsx_cli.bench.planning import Planned, Replica, Seen, fitted
 from tsx_cli.bench.predict import Timing
 from tsx_cli.bench.results import Curve, CurvePoint, Environment, Figure, Inputs, Latency, ModelInfo, Offered, Point, Results, Trial
-from tsx_cli.bench.simulate import poisson, simulate
+from tsx_cli.bench.simulate import Simulated, poisson, simulate
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.main import main
 from tsx_runtime.core.hardware import hardware
@@ -27,7 +27,7 @@ TIMING = Timing((1, 2, 4, 8), (12.0, 14.0, 18.0, 26.0), None, 0.05)
 
 
 def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int = 100) -> Replica:
-    return Replica(TIMING, configuration, 2, Limits(max_items=configuration.batch_size), queue, scale)
+    return Replica(TIMING, configuration, 8, Limits(max_items=configuration.batch_size), queue, scale)
 
 
 def plan(replica: Replica, rate: float, slo: Slo | None, headroom: float = 0.0, moments: Sequence[float] = ()) -> Planned | None:
@@ -42,7 +42,7 @@ def test_one_replica_less_would_not_keep_the_bound(rate: float) -> None:
     assert found.at.p99_ms <= 50
     assert found.at.refused == 0
     if found.replicas > 1:
-        fewer = simulate(replica().times, poisson(rate / (found.replicas - 1), 6000), workers=2, slow=replica().slow, spread=0.05)
+        fewer = simulate(replica().times, poisson(rate / (found.replicas - 1), 6000), workers=2, slow=replica().slow(0), spread=0.05)
         assert fewer.p99_ms > 49
 
 
@@ -88,16 +88,30 @@ def test_bursts_of_a_recording_take_more_replicas_than_even_chance() -> None:
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.6])
 def test_how_much_slower_the_server_was_than_its_curve_is_learned(factor: float) -> None:
-    offered = Offered(connections=12)
     slower = replica(scale=factor)
-    told = simulate(slower.times, range(4000), workers=2, connections=12, slow=slower.slow, spread=0.05, overhead_ms=0.3)
-    assert scale_of(replica(), offered, told.throughput, told.p50_ms) == pytest.approx(factor, rel=0.05)
-    told = simulate(slower.times, poisson(30, 4000), workers=2, slow=slower.slow, spread=0.05)
-    assert scale_of(replica(), Offered(mode="open", rate=30), told.throughput, told.p50_ms) == pytest.approx(factor, rel=0.1)
+    told = simulate(slower.times, range(4000), workers=2, connections=12, slow=slower.slow(0), spread=0.05, overhead_ms=0.3)
+    assert fitted(replica(), seen(told, Offered(connections=12))).scale == pytest.approx(factor, rel=0.05)
+    told = simulate(slower.times, poisson(30, 4000), workers=2, slow=slower.slow(0), spread=0.05)
+    assert fitted(replica(), seen(told, Offered(mode="open", rate=30))).scale == pytest.approx(factor, rel=0.1)
+
+
+def test_what_one_request_alone_took_tells_of_idle_workers_and_of_noise() -> None:
+    best = simulate(replica().times, range(4000), workers=2, connections=12, slow=replica().slow(0), spread=0.3, overhead_ms=1)
+    alone = simulate([12.0], range(4000), connections=1, spread=0.3, overhead_ms=1 + 2)
+    found = fitted(replica(), seen(best, Offered(connections=12)), seen(alone, Offered(connections=1)), 1.0)
+    assert found.scale == pytest.approx(1.04, abs=0.07)  # the curve was thought to be less noisy
+    assert found.cold_ms == pytest.approx(2, abs=1.2)
+    assert found.timing.spread == pytest.approx(0.26, abs=0.06)
+    assert found.overhead_ms == 1
 
 
 def test_a_benchmark_without_answers_teaches_nothing() -> None:
-    assert scale_of(replica(), Offered(), 0.0, 0.0) == 1.0
+    nothing = Seen(Offered(), 0.0, 0.0, 0.0)
+    assert fitted(replica(), nothing, nothing) == replica()
+
+
+def seen(told: Simulated, offered: Offered) -> Seen:
+    return Seen(offered, told.throughput, told.p50_ms, told.p99_ms)
 
 
 def results(fingerprint: str = "another") -> Results:
@@ -215,3 +229,10 @@ def archive(tmp_path: Path, config: str) -> Path:
     model = {"modelName": "digits", "modelVersion": "1.0", "handler": "handler.py", "configFile": "model-config.yaml"}
     (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
     return directory
+
+
+def test_requests_leave_fewer_cores_to_the_workers() -> None:
+    tight = replica()._replace(cores=2, overhead_ms=1.0)
+    assert tight.slow(0)[2] == 1
+    assert tight.slow(400)[2] == pytest.approx(2 / 1.6)
+    assert tight.slow(1e6)[2] == 2
