@@ -128,15 +128,18 @@ def _points(worker: LoneWorker, items: Sequence[Item], sizes: Sequence[int], sec
         left = ends - time.monotonic()
         if left <= 0 and needed > LONG:
             return
-        point, spread = _point(worker, items, size, max(0.0, left) / (len(sizes) - position))
+        first = chunk_of(worker, items, size, 0, 0.0)
+        ends += max(0.0, first[0].seconds - first[1].seconds)  # what is done once, such as compiling, takes no time from the others
+        share = max(0.0, ends - time.monotonic()) / (len(sizes) - position)
+        point, spread = _point(worker, items, size, share, first)
         needed = (FEWEST + LEAST + 1) * point.median_ms / 1000 * 2
         yield point, spread
 
 
-def _point(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float) -> tuple[CurvePoint, float]:
-    """Raises WorkerFailed."""
+def _point(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float, first: list[Sample]) -> tuple[CurvePoint, float]:
+    """`first` are batches that ran already. Raises WorkerFailed."""
     ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
-    chunks = [chunk_of(worker, items, size, 0, chunk_seconds)]
+    chunks = [first]
     while not settled([[sample.seconds for sample in chunk] for chunk in chunks]):
         if len(chunks) == CHUNKS or time.monotonic() > ends - seconds / 2:
             break
