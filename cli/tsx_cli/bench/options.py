@@ -22,7 +22,7 @@ class Arrivals(str, Enum):
     RECORDED = "recorded"
 
 
-Model = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An archive, or a model's directory.")]
+Model = Annotated[Path | None, typer.Argument(metavar="MODEL", help="An archive, or a model's directory.")]
 SloBounds = Annotated[
     str | None, typer.Option("--slo", metavar="BOUNDS", help="What must hold, such as 'p99<100ms' or 'p50<20ms,errors<0.1%'.")
 ]

@@ -1,0 +1,124 @@
+"""What `tsx bench` refuses, with what to do; and which configurations follow from its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.support.models import make_model
+from tsx_archiver import ModelConfig
+from tsx_cli.bench.asked import Asked, configurations, seconds, share
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.journal import NAME, Journal, read_journal
+from tsx_cli.bench.results import Figure, Latency, Offered, Point, Trial
+from tsx_cli.failure import CliError, UsageError
+
+HANDLER = "def handle(data, context):\n    return None if data is None else ['ok'] * len(data)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name an archive: tsx bench model.mar"),
+        (["m.mar", "--slo", "fast"], "'fast' is no bound"),
+        (["m.mar", "--batch-sizes", "0..4"], "--batch-sizes: '0..4' is no number from 1"),
+        (["m.mar", "--workers", "many"], "--workers: 'many' is no number from 1"),
+        (["m.mar", "--threads", "8..4"], "--threads: '8..4' is no number"),
+        (["m.mar", "--devices", "tpu"], "--devices: 'tpu' is none of cpu, cuda"),
+        (["m.mar", "--precision", "fp8"], "--precision: 'fp8' is none of fp32, fp16, bf16"),
+        (["m.mar", "--compile", "yes"], "--compile: 'yes' is none of off, on"),
+        (["m.mar", "--duration", "soon"], "--duration: 'soon' is no time; write 30s, 10m or 1h"),
+        (["m.mar", "--time-limit", "0s"], "--time-limit: '0s' is no time"),
+        (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is no share"),
+        (["m.mar", "--rate", "100"], "--rate is for an open loop"),
+        (["m.mar", "--mode", "open", "--connections", "8"], "--connections is for a closed loop"),
+        (["m.mar", "--connections", "1,two"], "--connections: '1,two' is no list of numbers above 0"),
+        (["m.mar", "--connections", "1.5"], "--connections: '1.5' is no list of numbers"),
+        (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),
+        (["m.mar", "--rounds", "0"], "--rounds"),
+        (["m.mar"], "brings no samples along, so there is nothing to send: give --input"),
+        (["flow.war"], "is a workflow"),
+        (["--resume", "here", "--slo", "p99<1s"], "--resume goes on with what the run was asked for; leave --slo out"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_do(run: Run, words: list[str], said: str) -> None:
+    make_model(Path("m.mar"), HANDLER)
+    Path("a.txt").write_text("a")
+    Path("flow.war").write_bytes(b"")
+    ended = run("bench", *words)
+    assert ended.code == 2
+    assert said in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.mar"], "there is no file 'missing.mar'"),
+        (["m.mar", "--input", "missing.txt"], "there is no input"),
+        (["--resume", "missing"], "cannot be read"),
+        (["torn.mar", "--input", "a.txt"], "Copy or download it again"),
+    ],
+)
+def test_what_is_not_there_or_damaged_is_said(run: Run, words: list[str], said: str) -> None:
+    make_model(Path("m.mar"), HANDLER)
+    Path("a.txt").write_text("a")
+    Path("torn.mar").write_bytes(Path("m.mar").read_bytes()[:100])
+    ended = run("bench", *words)
+    assert ended.code == 1
+    assert said in ended.err
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
+    make_model(Path("m.mar"), HANDLER)
+    Path("out").mkdir()
+    Path("out", NAME).write_text("")
+    assert "--resume out goes on with it" in run("bench", "m.mar", "-o", "out").err
+
+
+def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> None:
+    asked = Asked(batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1")
+    found = configurations(asked, ModelConfig(), 2, 0)
+    assert len(found) == len(set(found)) == 3 * 2 * 2 * 2
+    assert found[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
+    assert {each.workers for each in configurations(Asked(), ModelConfig(), 6, 0)} == {1, 2, 4, 6}
+    assert {each.device for each in configurations(Asked(), ModelConfig(), 6, 1)} == {"cuda"}
+    assert {each.device for each in configurations(Asked(), ModelConfig(device_type="cpu"), 6, 1)} == {"cpu"}
+    many = ",".join(map(str, range(1, 300)))
+    with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
+        configurations(Asked(batch_sizes=many, workers=many, compiled="off,on"), ModelConfig(), 6, 0)
+    with pytest.raises(UsageError, match="no GPU is visible here"):
+        configurations(Asked(devices="cpu,cuda"), ModelConfig(), 6, 0)
+
+
+def test_times_and_shares_are_read_as_people_write_them() -> None:
+    assert [seconds(text, "") for text in ("500ms", "90", "1.5 m", "2h")] == [0.5, 90, 90, 7200]
+    assert [share(text, "") for text in ("5%", "0.05")] == [0.05, 0.05]
+
+
+def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) -> None:
+    asked = Asked(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
+    figure = Figure(value=1, low=1, high=1)
+    points = [Point(offered=Offered(connections=n), throughput=figure, latency=Latency(), p99_ms=figure) for n in (1, 2)]
+    trial = Trial(configuration=Configuration(batch_size=4).as_json(), points=points)
+    journal = Journal(tmp_path)
+    journal.begin(asked.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now")
+    journal.trial(0, trial.model_copy(update={"state": "failed"}))
+    journal.point(0, 0, points[1])
+    journal.point(0, 0, points[0])
+    journal.point(0, 1, points[1])
+    journal.trial(0, trial)
+    journal.close()
+    path = tmp_path / NAME
+    whole = path.read_text()
+    for cut in (0, 7):
+        path.write_text(whole + whole[:cut])
+        Journal(tmp_path).close()
+        past = read_journal(tmp_path)
+        assert past.trials == [trial]
+        assert Asked.of_json({name: value for name, value in past.asked.items() if name != "model"}) == asked
+    for damaged in ("", whole.replace('"kind":"begin","format":1', '"kind":"begin","format":9'), whole.replace('"at":0', '"at":"x"', 1)):
+        path.write_text(damaged)
+        with pytest.raises(CliError, match="measure anew, without --resume"):
+            read_journal(tmp_path)

@@ -1,0 +1,184 @@
+"""Whole runs: real servers, real loads, short ones."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, clean, serving, tsx
+from tsx_archiver import inspect_archive, verify_archive
+from tsx_cli.bench.kept import read_kept
+from tsx_cli.bench.results import Results, read_results
+from tsx_cli.bench.search import best_point
+
+# A batch of four is answered otherwise than alone; more than that does not load.
+HANDLER = """
+import time
+
+def handle(data, context):
+    size = context.model_yaml_config.get("batchSize", 1)
+    if size > 4:
+        raise RuntimeError("no room for so much")
+    if data is None:
+        return None
+    time.sleep(0.003 + 0.0005 * len(data))
+    return [{"length": len(row.get("data") or row.get("body")) + (size == 4)} for row in data]
+"""
+CONFIG = "# its own words\nbatchSize: 1  # alone\nmaxBatchDelay: 50\n"
+QUICK = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%", "--workers", "1")
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with lengths.mar."""
+    directory = tmp_path_factory.mktemp("bench")
+    source = make_model(directory / "lengths", HANDLER, config=CONFIG)
+    with zipfile.ZipFile(directory / "lengths.mar", "w") as archive:
+        for file in sorted(path for path in source.rglob("*") if path.is_file()):
+            archive.write(file, file.relative_to(source).as_posix())
+        for name in ("short", "longer"):
+            archive.writestr(f"samples/{name}.txt", name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def results(place: Path) -> Results:
+    """What a run found, which wrote it into the archive."""
+    words = [
+        "bench",
+        "lengths.mar",
+        "--slo",
+        "p99<20s",
+        "--batch-sizes",
+        "1..8",
+        *QUICK,
+        "--connections",
+        "1,4",
+        "--exhaustive",
+        "-o",
+        "out",
+        "--write",
+    ]
+    ended = tsx(words, place, {})
+    assert ended.returncode == 0, ended.stderr
+    assert "lengths.mar now runs with" in ended.stdout
+    return read_results(place / "out" / "results.json")
+
+
+def test_a_run_finds_a_winner_and_says_why(results: Results) -> None:
+    assert results.complete
+    assert results.winner is not None
+    assert results.baseline == 0
+    best = results.trials[results.winner]
+    assert best.chosen is not None
+    assert best.how().batch_size in (1, 2)
+    assert str(best.how()) in results.why
+    assert results.inputs.count == 2
+    assert results.environment.fingerprint
+
+
+def test_a_trial_tells_where_the_time_went_and_what_was_used(results: Results) -> None:
+    trial = results.trials[0]
+    assert trial.stages is not None
+    assert trial.stages.inference_ms > 3
+    assert trial.batch_sizes.keys() == {1}
+    assert all(each.memory_mib > 10 for each in trial.usage)
+    assert trial.points[0].rounds[0].ok > 0
+    assert any(point.offered.mode == "open" for each in results.trials for point in each.points)
+
+
+def test_what_fails_and_what_answers_otherwise_are_results_that_cannot_win(results: Results) -> None:
+    by_size = {trial.how().batch_size: trial for trial in results.trials}
+    assert by_size[4].accuracy is not None
+    assert not by_size[4].accuracy.same
+    assert by_size[8].state == "failed"
+    assert "no room for so much" in str(by_size[8].reason)
+    assert by_size[1].accuracy is not None
+    assert by_size[1].accuracy.same
+
+
+def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path, results: Results) -> None:
+    archive = place / "lengths.mar"
+    assert not [finding for finding in verify_archive(archive) if finding.is_fault]
+    told = inspect_archive(archive)
+    assert results.winner is not None
+    winner = results.trials[results.winner].how()
+    assert (told.config.batch_size, told.config.max_workers, told.config.max_batch_delay) == (winner.batch_size, 1, 50)
+    assert "jobQueueSize" not in told.config.raw
+    kept = read_kept(archive)
+    assert kept is not None
+    assert kept.here
+    assert kept.best.configuration == winner.as_json()
+    assert kept.best.throughput > 0
+    shown = tsx(["archive", "inspect", archive], place, {}).stdout
+    assert f"measured {kept.measured[:10]} on " in shown
+
+
+def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None:
+    with serving(["serve", "lengths.mar", *FREE_PORTS], place, {}) as server:
+        with urllib.request.urlopen(f"{server.address('models')}/models/lengths", timeout=30) as answer:
+            (described,) = json.load(answer)
+        assert described["measured"]["here"] is True
+        assert described["measured"]["slo"] == "p99<20s"
+        assert described["measured"]["throughput"] > 0
+        words = ["models", "describe", "lengths", "--url", server.address("models")]
+        assert "measured configuration" in tsx(words, place, {}).stdout
+        assert "requests/s, p99" in server.log
+
+
+@pytest.fixture
+def begun(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run with much before it, which has found something."""
+    loads = ("--exhaustive", "--connections", "1,2,3,4,5,6,7,8,9")
+    words = ["bench", place / "lengths.mar", "--batch-sizes", "1,2", *QUICK, *loads, "-o", "out"]
+    command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
+    process = subprocess.Popen(command, cwd=tmp_path, env=clean({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert "requests/s" in first, first + process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(begun: subprocess.Popen[str], tmp_path: Path) -> None:
+    servers = psutil.Process(begun.pid).children(recursive=True)
+    assert servers
+    begun.send_signal(signal.SIGINT)
+    told, errors = begun.communicate(timeout=PATIENCE)
+    assert begun.returncode == 130, errors
+    assert not psutil.wait_procs(servers, timeout=30)[1]
+    partial = read_results(tmp_path / "out" / "results.json")
+    assert not partial.complete
+    assert partial.winner == 0
+    assert "The run was interrupted" in told
+    ended = tsx(["bench", "--resume", "out", "--time-limit", "1s", "--json"], tmp_path, {})
+    assert ended.returncode == 0, ended.stderr
+    whole = Results.model_validate_json(ended.stdout)
+    assert whole.complete
+    assert whole.started == partial.started
+    before, after = partial.trials[0].points[0], whole.trials[0].points[0]
+    assert (after.offered, after.rounds[: len(before.rounds)]) == (before.offered, before.rounds)
+    assert best_point(whole.trials[0].points) is not None
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_server_either(begun: subprocess.Popen[str]) -> None:
+    servers = psutil.Process(begun.pid).children(recursive=True)
+    begun.send_signal(signal.SIGTERM)
+    begun.send_signal(signal.SIGINT)
+    begun.communicate(timeout=PATIENCE)
+    assert begun.returncode == 130
+    assert not psutil.wait_procs(servers, timeout=30)[1]
