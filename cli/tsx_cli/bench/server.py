@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 LAST_LINES = 12  # of its log, in the reason of a failure
+TRACEBACK_HINT = "--debug shows the whole traceback."
 KEPT = ("TSX_WORKER_PRELOAD",)  # of the user's settings: it changes how long a start takes, and nothing else
 PATIENCE = 10.0  # seconds that it may take to end
 # The server hears of this process's end whatever ends it, and Ctrl-C is for this process alone. `-c` and not `-m`: nothing of the working
@@ -109,8 +110,7 @@ def _ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerP
                 break
         else:
             code = process.wait()
-            waited = f"it was not ready after {seconds:.0f} s" if code == -signal.SIGKILL else f"the server ended with exit code {code}"
-            raise NotStarted(f"{waited}: {last_lines(log)}")
+            raise NotStarted(_why(log, f"it was not ready after {seconds:.0f} s" if code == -signal.SIGKILL else f"exit code {code}"))
     finally:
         late.cancel()
     return ServerProcess(process, log, addresses["predictions"], addresses["models"], addresses["metrics"])
@@ -134,6 +134,13 @@ def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
     for member in left:
         with suppress(psutil.Error):
             member.kill()
+
+
+def _why(log: Path, otherwise: str) -> str:
+    """What `tsx serve` says at its end, or else the last lines of its log."""
+    words = last_lines(log)
+    _, error, said = words.rpartition("Error: ")
+    return said.replace(TRACEBACK_HINT, "").strip() if error and not otherwise.startswith("it was") else f"{otherwise}: {words}"
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
