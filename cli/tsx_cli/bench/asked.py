@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tsx_archiver import ModelConfig
+from tsx_cli.bench.accuracy import parse_tolerance
 from tsx_cli.bench.configuration import AS_IS, PRECISIONS, Configuration
 from tsx_cli.bench.search import numbers
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.failure import UsageError
+from tsx_runtime.traffic import Compare
 
 DEVICES = ("cpu", "cuda")
 SWITCHES = {"off": False, "on": True}
@@ -43,12 +45,13 @@ class Asked:
     rounds: int = 3
     width: float = 0.05
     exhaustive: bool = False
-    tolerance: float = 1e-3
+    tolerance: str | None = None
+    same_top: int | None = None
     allow_different: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.bounds  # noqa: B018 - it raises
+        self.bounds, self.compare  # noqa: B018 - they raise
         for option, text in (("--batch-sizes", self.batch_sizes), ("--workers", self.workers), ("--threads", self.threads)):
             if text is not None:
                 numbers(text, option)
@@ -59,6 +62,11 @@ class Asked:
     @property
     def bounds(self) -> Slo | None:
         return None if self.slo is None else parse_slo(self.slo)
+
+    @property
+    def compare(self) -> Compare:
+        """What counts as the same answer."""
+        return parse_tolerance(self.tolerance, self.same_top)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -40,7 +40,8 @@ def bench_command(
     confidence_width: options.Width = "5%",
     time_limit: options.TimeLimit = None,
     exhaustive: options.Exhaustive = False,
-    tolerance: options.Tolerance = 1e-3,
+    tolerance: options.Tolerance = None,
+    same_top: options.SameTop = None,
     allow_different: options.AllowDifferent = False,
     output: options.Output = None,
     resume: options.Resume = None,
@@ -87,6 +88,7 @@ def bench_command(
             width=share(confidence_width, "--confidence-width"),
             exhaustive=exhaustive,
             tolerance=tolerance,
+            same_top=same_top,
             allow_different=allow_different,
             seed=seed,
         )

@@ -54,7 +54,10 @@ Rounds = Annotated[int, typer.Option(min=1, max=20, help="Rounds of the best, th
 Width = Annotated[str, typer.Option(metavar="SHARE", help="More rounds until the winner's throughput is known so well.")]
 TimeLimit = Annotated[str | None, typer.Option(help=f"Of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.")]
 Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every configuration, whatever is predicted.")]
-Tolerance = Annotated[float, typer.Option(min=0, help="How far numbers of answers may be apart, absolutely or relatively.")]
+Tolerance = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="How far answers may be apart: rtol=1e-2,atol=1e-3 if not given, or exact.")
+]
+SameTop = Annotated[int | None, typer.Option(metavar="N", help="In place of a tolerance: so many of the best labels must be the same.")]
 AllowDifferent = Annotated[bool, typer.Option("--allow-different", help="What answers differently than the archive as it is may win.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for what is found; a new one if not given.")]
 Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was interrupted.")]

@@ -14,9 +14,9 @@ def tell(results: Results, directory: Path, written: str | None, *, as_json: boo
     if as_json:
         print_json(results.model_dump(mode="json"))
         return
-    rows = [_row(results, at, trial) for at, trial in enumerate(results.trials) if trial.state != "predicted"]
+    rows = [_row(results, at, trial) for at, trial in enumerate(results.trials) if trial.state != "predicted" or trial.accuracy]
     print_table(["", "configuration", "load", "requests/s", "p50 ms", "p99 ms", ""], rows)
-    passed = sum(trial.state == "predicted" for trial in results.trials)
+    passed = sum(trial.state == "predicted" and trial.accuracy is None for trial in results.trials)
     if passed:
         print(f"{passed} other configurations were not measured: none of them could win, or there was no time left.")
     print(results.why)
@@ -33,7 +33,7 @@ def _row(results: Results, at: int, trial: Trial) -> list[object]:
         return [mark, trial.how(), "", "", "", "", f"failed: {(trial.reason or '').splitlines()[0]}"]
     position = best_point(trial.points)
     if position is None:
-        if not trial.points:
+        if not trial.points:  # its answers differ, or it was interrupted
             return [mark, trial.how(), "", "", "", "", trial.reason or "not measured"]
         position = min(range(len(trial.points)), key=lambda each: trial.points[each].latency.p99_ms)
     point = trial.points[position]

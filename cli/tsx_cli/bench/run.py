@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tsx_cli.bench.asked import Asked, configurations
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.confirm import confirm
+from tsx_cli.bench.curve import BUDGET, measure_variant
 from tsx_cli.bench.environment import NOISY
 from tsx_cli.bench.guard import Guard
 from tsx_cli.bench.journal import Journal
@@ -24,6 +25,8 @@ from tsx_cli.bench.verdict import conclude, load_in_words
 from tsx_cli.failure import CliError
 from tsx_runtime.core.devices import cpu_count, gpu_count
 
+CURVES = 0.25  # of the time that is left, for all curves together
+FOR_THE_END = 0.4  # of the whole time, at most
 START_GUESS = 4.0  # seconds that a server takes to start, before one did
 AUTO_WARM_UP = 5.0  # seconds at most, of the generator's
 
@@ -43,9 +46,10 @@ class Bench:
     _starts: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._began = self.clock()
         self.slo = self.asked.bounds
         self.servers = Servers(self.target, lambda configuration: self.progress.doing(f"starting {configuration}"))
-        self.guard = Guard(self.target.payloads, self.asked.tolerance)
+        self.guard = Guard(self.target.payloads, self.asked.compare)
         self.space = configurations(self.asked, self.target.archive.config, cpu_count(), gpu_count())
         for trial in self.results.trials:
             self._judge(trial)
@@ -54,6 +58,7 @@ class Bench:
         """Whatever ends it, no server stays. Raises what interrupts it."""
         try:
             self._reference()
+            self._curves()
             while (proposal := next_trial(self._state())) is not None:
                 self._measure(proposal)
             self._confirm()
@@ -91,8 +96,12 @@ class Bench:
 
     def _state(self) -> State:
         start = sum(self._starts) / len(self._starts) if self._starts else START_GUESS
-        # What the end takes: the best three started once more, and measured so often in turn, and one open loop.
-        reserve = 3 * start + (3 * self.asked.rounds + 1) * self.round_seconds
+        left = self.ends - self.clock()
+        if not self.asked.exhaustive:
+            # What the end takes: the best three started once more, and measured so often in turn, and one open loop.
+            left -= min(3 * start + (3 * self.asked.rounds + 1) * self.round_seconds, FOR_THE_END * (self.ends - self._began))
+        if self.first() is None:  # without the baseline there is nothing to tell
+            left = max(left, start + self.round_seconds)
         return State(
             configurations=self.space,
             curves=self.results.curves,
@@ -104,9 +113,30 @@ class Bench:
             cores=self.results.environment.cores,
             excluded=self.excluded,
             exhaustive=self.asked.exhaustive,
-            seconds_left=max(0.0, self.ends - self.clock() - (0.0 if self.asked.exhaustive else reserve)),
+            seconds_left=max(0.0, left),
             seconds_per_point=start + self.round_seconds,
         )
+
+    def _curves(self) -> None:
+        """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
+        known = {(curve.device, curve.precision, curve.compiled, curve.threads) for curve in self.results.curves}
+        variants = [variant for variant in dict.fromkeys(each.variant for each in self.space) if variant not in known]
+        if not variants or (len(self.space) == len(variants) and not self.asked.exhaustive):
+            return
+        if any(variant[0] != "cpu" for variant in variants):
+            self.servers.close()  # one that idles takes no core, but memory of the GPU
+        for variant in variants:
+            one = next(each for each in self.space if each.variant == variant)
+            sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
+            share = min(BUDGET, CURVES * max(0.0, min(self.seconds_left(), 3600.0)) / len(variants))
+            alone = replace(one, workers=1, batch_size=1)
+            self.progress.doing(f"timing batches without a server: {_variant_in_words(alone)}")
+            curve = measure_variant(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share).curve
+            self.results.curves.append(curve)
+            self.journal.curve(curve)
+            times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)
+            failed = f"; no more, since {curve.failed}" if curve.failed else ""
+            self.progress.found(f"{_variant_in_words(alone)}, a batch takes {times or 'no time that can be told'}{_first_line(failed)}")
 
     def _as_allowed(self) -> list[Trial]:
         """The search leaves out what answers differently, by what the trials say of it."""
@@ -136,12 +166,12 @@ class Bench:
             candidate = self._server(proposal.configuration)
             if trial.accuracy is None and not trial.points:
                 trial.accuracy = self.guard.compare(candidate)
-                self._judge(trial)
+                if trial.accuracy is not None and self._judge(trial):
+                    trial.state, trial.reason = "predicted", f"its answers differ: {trial.accuracy.worst}"
+                    self.progress.found(f"{trial.how()} cannot win: {trial.reason}")
+                    self.journal.trial(at, trial)
+                    return
                 self.journal.trial(at, trial)
-            if proposal.configuration.variant in self.excluded:
-                trial.state, trial.reason = "predicted", self.excluded[proposal.configuration.variant]
-                self.journal.trial(at, trial)
-                return
             self.load(at, candidate, proposal.offered)
 
     def load(self, at: int, candidate: Candidate, offered: Offered) -> None:
@@ -184,14 +214,14 @@ class Bench:
             self.journal.trial(at, trial)
             self.progress.found(f"{trial.how()} failed: {_first_line(str(error))}")
 
-    def _judge(self, trial: Trial) -> None:
-        """A variant that answers differently is not measured further, unless it is allowed."""
+    def _judge(self, trial: Trial) -> bool:
+        """Whether it answers differently, which is not allowed; then its variant is not looked at again, if that is not the archive's own."""
         if trial.accuracy is None or trial.accuracy.same or self.asked.allow_different:
-            return
+            return False
         configuration = trial.how()
         if configuration.variant != baseline(self.space).variant and configuration.variant not in self.excluded:
             self.excluded[configuration.variant] = f"its answers differ: {trial.accuracy.worst}"
-        self.progress.found(f"{configuration} answers differently and cannot win: {trial.accuracy.worst}")
+        return True
 
     def _confirm(self) -> None:
         self.results.paired = confirm(self)
@@ -217,6 +247,10 @@ class Bench:
 
     def seconds_left(self) -> float:
         return self.ends - self.clock()
+
+
+def _variant_in_words(alone: Configuration) -> str:
+    return str(alone).replace(", 1 worker", "").removesuffix(", batch 1")
 
 
 def _first_line(text: str) -> str:

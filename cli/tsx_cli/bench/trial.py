@@ -22,7 +22,7 @@ from tsx_cli.bench.results import Offered, Round, Stages, Usage
 from tsx_cli.bench.server import NotStarted, ServerProcess, new_place, serving
 from tsx_cli.bench.usage import UsageSampler
 from tsx_cli.bench.variants import lay_out
-from tsx_cli.compare import Reply
+from tsx_runtime.plugins import ComparedAnswer
 
 START_SECONDS = 60.0  # beside what the model may take to load
 OPEN_CONNECTIONS = 512  # of an open loop: requests that may be under way
@@ -93,7 +93,7 @@ class Candidate:
         stages = scrape.stages(before, after, told.latency.mean_ms)
         return Sampled(told, stages, scrape.batch_sizes(before, after), sampler.samples)
 
-    def answers(self, payloads: Sequence[Payload], together: int) -> list[Reply]:
+    def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
         """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed where none come."""
         count = max(len(payloads), min(MOST_COMPARED, 2 * together) if together > 1 else 1)
         asked = [payloads[number % len(payloads)] for number in range(count)]
@@ -103,7 +103,7 @@ class Candidate:
         except (OSError, http.client.HTTPException) as error:
             raise TrialFailed(f"it does not answer: {error}; {self.server.last_words()}") from error
 
-    def _ask(self, payload: Payload) -> Reply:
+    def _ask(self, payload: Payload) -> ComparedAnswer:
         host, _, port = self.server.inference.removeprefix("http://").rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=self.target.timeout)
         headers = dict(payload.headers) | ({"Content-Type": payload.content_type} if payload.content_type else {})
@@ -111,7 +111,8 @@ class Candidate:
             query = f"?{payload.query}" if payload.query else ""
             connection.request("POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers)
             answer = connection.getresponse()
-            return Reply(answer.status, answer.headers.get("content-type", ""), answer.read())
+            told = {name.lower(): value for name, value in answer.getheaders() if name.lower() == "content-type"}
+            return ComparedAnswer(answer.status, told, answer.read())
         finally:
             connection.close()
 

@@ -29,6 +29,8 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--devices", "tpu"], "--devices: 'tpu' is none of cpu, cuda"),
         (["m.mar", "--precision", "fp8"], "--precision: 'fp8' is none of fp32, fp16, bf16"),
         (["m.mar", "--compile", "yes"], "--compile: 'yes' is none of off, on"),
+        (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
+        (["m.mar", "--tolerance", "exact", "--same-top", "1"], "--tolerance and --same-top are two ways"),
         (["m.mar", "--duration", "soon"], "--duration: 'soon' is no time; write 30s, 10m or 1h"),
         (["m.mar", "--time-limit", "0s"], "--time-limit: '0s' is no time"),
         (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is no share"),

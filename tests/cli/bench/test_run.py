@@ -21,7 +21,7 @@ from tsx_cli.bench.kept import read_kept
 from tsx_cli.bench.results import Results, read_results
 from tsx_cli.bench.search import best_point
 
-# Batches of more than four do not load.
+# Batches of four are answered otherwise than one request alone; larger ones do not load.
 HANDLER = """
 import time
 
@@ -32,7 +32,7 @@ def handle(data, context):
     if data is None:
         return None
     time.sleep(0.003 + 0.0005 * len(data))
-    return [{"length": len(row.get("data") or row.get("body"))} for row in data]
+    return [{"length": len(row.get("data") or row.get("body")) + (size == 4)} for row in data]
 """
 CONFIG = "# its own words\nbatchSize: 1  # alone\nmaxBatchDelay: 50\n"
 QUICK = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%", "--workers", "1")
@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(place: Path) -> Results:
     """What a run found, which wrote it into the archive."""
-    loads = ("--batch-sizes", "1,2,8", "--connections", "4", "--exhaustive")
+    loads = ("--batch-sizes", "1..8", "--connections", "4", "--exhaustive")
     words = ["bench", "lengths.mar", "--slo", "p99<20s", *loads, *QUICK, "-o", "out", "--write"]
     ended = tsx(words, place, {})
     assert ended.returncode == 0, ended.stderr
@@ -85,12 +85,16 @@ def test_a_trial_tells_where_the_time_went_and_what_was_used(results: Results) -
     assert any(point.offered.mode == "open" for each in results.trials for point in each.points)
 
 
-def test_what_fails_is_a_result_and_not_an_end(results: Results) -> None:
+def test_what_fails_and_what_answers_otherwise_are_results_that_cannot_win(results: Results) -> None:
     by_size = {trial.how().batch_size: trial for trial in results.trials}
     assert by_size[8].state == "failed"
     assert "no room for so much" in str(by_size[8].reason)
     assert by_size[2].accuracy is not None
     assert by_size[2].accuracy.same
+    assert by_size[4].accuracy is not None
+    assert not by_size[4].accuracy.same
+    assert "its answers differ: input 1" in str(by_size[4].reason)
+    assert [point.batch_size for point in results.curves[0].points] == []
 
 
 def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path, results: Results) -> None:
