@@ -102,7 +102,7 @@ def carry_out(order: Order, settings: Settings) -> Results:
 def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str]:
     """The requests, and where they are from. Raises UsageError where there are none."""
     return choose_payloads(
-        archive.directory,
+        archive.source,
         [Path(each) for each in asked.inputs],
         kind=asked.input_kind,
         shape=None if asked.input_shape is None else parse_shape(asked.input_shape),

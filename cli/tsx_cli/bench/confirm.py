@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tsx_cli.bench.asked import Asked
+from tsx_cli.bench.points import confirmed_best
 from tsx_cli.bench.results import Offered, Paired, Round, Trial
-from tsx_cli.bench.search import best_point
 from tsx_cli.bench.statistics import enough, real_difference
 
 ATTEMPTS = 3  # one that no longer holds its bounds makes room for another
@@ -43,7 +43,7 @@ def confirm(run: Measuring) -> list[Paired]:
         group = list(dict.fromkeys([order[0], *order[1:2], *([first] if (first := run.first()) is not None else [])]))
         loads = {at: _best(run, at) for at in group}
         figures = _in_turn(run, {at: load for at, load in loads.items() if load is not None})
-        if run.order()[:1] == group[:1] and _best(run, group[0]) == loads[group[0]]:
+        if run.order()[:1] == group[:1] and _holds(run, group[0], loads[group[0]]):
             pairs = _compare(group, figures)
             break
     order = run.order()
@@ -89,10 +89,14 @@ def _at_random(run: Measuring, at: int) -> None:
     run.attempt(at, Offered(mode="open", rate=float(f"{CALM * point.throughput.value:.3g}"), arrivals="poisson"))
 
 
+def _holds(run: Measuring, at: int, offered: Offered | None) -> bool:
+    return any(point.holds for point in run.trial(at).points if point.offered == offered)
+
+
 def _best(run: Measuring, at: int) -> Offered | None:
     """Its load with the most within the bounds; where nothing holds them, the one with the least latency."""
     points = run.trial(at).points
-    position = best_point(points)
+    position = confirmed_best(points)
     if position is None:
         position = min(range(len(points)), key=lambda each: points[each].latency.p99_ms, default=None)
     return None if position is None else points[position].offered

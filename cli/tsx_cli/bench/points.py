@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tsx_cli.bench import statistics
 from tsx_cli.bench.results import Offered, Point, Round
+from tsx_cli.bench.search import best_point
 from tsx_cli.bench.slo import Slo
 
 KEPT_UP = 0.95  # of the requests of an open loop; a server that answers fewer of them in the time is behind for good
@@ -37,3 +38,10 @@ def with_round(points: list[Point], offered: Offered, fresh: Round, slo: Slo | N
         return len(points) - 1
     points[at] = point_of(offered, [*points[at].rounds, fresh], slo)
     return at
+
+
+def confirmed_best(points: Sequence[Point]) -> int | None:
+    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck."""
+    again = [each if len(each.rounds) > 1 else each.model_copy(update={"holds": False}) for each in points]
+    best = best_point(again)
+    return best_point(points) if best is None else best

@@ -15,7 +15,7 @@ from tsx_cli.bench.curve import BUDGET, measure_variant
 from tsx_cli.bench.environment import NOISY
 from tsx_cli.bench.guard import Guard
 from tsx_cli.bench.journal import Journal
-from tsx_cli.bench.points import with_round
+from tsx_cli.bench.points import confirmed_best, with_round
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import Offered, Results, Trial
 from tsx_cli.bench.search import Candidate as Proposal
@@ -71,7 +71,7 @@ class Bench:
         results = self.results
         results.ended = datetime.now().astimezone().isoformat(timespec="seconds")
         for trial in results.trials:
-            trial.best = best_point(trial.points)
+            trial.best = confirmed_best(trial.points)
         results.winner = next(iter(self.order()), None)
         results.baseline = self.first()
         if self.guard.note:
@@ -215,7 +215,7 @@ class Bench:
             self.progress.found(f"{trial.how()} failed: {_first_line(str(error))}")
 
     def _judge(self, trial: Trial) -> bool:
-        """Whether it answers differently, which is not allowed; then its variant is not looked at again, if that is not the archive's own."""
+        """Whether it answers differently and may not. Its variant is not looked at again, unless that is the archive's own."""
         if trial.accuracy is None or trial.accuracy.same or self.asked.allow_different:
             return False
         configuration = trial.how()

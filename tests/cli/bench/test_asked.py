@@ -40,7 +40,7 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--connections", "1.5"], "--connections: '1.5' is no list of numbers"),
         (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),
         (["m.mar", "--rounds", "0"], "--rounds"),
-        (["m.mar"], "brings no samples along, so there is nothing to send: give --input"),
+        (["m.mar"], "m.mar has no samples, and what it takes is not known: give --input FILE"),
         (["flow.war"], "is a workflow"),
         (["--resume", "here", "--slo", "p99<1s"], "--resume goes on with what the run was asked for; leave --slo out"),
     ],

@@ -94,7 +94,7 @@ def test_what_fails_and_what_answers_otherwise_are_results_that_cannot_win(resul
     assert by_size[4].accuracy is not None
     assert not by_size[4].accuracy.same
     assert "its answers differ: input 1" in str(by_size[4].reason)
-    assert [point.batch_size for point in results.curves[0].points] == []
+    assert results.curves[0].failed
 
 
 def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path, results: Results) -> None:
@@ -129,14 +129,13 @@ def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None
 @pytest.fixture
 def begun(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run with much before it, which has found something."""
-    loads = ("--exhaustive", "--connections", "1,2,3,4,5,6,7,8,9")
+    loads = ("--exhaustive", "--connections", "1,2,3,4,5,6")
     words = ["bench", place / "lengths.mar", "--batch-sizes", "1,2", *QUICK, *loads, "-o", "out"]
     command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
     process = subprocess.Popen(command, cwd=tmp_path, env=clean({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        first = process.stderr.readline()
-        assert "requests/s" in first, first + process.stderr.read()
+        assert any("requests/s" in line for line in process.stderr)
         yield process
     finally:
         process.kill()
