@@ -7,16 +7,16 @@ from dataclasses import replace
 import typer
 
 from tsx_cli.bench import options
-from tsx_cli.bench.against_command import OrAgainst
+from tsx_cli.bench.branches import OrAnother
 from tsx_cli.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.options import AsJson
 
 app = typer.Typer(add_completion=False)
 
-WITH_RESUME = {"model", "resume", "time_limit", "profile", "write", "as_json"}  # all else is as the run was asked for
+WITH_RESUME = {"model", "resume", "time_limit", "profile", "write", "upload", "as_json"}  # all else is as the run was asked for
 
 
-@app.command("bench", cls=OrAgainst)
+@app.command("bench", cls=OrAnother)
 def bench_command(
     context: typer.Context,
     model: options.Model = None,
@@ -47,6 +47,7 @@ def bench_command(
     resume: options.Resume = None,
     profile: options.Profile = False,
     write: options.Write = False,
+    upload: options.Upload = None,
     seed: options.Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -54,12 +55,17 @@ def bench_command(
 
     The real server runs in each configuration that may win, and a load generator asks it. Ctrl-C ends with a report of what there is.
     A server that runs already is measured by `tsx bench --against URL --model NAME --input FILE`; `--against URL --help` tells how.
+    `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
     """
     from tsx_cli.bench.asked import Asked, seconds, share  # here, as they import what a server needs, and help must be quick
     from tsx_cli.bench.begin import carry_out, new_order, resumed_order
+    from tsx_cli.bench.cloudwatch import read_target
+    from tsx_cli.bench.cloudwatch import upload as send
     from tsx_cli.bench.outcome import tell
+    from tsx_cli.bench.report import write_report
     from tsx_cli.options import read_settings
 
+    namespace = None if upload is None else read_target(upload)
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
     if resume is not None:
@@ -96,12 +102,15 @@ def bench_command(
     if limit is None and not order.asked.exhaustive:
         order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
     results = carry_out(replace(order, profile=profile), settings)
+    write_report(results, order.directory)
     written = None
     if write and results.complete:
         from tsx_cli.bench.keeping import write as keep
 
         written = keep(order.model, results, settings.cache_dir)
     tell(results, order.directory, written, as_json=as_json)
+    if namespace is not None:
+        send(results, namespace)
     if not results.complete:
         raise typer.Exit(INTERRUPTED)
     if results.winner is None:

@@ -10,6 +10,7 @@ import typer
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.options import AsJson
 
+app = typer.Typer(add_completion=False)
 RESULTS = "results.json"
 
 FIRST = typer.Argument(help="results.json of the run before, or the directory that has it.", metavar="A.json")
@@ -21,6 +22,7 @@ FAIL_IF = typer.Option(
 )
 
 
+@app.command("compare")
 def compare_command(
     first: Annotated[Path, FIRST],
     second: Annotated[Path, SECOND],

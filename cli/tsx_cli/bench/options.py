@@ -63,4 +63,8 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", he
 Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was interrupted.")]
 Profile = Annotated[bool, typer.Option("--profile", help="At the end, see where a worker of the best one spends its time.")]
 Write = Annotated[bool, typer.Option("--write", help="Put the winning settings, and what was measured, into the archive.")]
+Upload = Annotated[
+    str | None,
+    typer.Option(metavar="cloudwatch:NAMESPACE", help="Send the figures to CloudWatch as well, with the environment's credentials."),
+]
 Seed = Annotated[int, typer.Option(help="Of what is random: the arrivals.")]

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import urllib.request
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +62,13 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(directory: Path, place: Path, *, start_seconds: float, grpc: bool = False) -> Iterator[ServerProcess]:
-    """A server of the model in `directory`, which is ready. Its files are in `place`. Raises NotStarted."""
+def serving(
+    directory: Path | None, place: Path, *, start_seconds: float, grpc: bool = False, more: Mapping[str, object] | None = None
+) -> Iterator[ServerProcess]:
+    """A server of the model in `directory`, or of none yet, which is ready. Its files are in `place`; `more` are settings.
+
+    Raises NotStarted.
+    """
     log = place / "server.log"
     settings = {
         "state_dir": place / "state",
@@ -71,8 +76,20 @@ def serving(directory: Path, place: Path, *, start_seconds: float, grpc: bool = 
         "enable_grpc": str(grpc).lower(),
         "log_format": "text",
         "drain_timeout": 1,
+        **(more or {}),
     }
-    words = ["serve", directory, "--host", "127.0.0.1", "--port", 0, "--management-port", 0, "--metrics-port", 0]
+    words = [
+        "serve",
+        *([directory] if directory is not None else []),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        0,
+        "--management-port",
+        0,
+        "--metrics-port",
+        0,
+    ]
     words += ["--grpc-port", 0, "--grpc-management-port", 0] if grpc else []
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]

@@ -126,6 +126,7 @@ def test_names_and_errors_of_others_are_text_and_nothing_more(tmp_path: Path, ca
     assert "<script" not in page
     assert "<img" not in page
     assert "\\|oops\\|" in (tmp_path / "report.md").read_text()
+    assert "<pre>\x1b[31m&lt;b&gt;|oops|" in page
     show(hostile)
     assert "\x1b" not in capsys.readouterr().out
 

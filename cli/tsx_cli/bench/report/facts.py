@@ -46,7 +46,7 @@ def partial(results: Results) -> str:
 
 
 def heading(results: Results) -> str:
-    if results.against is not None:
+    if results.against is not None and results.winner is None:
         return "Measured at"
     if results.winner is None:
         return "No configuration was chosen"
@@ -93,6 +93,12 @@ def keys(results: Results) -> str:
         return ""
     told: dict[str, Any] = {key: value for key, value in results.trials[results.winner].how().keys().items() if value is not None}
     return yaml.safe_dump(told, sort_keys=False).rstrip()
+
+
+def failures(results: Results) -> list[tuple[str, str]]:
+    """(configuration, all that its log said) of those that the table tells in brief only."""
+    failed = [trial for trial in results.trials if trial.state == "failed" and trial.reason]
+    return [(shown.name(trial, results), trial.reason or "") for trial in failed if shown.brief(trial.reason or "") != trial.reason]
 
 
 def points(results: Results) -> list[PointLine]:

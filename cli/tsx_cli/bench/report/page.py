@@ -28,6 +28,7 @@ def page(results: Results, directory: Path) -> str:
         charts=charts(results),
         lines=[shown.line(index, results) for index in shown.ordered(results)],
         none_sign=shown.NONE,
+        failures=facts.failures(results),
         points=facts.points(results),
         facts=facts.facts(results),
         command=results.command,

@@ -126,14 +126,20 @@ def line(index: int, results: Results) -> Line:
     )
 
 
+def brief(text: str) -> str:
+    """The first line and the last of what a log says: what happened, and what of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{lines[0]} ... {lines[-1]}" if len(lines) > 2 else " ".join(lines)
+
+
 def said(trial: Trial, results: Results) -> str:
     parts = []
     if trial.state == "failed":
-        parts.append(f"failed: {trial.reason or 'no reason is known'}")
+        parts.append(f"failed: {brief(trial.reason or 'no reason is known')}")
     elif trial.state == "predicted":
         parts.append(f"not measured: {trial.reason or 'it could not win'}")
     elif trial.chosen is None:
-        parts.append(f"never within {results.slo}" if results.slo else trial.reason or "no answer was accepted")
+        parts.append(f"never within {results.slo}" if results.slo else brief(trial.reason or "no answer was accepted"))
     if trial.accuracy is not None and not trial.accuracy.same:
         told = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
         parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{told}")

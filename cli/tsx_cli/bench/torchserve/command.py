@@ -1,0 +1,82 @@
+"""`tsx bench cfg.yaml`: TorchServe's auto-benchmark from the command line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from tsx_cli.failure import FAILED, UsageError
+
+app = typer.Typer(add_completion=False)
+OUTPUT = Path("ts_benchmark")
+
+
+@app.command("bench")
+def bench_torchserve(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="File of auto_benchmark.py, or of one model.")] = None,
+    torchserve_config: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, as an option.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure this server, TorchServe or tsx, in place of a tsx of its own.")
+    ] = None,
+    management: Annotated[
+        str | None, typer.Option(metavar="URL", help="Its management address; port 8081 of the same host, if not given.")
+    ] = None,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Token for its predictions.")] = None,
+    management_token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Token for its management address.")] = None,
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Its logs, where it is on this machine: times inside the server.")
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the reports go.")] = OUTPUT,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Of one load, however many requests it asks for.")] = "2m",
+    upload: Annotated[str | None, typer.Option(metavar="cloudwatch:NAMESPACE", help="Send the figures there as well.")] = None,
+) -> None:
+    """Run what a file of TorchServe's auto-benchmark asks for, and write its reports: ab_report.csv and report.md."""
+    from tsx_cli.bench import cloudwatch
+    from tsx_cli.bench.asked import seconds
+    from tsx_cli.bench.report import show
+    from tsx_cli.bench.torchserve.plan import read_plan
+    from tsx_cli.bench.torchserve.run import Running, run_plan
+
+    file = torchserve_config or config
+    if file is None or (torchserve_config and config):
+        raise UsageError("give one file of TorchServe's auto-benchmark: tsx bench CONFIG.yaml")
+    if against is None and (management or token or management_token or logs):
+        raise UsageError("--management, --token, --management-token and --logs go with --against; tsx's own server needs none of them")
+    namespace = None if upload is None else cloudwatch.read_target(upload)
+    limit, plan = seconds(time_limit, "--time-limit"), read_plan(file)
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    server = None if against is None else Running(against, management or _management(against), logs, token, management_token)
+    count = len(plan.cases)
+    found = run_plan(
+        plan,
+        output,
+        against=server,
+        seconds=limit,
+        command=_command(token, management_token),
+        on_case=lambda number, case: print(f"{number + 1} of {count}: {case.name}", file=sys.stderr),
+    )
+    for results in found.values():
+        show(results)
+        if namespace is not None:
+            cloudwatch.upload(results, namespace)
+    print(f"reports: {output / 'report.md'}, and ab_report.csv of each in its directory")
+    if any(trial.state == "failed" for results in found.values() for trial in results.trials):
+        raise typer.Exit(FAILED)
+
+
+def _management(address: str) -> str:
+    host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
+    return f"http://[{host}]:8081" if ":" in host else f"http://{host}:8081"
+
+
+def _command(*secrets: str | None) -> str:
+    words = shlex.join(["tsx", *sys.argv[1:]])
+    for secret in filter(None, secrets):
+        words = words.replace(secret, "...")
+    return words

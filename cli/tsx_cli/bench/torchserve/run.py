@@ -1,0 +1,186 @@
+"""Each case of an auto-benchmark: the model is registered as TorchServe's own script does it, asked, and taken away again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tsx_cli.bench.environment import environment
+from tsx_cli.bench.generator import LoadPlan, measure
+from tsx_cli.bench.payloads import mix, read_payloads
+from tsx_cli.bench.points import point_of
+from tsx_cli.bench.report import write_report
+from tsx_cli.bench.results import Environment, ModelInfo, Offered, Point, Results, Trial
+from tsx_cli.bench.server import NotStarted, new_place, serving
+from tsx_cli.bench.torchserve import logs, tables
+from tsx_cli.bench.torchserve.plan import Case, Plan
+from tsx_cli.client import Server, path
+from tsx_cli.failure import CliError
+from tsx_runtime.version import __version__
+
+PILOT = 2.0  # seconds that tell how fast it is, and warm it up
+LEAST = 1.0
+WRITTEN = 1.2  # seconds until the logs have all: they are written twice a second
+START_SECONDS = 60.0
+
+
+class Running(NamedTuple):
+    """A server. `logs` is the directory of its metric logs, where it is on this machine."""
+
+    inference: str
+    management: str
+    logs: Path | None = None
+    token: str | None = None
+    management_token: str | None = None
+
+
+class Done(NamedTuple):
+    case: Case
+    trial: Trial
+    row: tables.Row | None  # None: it failed
+
+
+def run_plan(
+    plan: Plan,
+    output: Path,
+    *,
+    against: Running | None,
+    seconds: float,
+    command: str = "",
+    on_case: Callable[[int, Case], None] | None = None,
+) -> dict[str, Results]:
+    """Write ab_report.csv for each case, report.md, and tsx bench's own report for each model and mode. Raises CliError and OSError.
+
+    A case that fails is a result: it has no ab_report.csv, and its reason is in the report. No load lasts longer than `seconds`.
+    """
+    started, here = _now(), environment()
+    done: list[Done] = []
+    for number, case in enumerate(plan.cases):
+        if on_case is not None:
+            on_case(number, case)
+        done.append(_measured(case, against, seconds))
+        row = done[-1].row
+        if row is not None:
+            (output / case.name).mkdir(parents=True, exist_ok=True)
+            (output / case.name / "ab_report.csv").write_text(tables.csv_text(row), encoding="utf-8", newline="")
+    groups = {name: [each for each in done if each.case.group == name] for name in dict.fromkeys(each.case.group for each in done)}
+    rows = {name: [each.row for each in group if each.row is not None] for name, group in groups.items()}
+    output.mkdir(parents=True, exist_ok=True)
+    text = tables.markdown({name: told for name, told in rows.items() if told}, plan.hardware, _version(against), datetime.now())
+    (output / "report.md").write_text(text, encoding="utf-8")
+    found = {}
+    for name, group in groups.items():
+        found[name] = _results(group, against, here, started, command, plan.notes)
+        write_report(found[name], output / name)
+    return found
+
+
+def _measured(case: Case, against: Running | None, seconds: float) -> Done:
+    try:
+        if against is not None:
+            point, place = _load(case, against, case.url, seconds)
+            time.sleep(WRITTEN)
+        else:
+            with new_place("torchserve") as made:
+                with _own(case, Path(made)) as (server, url):
+                    point, place = _load(case, server, url, seconds)
+                return _done(case, point, place)  # once it has ended, all is written
+    except (CliError, NotStarted) as error:
+        reason = getattr(error, "message", None) or str(error)
+        return Done(case, Trial(configuration=case.configuration.as_json(), state="failed", reason=reason), None)
+    return _done(case, point, place)
+
+
+def _done(case: Case, point: Point, place: logs.Place | None) -> Done:
+    trial = Trial(configuration=case.configuration.as_json(), points=[point], best=0 if point.holds else None)
+    return Done(case, trial, tables.row(case, point, logs.figures(place) if place else {}))
+
+
+@contextmanager
+def _own(case: Case, place: Path) -> Iterator[tuple[Running, str]]:
+    """A tsx that may load this archive, and the address to load it by."""
+    local = Path(case.url.removeprefix("file://"))
+    more: dict[str, object] = {"metrics_mode": "log", "log_location": place / "logs", "metric_time_interval": 1}
+    if "://" in case.url and not case.url.startswith("file://"):
+        more["allowed_urls"] = urlsplit(case.url).hostname or ""
+        url = case.url
+    else:
+        if not local.exists():
+            raise CliError(f"{case.url} is not there; give the path of an archive, or its http(s) or s3 URL")
+        more["model_store"], url = local.absolute().parent, local.name
+    if case.device == "cpu":
+        more["number_of_gpu"] = 0
+    with serving(None, place, start_seconds=START_SECONDS, more=more) as server:
+        yield Running(server.inference, server.management, place / "logs"), url
+
+
+def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point, logs.Place | None]:
+    """The load, and where the logs tell of it. Raises CliError."""
+    server = Server(running.management, running.management_token or running.token, role="management")
+    asked = {
+        "model_name": case.served_as,
+        "initial_workers": case.workers,
+        "batch_size": case.batch_size,
+        "max_batch_delay": case.batch_delay,
+    }
+    server.call("POST", path("models", url=url, synchronous=True, **asked)).body()
+    try:
+        payloads = read_payloads([case.input], content_type=case.content_type)
+        offered = Offered(connections=case.concurrency)
+        plan = LoadPlan(running.inference, case.served_as, payloads, "torchserve", connections=case.concurrency, token=running.token)
+        pilot = measure(replace(plan, seconds=PILOT)).round
+        if not pilot.ok:
+            raise CliError(f"not one request was accepted: {pilot.errors or 'no answer came'}")
+        time.sleep(WRITTEN)
+        place = logs.begin(running.logs) if running.logs is not None else None
+        length = max(LEAST, min(seconds, case.requests / pilot.throughput))
+        told = measure(replace(plan, seconds=round(length, 1), warm_up=0.0)).round
+        return point_of(offered, [told], None), place
+    finally:
+        server.call("DELETE", path("models", case.served_as)).body()
+
+
+def _results(
+    group: Sequence[Done], against: Running | None, here: Environment, started: str, command: str, notes: Sequence[str]
+) -> Results:
+    """The cases as tsx bench has them, for its report and for `tsx bench compare`."""
+    trials, case = [each.trial for each in group], group[0].case
+    measured = [index for index, trial in enumerate(trials) if trial.chosen is not None]
+    winner = max(measured, key=lambda index: trials[index].points[0].throughput.value, default=None)
+    plain = next((index for index, each in enumerate(group) if (each.case.workers, each.case.batch_size) == (1, 1)), None)
+    return Results(
+        started=started,
+        ended=_now(),
+        command=command,
+        model=ModelInfo(name=f"{case.model} ({case.mode})", archive=case.url),
+        against=None if against is None else against.inference,
+        protocol="torchserve",
+        environment=here,
+        inputs=mix(read_payloads([case.input], content_type=case.content_type), str(case.input)),
+        trials=trials,
+        winner=winner,
+        baseline=plain,
+        why="" if winner is None else f"The most throughput of what the file asks for, at {case.concurrency} connections.",
+        notes=[*notes, *(f"{each.case.name} failed: {each.trial.reason}" for each in group if each.row is None)],
+    )
+
+
+def _version(against: Running | None) -> str:
+    """What was measured."""
+    if against is None:
+        return f"tsx {__version__}"
+    try:
+        told = Server(against.inference, against.token).call("OPTIONS", "/").json()["info"]
+        return f"{told['title']} {told['version']} at {against.inference}"
+    except (CliError, ValueError, KeyError, TypeError):
+        return against.inference
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).astimezone().isoformat(timespec="seconds")

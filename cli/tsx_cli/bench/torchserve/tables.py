@@ -1,0 +1,75 @@
+"""ab_report.csv and report.md, column by column as TorchServe's scripts write them and other scripts read them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from tsx_cli.bench.results import Point
+from tsx_cli.bench.torchserve.logs import at, mean
+from tsx_cli.bench.torchserve.plan import Case
+
+Row = dict[str, object]
+MEANS = {
+    "predict_mean": "PredictionTime",
+    "handler_time_mean": "HandlerTime",
+    "waiting_time_mean": "QueueTime",
+    "worker_thread_mean": "WorkerThreadTime",
+    "cpu_percentage_mean": "CPUUtilization",
+    "memory_percentage_mean": "MemoryUtilization",
+    "gpu_percentage_mean": "GPUUtilization",
+    "gpu_memory_percentage_mean": "GPUMemoryUtilization",
+    "gpu_memory_used_mean": "GPUMemoryUsed",
+}
+PROFILED = {f"handler_{step}_mean": f"ts_handler_{step}" for step in ("preprocess", "inference", "postprocess")}
+
+
+def row(case: Case, point: Point, told: Mapping[str, Sequence[float]]) -> Row:
+    """Milliseconds, percent and requests per second. What no log told is 0, as it is there."""
+    sent = sum(each.sent for each in point.rounds)
+    failed = sent - sum(each.ok for each in point.rounds)
+    latency = point.latency
+    found: Row = {
+        "Benchmark": "AB",
+        "TS failed requests": failed,
+        "TS throughput": round(point.throughput.value, 2),
+        "TS latency P50": round(latency.p50_ms, 3),
+        "TS latency P90": round(latency.p90_ms, 3),
+        "TS latency P99": round(latency.p99_ms, 3),
+        "TS latency mean": round(latency.mean_ms, 3),
+        "TS error rate": round(100 * failed / sent, 4) if sent else 0.0,
+        "Batch size": case.batch_size,
+        "Batch delay": case.batch_delay,
+        "Workers": case.workers,
+        "Model": f"[.mar]({case.url})",
+        "Concurrency": case.concurrency,
+        "Input": f"[input]({case.input})",
+        "Requests": sent,
+    }
+    for name, metric in (("Model_p", "PredictionTime"), ("Queue time p", "QueueTime")):
+        found |= {f"{name}{percent}": at(told.get(metric, ()), percent / 100) for percent in (50, 90, 99)}
+    columns = MEANS | (PROFILED if case.profiled else {})
+    return found | {column: mean(told.get(metric, ())) for column, metric in columns.items()}
+
+
+def csv_text(row: Row) -> str:
+    """Two lines: what the columns are, and what they hold."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerows([list(row), list(row.values())])
+    return out.getvalue()
+
+
+def markdown(groups: Mapping[str, Sequence[Row]], hardware: str, version: str, now: datetime) -> str:
+    """A table for each model and mode, with a row for each case."""
+    parts = [
+        f"TorchServe Benchmark on {hardware}\n{'=' * 36}",
+        f"# Date: {now:%Y-%m-%d %H:%M:%S}",
+        f"# TorchServe Version: {version}",
+    ]
+    for name, rows in groups.items():
+        columns = ["version", *dict.fromkeys(column for each in rows for column in each)]
+        lines = [columns, [":---:"] * len(columns), *([version, *(str(each.get(column, "")) for column in columns[1:])] for each in rows)]
+        parts += [f"## {name}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+    return "\n\n".join(parts) + "\n"
