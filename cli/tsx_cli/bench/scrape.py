@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from tsx_cli.bench.results import Stages
 
-_SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket)\{([^}]*)\} (\S+)")
+_SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket|total)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
 OF_REQUESTS = {"queue": "tsx_queue_seconds", "wait": "tsx_batch_wait_seconds"}
 OF_BATCHES = {"preprocess": "tsx_preprocess_seconds", "inference": "tsx_inference_seconds", "postprocess": "tsx_postprocess_seconds"}
 BATCHES = "tsx_batch_size"
+REQUESTS = "tsx_request_seconds"
+BUSY = "tsx_worker_busy_seconds"
 
 
 class Scraped(NamedTuple):
@@ -35,13 +37,15 @@ def parse(text: str, model: str) -> Scraped:
             if found[1] == BATCHES:
                 batches[float(labels["le"])] += float(found[4])
         else:
-            (sums if found[2] == "sum" else counts)[found[1]] += float(found[4])
+            (counts if found[2] == "count" else sums)[found[1]] += float(found[4])
     return Scraped(sums, counts, batches)
 
 
 def stages(before: Scraped, after: Scraped, mean_ms: float) -> Stages:
     """Mean milliseconds of a request; `mean_ms` is what its client saw of it. A batch's time is that of each request in it."""
-    told = {name: 1000 * _mean(before, after, metric) for name, metric in (OF_REQUESTS | OF_BATCHES).items()}
+    told = {name: 1000 * _mean(before, after, metric) for name, metric in OF_REQUESTS.items()}
+    weight = _weight(before, after)
+    told |= {name: 1000 * weight * _mean(before, after, metric) for name, metric in OF_BATCHES.items()}
     return Stages(
         queue_ms=told["queue"] + told["wait"],
         preprocess_ms=told["preprocess"],
@@ -62,6 +66,14 @@ def batch_sizes(before: Scraped, after: Scraped) -> dict[int, int]:
             sizes[int(size)] = round(count - below)
         below = count
     return sizes
+
+
+def _weight(before: Scraped, after: Scraped) -> float:
+    """How much longer the batch of a request took than a batch: large ones take long, and more requests are in them."""
+    batches = after.counts.get(BATCHES, 0.0) - before.counts.get(BATCHES, 0.0)
+    busy = after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)
+    held = _mean(before, after, REQUESTS) - sum(_mean(before, after, metric) for metric in OF_REQUESTS.values())
+    return max(1.0, held * batches / busy) if busy > 0 else 1.0
 
 
 def _mean(before: Scraped, after: Scraped, metric: str) -> float:
