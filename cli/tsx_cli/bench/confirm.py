@@ -74,7 +74,7 @@ def _in_turn(run: Measuring, loads: dict[int, Offered]) -> dict[int, list[float]
 def _compare(group: list[int], figures: dict[int, list[float]]) -> list[Paired]:
     pairs = []
     for other in group[1:]:
-        if figures.get(other) and figures.get(group[0]):
+        if min(len(figures.get(other, ())), len(figures.get(group[0], ()))) > 1:  # one round each tells nothing, and no file holds infinity
             told = real_difference(figures[other], figures[group[0]])
             pairs.append(Paired(first=group[0], second=other, ratio=told.ratio, low=told.low, high=told.high, real=told.real))
     return pairs
