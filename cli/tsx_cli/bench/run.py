@@ -167,7 +167,7 @@ class Bench:
             if trial.accuracy is None and not trial.points:
                 trial.accuracy = self.guard.compare(candidate)
                 if trial.accuracy is not None and self._judge(trial):
-                    trial.state, trial.reason = "predicted", f"its answers differ: {trial.accuracy.worst}"
+                    trial.state, trial.reason = "failed", f"its answers differ: {trial.accuracy.worst}"
                     self.progress.found(f"{trial.how()} cannot win: {trial.reason}")
                     self.journal.trial(at, trial)
                     return
