@@ -272,7 +272,7 @@ def test_a_client_that_leaves_takes_its_request_out_of_the_queue(start_server: A
         assert version.stats.refusals["ClientLeft"] == 2
         gate.touch()
         assert [read_answer(sock)[2] for sock in socks[:2]] == [b"waited"] * 2
-        assert version.stats.answers[200] == 2
+        until(lambda: version.stats.answers[200] == 2)
         for sock in socks[:2]:
             sock.close()
 

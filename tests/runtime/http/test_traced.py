@@ -11,6 +11,7 @@ import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tsx_runtime.core.tracing import Span, Tracer
+from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.traffic import Traffic
 
 
@@ -39,9 +40,15 @@ def headers(trace: int, **more: str) -> dict[str, str]:
 REQUEST = "POST /predictions/{model}"
 
 
+def wait_for_worker(server: RunningServer, until: Callable[..., None]) -> None:
+    """The one of an earlier test may have ended with it; while there is none, requests are refused."""
+    until(lambda: server.registry.find("talker", "1.0").workers[0].state is WorkerState.READY)
+
+
 @pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
 def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(traced: Any, until: Callable[..., None], chunked: bool) -> None:
     server, kept = traced
+    wait_for_worker(server, until)
     first = 100 + 10 * chunked
     body: Any = iter([b"x"]) if chunked else b"x"
     answer = server.inference.post("/predictions/talker", content=body, headers=headers(first, x_do="stream"))
@@ -61,6 +68,7 @@ def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(traced: Any
 @pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
 def test_a_client_that_leaves_is_told_of(traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool) -> None:
     server, kept = traced
+    wait_for_worker(server, until)
     trace = 200 + chunked
     host, port = server.inference.base_url.host, server.inference.base_url.port
     file = tmp_path / "go"
