@@ -65,11 +65,19 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
         return
     span = tracer.begin(parent, time.monotonic())
     describe(span, scope["method"], scope["path"], scope["scheme"], scope["http_version"], scope.get("client"), scope["headers"])
-    status, error = 0, LEFT
+    status, error, left = 0, LEFT, False
+
+    async def heard() -> Message:
+        nonlocal left
+        message = await receive()
+        left = left or message["type"] == "http.disconnect"
+        return message
 
     async def watched(message: Message) -> None:
         nonlocal status, error
-        if message["type"] == "http.response.start":
+        if left:  # nobody is there to whom this goes
+            pass
+        elif message["type"] == "http.response.start":
             status, error = message["status"], BROKEN
             span.attributes["http.response.status_code"] = status
             named = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
@@ -80,7 +88,7 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
 
     current.set(span)  # of the request's own task
     try:
-        await app(scope, receive, watched)
+        await app(scope, heard, watched)
     finally:
         span.finish(time.monotonic(), error)
 
