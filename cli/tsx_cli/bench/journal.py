@@ -47,7 +47,7 @@ class Journal:
         self._file.close()
 
     def _write(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")  # in ASCII, which has no other ends of lines, whatever a log said
         self._file.flush()
 
 

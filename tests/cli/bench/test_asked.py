@@ -103,7 +103,7 @@ def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) 
     asked = Asked(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
     points = [Point(offered=Offered(connections=n), throughput=figure, latency=Latency(), p99_ms=figure) for n in (1, 2)]
-    trial = Trial(configuration=Configuration(batch_size=4).as_json(), points=points)
+    trial = Trial(configuration=Configuration(batch_size=4).as_json(), points=points, reason="a\u2028b\x85c\udcff")
     journal = Journal(tmp_path)
     journal.begin(asked.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now")
     journal.trial(0, trial.model_copy(update={"state": "failed"}))
