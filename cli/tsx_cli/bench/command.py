@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import typer
@@ -61,9 +62,10 @@ def bench_command(
     from tsx_cli.bench.begin import carry_out, new_order, resumed_order
     from tsx_cli.bench.cloudwatch import read_target
     from tsx_cli.bench.cloudwatch import upload as send
-    from tsx_cli.bench.outcome import tell
-    from tsx_cli.bench.report import write_report
+    from tsx_cli.bench.keeping import write as keep
+    from tsx_cli.bench.report import show, write_report
     from tsx_cli.options import read_settings
+    from tsx_cli.output import print_json
 
     namespace = None if upload is None else read_target(upload)
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
@@ -74,6 +76,8 @@ def bench_command(
     else:
         if model is None:
             raise UsageError("name an archive: tsx bench model.mar")
+        if mode is options.Mode.CLOSED and _given(context, "arrivals"):
+            raise UsageError("--arrivals is for an open loop: leave it out, or give --mode open")
         asked = Asked(
             slo=slo,
             inputs=tuple(str(path.absolute()) for path in inputs or ()),
@@ -103,12 +107,15 @@ def bench_command(
         order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
     results = carry_out(replace(order, profile=profile), settings)
     write_report(results, order.directory)
-    written = None
+    if as_json:
+        print_json(results.model_dump(mode="json"))
+    else:
+        show(results)
+        print(f"report: {order.directory / 'report.html'}, with report.md, results.csv and results.json beside it")
     if write and results.complete:
-        from tsx_cli.bench.keeping import write as keep
-
-        written = keep(order.model, results, settings.cache_dir)
-    tell(results, order.directory, written, as_json=as_json)
+        print(keep(order.model, results, settings.cache_dir), file=sys.stderr if as_json else sys.stdout)
+    elif write:
+        print(f"nothing was written into {order.model}: `tsx bench --resume {order.directory} --write` goes on", file=sys.stderr)
     if namespace is not None:
         send(results, namespace)
     if not results.complete:
@@ -138,6 +145,10 @@ def _loads(mode: options.Mode, connections: str | None, rate: str | None) -> tup
 
 def _only_with_resume(context: typer.Context) -> None:
     for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE" and parameter.name not in WITH_RESUME:
+        if _given(context, parameter.name or "") and parameter.name not in WITH_RESUME:
             raise UsageError(f"--resume goes on with what the run was asked for; leave {parameter.opts[0]} out")
+
+
+def _given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"

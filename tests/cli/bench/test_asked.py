@@ -36,6 +36,7 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is no share"),
         (["m.mar", "--rate", "100"], "--rate is for an open loop"),
         (["m.mar", "--mode", "open", "--connections", "8"], "--connections is for a closed loop"),
+        (["m.mar", "--arrivals", "constant"], "--arrivals is for an open loop"),
         (["m.mar", "--connections", "1,two"], "--connections: '1,two' is no list of numbers above 0"),
         (["m.mar", "--connections", "1.5"], "--connections: '1.5' is no list of numbers"),
         (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),

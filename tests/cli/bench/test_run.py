@@ -130,7 +130,7 @@ def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None
 def begun(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run with much before it, which has found something."""
     loads = ("--exhaustive", "--connections", "1,2,3,4,5,6")
-    words = ["bench", place / "lengths.mar", "--batch-sizes", "1,2", *QUICK, *loads, "-o", "out"]
+    words = ["bench", place / "lengths.mar", "--batch-sizes", "1,2", *QUICK, *loads, "--write", "-o", "out"]
     command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
     process = subprocess.Popen(command, cwd=tmp_path, env=clean({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -148,6 +148,7 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(begun: s
     begun.send_signal(signal.SIGINT)
     told, errors = begun.communicate(timeout=PATIENCE)
     assert begun.returncode == 130, errors
+    assert "lengths.mar: `tsx bench --resume out --write` goes on" in errors
     assert not psutil.wait_procs(servers, timeout=30)[1]
     partial = read_results(tmp_path / "out" / "results.json")
     assert not partial.complete
