@@ -127,7 +127,8 @@ def _ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerP
                 break
         else:
             code = process.wait()
-            raise NotStarted(_why(log, f"it was not ready after {seconds:.0f} s" if code == -signal.SIGKILL else f"exit code {code}"))
+            late_words = f"it was not ready after {seconds:.0f} s: {last_lines(log)}"
+            raise NotStarted(late_words if code == -signal.SIGKILL else _why(log, code))
     finally:
         late.cancel()
     return ServerProcess(process, log, addresses["predictions"], addresses["models"], addresses["metrics"])
@@ -153,11 +154,11 @@ def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
             member.kill()
 
 
-def _why(log: Path, otherwise: str) -> str:
+def _why(log: Path, code: int) -> str:
     """What `tsx serve` says at its end, or else the last lines of its log."""
     words = last_lines(log)
     _, error, said = words.rpartition("Error: ")
-    return said.replace(TRACEBACK_HINT, "").strip() if error and not otherwise.startswith("it was") else f"{otherwise}: {words}"
+    return said.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {words}"
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
