@@ -144,9 +144,7 @@ def _share(text: str) -> float:
 
 def _replica(measured: Measured, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
     won = measured.configuration
-    found = next(
-        (curve for curve in measured.curves if (curve.device, curve.precision, curve.compiled, curve.threads) == won.variant), None
-    )
+    found = next((curve for curve in measured.curves if curve.variant == won.variant), None)
     timing = None if found is None else timing_of(found)
     if timing is None:
         raise CliError(f"the benchmark kept no curve of {won}; measure again")

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from tsx_archiver import OpenArchive
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.curve import measure_variant
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import Accuracy
 from tsx_cli.compare import reason
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.core.comparing import compare
-from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.traffic import Compare
 
 RTOL, ATOL = 1e-2, 1e-3  # where nothing else is said: what bf16 and another order of sums make of probabilities, and some more
 COMPARED = 32  # inputs
+PATIENCE = 3.0  # seconds that the archive is asked for, before the last input: a slow model leaves its time to the measuring
 
 _PART = re.compile(r"\s*(rtol|atol)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*", re.IGNORECASE)
 
@@ -55,27 +55,48 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
     return Compare(kind="numeric", rtol=said.get("rtol", 0.0), atol=said.get("atol", 0.0))
 
 
-def reference(archive: OpenArchive, payloads: Sequence[Payload], tolerance: Compare) -> list[ComparedAnswer]:
-    """Of the archive as it is, one request at a time. Raises CliError where there is nothing that others could be compared with."""
-    found: list[list[ComparedAnswer]] = []
-    for _ in range(2):  # by two processes: what is drawn once, when it is loaded, differs only between them
-        told = measure_variant(archive, as_it_is(archive), (), payloads[:COMPARED], answers_at=(1,))
-        if told.curve.failed is not None:
-            raise CliError(f"the archive as it is cannot be run: {told.curve.failed}")
-        found.append(told.answers[1])
-    first, again = found
-    for answer in first:
-        if answer.status >= 400:
-            raise CliError(f"answers cannot be compared: the archive as it is answers {answer.status} to an input: {reason(answer.body)}")
-    same = compare_answers(first, again, tolerance, payloads)
-    if not same.same:
-        raise CliError(f"answers cannot be compared: the archive as it is answers the same request differently each time ({same.worst})")
-    return first
+class Answering(Protocol):
+    """A server of some configuration."""
+
+    configuration: Configuration
+
+    def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
+        """To each, so many at a time."""
 
 
-def as_it_is(archive: OpenArchive) -> Configuration:
-    """How the archive runs where nothing is changed, with one worker."""
-    return Configuration(device="cpu" if archive.config.device_type == "cpu" else "cuda" if gpu_count() else "cpu")
+class Guard:
+    """Compares with the archive as it is, one request at a time; `note` says why nothing is compared, where that is so."""
+
+    def __init__(self, payloads: Sequence[Payload], tolerance: Compare, clock: Callable[[], float] = time.monotonic) -> None:
+        self._payloads = payloads[:COMPARED]
+        self._tolerance = tolerance
+        self._clock = clock
+        self._reference: list[ComparedAnswer] = []
+        self.note: str | None = None
+
+    def learn(self, archive: Answering) -> None:
+        """What the archive answers as it is: of a slow model not to all inputs. Raises CliError where it refuses one."""
+        ends, first = self._clock() + PATIENCE, list[ComparedAnswer]()
+        for payload in self._payloads:
+            first += archive.answers([payload], 1)
+            if first[-1].status >= 400:
+                said = f"the archive as it is answers an input with {first[-1].status}: {reason(first[-1].body)}"
+                raise CliError(f"{said}. Correct --input or --content-type")
+            if self._clock() > ends:
+                break
+        self._payloads = self._payloads[: len(first)]
+        same = compare_answers(first, archive.answers(self._payloads, 1), self._tolerance, self._payloads)
+        if same.same:
+            self._reference = first
+        else:
+            self.note = f"answers are not compared: the archive as it is answers the same request differently each time ({same.worst})"
+
+    def compare(self, other: Answering) -> Accuracy | None:
+        """None where there is nothing to compare with."""
+        if not self._reference:
+            return None
+        answers = other.answers(self._payloads, other.configuration.batch_size)
+        return compare_answers(self._reference, answers, self._tolerance, self._payloads)
 
 
 def compare_answers(

@@ -111,7 +111,7 @@ def _best(first: Results, second: Results) -> _Both | None:
     points = trials[0].chosen, trials[1].chosen
     if points[0] is None or points[1] is None:
         return None
-    return BEST, " / ".join(dict.fromkeys(shown.load(point.offered) for point in points if point)), points[0], points[1]
+    return BEST, " / ".join(dict.fromkeys(str(point.offered) for point in points if point)), points[0], points[1]
 
 
 def _pairs(first: Results, second: Results) -> Iterable[_Both]:
@@ -122,7 +122,7 @@ def _pairs(first: Results, second: Results) -> Iterable[_Both]:
         for point in trial.points:
             other = others.get(_key(trial.configuration, point))
             if other is not None:
-                yield shown.name(trial, first), shown.load(point.offered), point, other
+                yield shown.name(trial, first), str(point.offered), point, other
 
 
 def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:

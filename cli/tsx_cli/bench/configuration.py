@@ -8,6 +8,8 @@ from typing import Any
 PRECISIONS = ("fp32", "fp16", "bf16")
 AS_IS = "as is"  # the archive's own precision, whatever that is
 
+Variant = tuple[str, str, bool | None, int | None]  # device, precision, compiled, threads: what a worker by itself is
+
 
 @dataclass(frozen=True, order=True)
 class Configuration:
@@ -21,8 +23,8 @@ class Configuration:
     batch_size: int = 1
 
     @property
-    def variant(self) -> tuple[str, str, bool | None, int | None]:
-        """What a worker by itself is: configurations of one variant share its curve t(n)."""
+    def variant(self) -> Variant:
+        """Configurations of one variant share its curve t(n)."""
         return (self.device, self.precision, self.compiled, self.threads)
 
     def keys(self) -> dict[str, Any]:
@@ -41,12 +43,14 @@ class Configuration:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = [self.device]
-        if self.precision != AS_IS:
-            parts.append(self.precision)
-        if self.compiled:
-            parts.append("compiled")
-        parts.append(f"{self.workers} worker{'s' if self.workers != 1 else ''}")
-        if self.threads is not None:
-            parts.append(f"{self.threads} thread{'s' if self.threads != 1 else ''}")
-        return ", ".join([*parts, f"batch {self.batch_size}"])
+        return self._told(f"{self.workers} worker{'s' if self.workers != 1 else ''}", f"batch {self.batch_size}")
+
+    @property
+    def worker(self) -> str:
+        """In words, what is not said of how many there are and of their batches."""
+        return self._told("", "")
+
+    def _told(self, workers: str, batches: str) -> str:
+        precision = "" if self.precision == AS_IS else self.precision
+        threads = "" if self.threads is None else f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+        return ", ".join(filter(None, [self.device, precision, "compiled" if self.compiled else "", workers, threads, batches]))

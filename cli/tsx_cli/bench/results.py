@@ -7,16 +7,23 @@ and refuses another `format`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-from tsx_cli.bench.configuration import AS_IS, Configuration
+from tsx_cli.bench.configuration import AS_IS, Configuration, Variant
 from tsx_cli.failure import CliError
 
 FORMAT = 1
+
+Endless = Annotated[  # infinity, which JSON does not have, is null there
+    float,
+    BeforeValidator(lambda value: math.inf if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, return_type=float | None, when_used="json"),
+]
 
 
 class Part(BaseModel):
@@ -51,6 +58,11 @@ class Offered(Part):
     connections: int = 1
     rate: float | None = None  # requests per second, of an open loop
     arrivals: Literal["constant", "poisson", "recorded"] | None = None
+
+    def __str__(self) -> str:
+        if self.mode == "closed":
+            return f"{self.connections} connection{'s' if self.connections != 1 else ''}"
+        return f"{self.rate or 0:,.4g} requests/s, {'as recorded' if self.arrivals == 'recorded' else self.arrivals}"
 
 
 class GeneratorSide(Part):
@@ -125,8 +137,10 @@ class Accuracy(Part):
 
 
 class Prediction(Part):
+    """`p99_ms` is infinite where requests come quicker than they can be answered."""
+
     throughput: float
-    p99_ms: float
+    p99_ms: Endless
 
 
 class Trial(Part):
@@ -173,6 +187,10 @@ class Curve(Part):
     points: list[CurvePoint] = Field(default_factory=list)
     failed: str | None = None  # why there are no more points
     spread: float = 0.0  # coefficient of variation of a batch's time: its noise, for simulations
+
+    @property
+    def variant(self) -> Variant:
+        return (self.device, self.precision, self.compiled, self.threads)
 
 
 class Environment(Part):
@@ -224,7 +242,7 @@ class Results(Part):
     format: int = FORMAT
     started: str  # ISO 8601, with the offset
     ended: str | None = None
-    complete: bool = True  # False: interrupted, or out of time
+    complete: bool = True  # False: interrupted. A search that its time limit ended is complete, and its trials say so
     command: str = ""
     model: ModelInfo
     against: str | None = None  # the address, where a running server was measured

@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from tsx_cli.bench.accuracy import Guard
 from tsx_cli.bench.asked import Asked, configurations
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.configuration import Configuration, Variant
 from tsx_cli.bench.confirm import confirm
 from tsx_cli.bench.curve import BUDGET, measure_variant
 from tsx_cli.bench.environment import NOISY
-from tsx_cli.bench.guard import Guard
 from tsx_cli.bench.journal import Journal
 from tsx_cli.bench.points import confirmed_best, with_round
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import Offered, Results, Trial
 from tsx_cli.bench.search import Candidate as Proposal
-from tsx_cli.bench.search import State, Variant, baseline, best_point, next_trial, passed_over, ranking
+from tsx_cli.bench.search import State, baseline, best_point, next_trial, passed_over, ranking
 from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
-from tsx_cli.bench.verdict import conclude, load_in_words
+from tsx_cli.bench.verdict import conclude
 from tsx_cli.failure import CliError
 from tsx_runtime.core.devices import cpu_count, gpu_count
 
@@ -119,7 +119,7 @@ class Bench:
 
     def _curves(self) -> None:
         """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
-        known = {(curve.device, curve.precision, curve.compiled, curve.threads) for curve in self.results.curves}
+        known = {curve.variant for curve in self.results.curves}
         variants = [variant for variant in dict.fromkeys(each.variant for each in self.space) if variant not in known]
         if not variants or (len(self.space) == len(variants) and not self.asked.exhaustive):
             return
@@ -130,13 +130,13 @@ class Bench:
             sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
             share = min(BUDGET, CURVES * max(0.0, min(self.seconds_left(), 3600.0)) / len(variants))
             alone = replace(one, workers=1, batch_size=1)
-            self.progress.doing(f"timing batches without a server: {_variant_in_words(alone)}")
+            self.progress.doing(f"timing batches without a server: {alone.worker}")
             curve = measure_variant(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share).curve
             self.results.curves.append(curve)
             self.journal.curve(curve)
             times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
-            self.progress.found(f"{_variant_in_words(alone)}, a batch takes {times or 'no time that can be told'}{_first_line(failed)}")
+            self.progress.found(f"{alone.worker}, a batch takes {times or 'no time that can be told'}{_first_line(failed)}")
 
     def _as_allowed(self) -> list[Trial]:
         """The search leaves out what answers differently, by what the trials say of it."""
@@ -177,7 +177,7 @@ class Bench:
     def load(self, at: int, candidate: Candidate, offered: Offered) -> None:
         """One round, into the trial's point of that load. Raises TrialFailed."""
         trial = self.results.trials[at]
-        self.progress.doing(f"{trial.how()}, {load_in_words(offered)}")
+        self.progress.doing(f"{trial.how()}, {offered}")
         told = candidate.load(offered, self.progress.load)
         number = with_round(trial.points, offered, told.round, self.slo)
         point = trial.points[number]
@@ -188,11 +188,9 @@ class Bench:
         self.journal.point(at, number, point)
         self.journal.trial(at, trial)
         if told.round.generator.limited:
-            self.note(f"{trial.how()}, {load_in_words(offered)}: {told.round.generator.limited}")
+            self.note(f"{trial.how()}, {offered}: {told.round.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
-        self.progress.found(
-            f"{trial.how()}, {load_in_words(offered)}: {point.throughput.value:,.4g} requests/s, p99 {point.p99_ms.value:.3g} ms{holds}"
-        )
+        self.progress.found(f"{trial.how()}, {offered}: {point.throughput.value:,.4g} requests/s, p99 {point.p99_ms.value:.3g} ms{holds}")
 
     def _trial(self, proposal: Proposal) -> int:
         for at, trial in enumerate(self.results.trials):
@@ -247,10 +245,6 @@ class Bench:
 
     def seconds_left(self) -> float:
         return self.ends - self.clock()
-
-
-def _variant_in_words(alone: Configuration) -> str:
-    return str(alone).replace(", 1 worker", "").removesuffix(", batch 1")
 
 
 def _first_line(text: str) -> str:

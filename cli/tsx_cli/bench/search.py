@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.configuration import Configuration, Variant
 from tsx_cli.bench.ladder import Rung, next_level
 from tsx_cli.bench.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
 from tsx_cli.bench.results import Curve, Offered, Point, Prediction, Trial
@@ -28,8 +28,6 @@ CLEARLY = 1.1  # times the bound: less may be noise
 OTHER_VARIANT = 2.0  # as far away as four times the workers
 LARGEST = 4096  # of a range
 _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?")
-
-Variant = tuple[str, str, bool | None, int | None]
 
 
 class Candidate(NamedTuple):
@@ -317,7 +315,7 @@ def _chosen(trial: Trial) -> Point | None:
 def _curve(state: State, configuration: Configuration) -> Curve | None:
     """That of its variant, where it has points."""
     for curve in state.curves:
-        if (curve.device, curve.precision, curve.compiled, curve.threads) == configuration.variant and curve.points:
+        if curve.variant == configuration.variant and curve.points:
             return curve
     return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tsx_cli.bench.results import Offered, Point, Results, Trial
+from collections import Counter
+
+from tsx_cli.bench.results import Point, Results, Trial
 
 
 def conclude(results: Results) -> None:
@@ -10,18 +12,12 @@ def conclude(results: Results) -> None:
     results.why = _nobody(results) if results.winner is None else _winner(results, results.winner)
 
 
-def load_in_words(offered: Offered) -> str:
-    if offered.mode == "closed":
-        return f"{offered.connections} connection{'s' if offered.connections != 1 else ''}"
-    return f"{offered.rate:,.4g} requests/s, {'as recorded' if offered.arrivals == 'recorded' else offered.arrivals}"
-
-
 def _winner(results: Results, winner: int) -> str:
     trial = results.trials[winner]
     point = trial.chosen
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
-    figures = f"{point.throughput.value:,.4g} requests/s with {load_in_words(point.offered)}, {_tail(point)}"
+    figures = f"{point.throughput.value:,.4g} requests/s with {point.offered}, {_tail(point)}"
     told = [f"{trial.how()} does the most{bound}: {figures}."]
     if winner == results.baseline:
         told.append("That is the baseline, one worker and one request at a time: nothing else does more.")
@@ -48,14 +44,15 @@ def _nobody(results: Results) -> str:
     if point.error_rate:
         return f"No configuration answered all requests: {_errors(trial, point)}"
     bound = f"No configuration holds {results.slo}" if results.slo else "No configuration can be chosen"
-    return f"{bound}: the quickest was {trial.how()} with {load_in_words(point.offered)}, {_tail(point)}."
+    return f"{bound}: the quickest was {trial.how()} with {point.offered}, {_tail(point)}."
 
 
 def _errors(trial: Trial, point: Point) -> str:
-    kinds = {kind: count for each in point.rounds for kind, count in each.errors.items()}
-    refused = sum(each.refused for each in point.rounds)
-    told = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or f"{refused} refused"
-    return f"{trial.how()} with {load_in_words(point.offered)} failed {point.error_rate:.1%} of them ({told})."
+    kinds = Counter({"refused": sum(each.refused for each in point.rounds), "unanswered": sum(each.unanswered for each in point.rounds)})
+    for each in point.rounds:
+        kinds.update(each.errors)
+    told = ", ".join(f"{count} x {kind}" for kind, count in kinds.items() if count)
+    return f"{trial.how()} with {point.offered} failed {point.error_rate:.1%} of them ({told})."
 
 
 def _tail(point: Point) -> str:

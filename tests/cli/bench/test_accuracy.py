@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import textwrap
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_archiver import open_archive
-from tsx_cli.bench.accuracy import compare_answers, parse_tolerance, reference
+from tsx_cli.bench.accuracy import Guard, compare_answers, parse_tolerance
+from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
@@ -88,25 +86,49 @@ def test_what_is_within_the_tolerance_is_the_same(numbers: list[float], rtol: fl
     assert compare_answers([answer(numbers)], [answer(numbers)], parse_tolerance("exact")).same
 
 
-@pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        ("['%s of %d' % (row['body'], len(data)) for row in data]", None),
-        ("['x' + os.urandom(8).hex()] * len(data)", "answers the same request differently each time"),
-        ("data[9]", "the archive as it is answers 503 to an input: .*list index out of range"),
-    ],
-)
-def test_the_archive_as_it_is_is_asked_one_by_one_and_must_answer_alike(tmp_path: Path, returned: str, said: str | None) -> None:
-    directory = tmp_path / "m"
-    (directory / "MAR-INF").mkdir(parents=True)
-    manifest = {"model": {"modelName": "m", "modelVersion": "1.0", "handler": "handler.py"}, "runtime": "python"}
-    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    (directory / "handler.py").write_text(textwrap.dedent(f"import os\n\ndef handle(data, context):\n    return data and {returned}\n"))
-    payloads = [Payload(b"a", "text/plain"), Payload(b"b", "text/plain")]
-    with open_archive(directory) as archive:
-        if said is None:
-            assert [each.body for each in reference(archive, payloads, parse_tolerance())] == [b"a of 1", b"b of 1"]
-        else:
-            with pytest.raises(CliError, match=said):
-                reference(archive, payloads, parse_tolerance())
+class Server:
+    """Answers each request by what `says` makes of its body and of how many requests there were before it; each takes a second."""
+
+    configuration = Configuration(batch_size=4)
+
+    def __init__(self, says: Callable[[bytes, int], ComparedAnswer]) -> None:
+        self.says, self.now, self.asked = says, 0.0, list[tuple[int, int]]()
+
+    def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
+        self.asked.append((len(payloads), together))
+        self.now += len(payloads)
+        return [self.says(payload.body, round(self.now)) for payload in payloads]
+
+
+INPUTS = [Payload(name.encode(), "text/plain") for name in "abcdefgh"]
+
+
+def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_one_by_one() -> None:
+    archive = Server(lambda body, _: answer(body.decode()))
+    guard = Guard(INPUTS[:2], parse_tolerance())
+    guard.learn(archive)
+    assert guard.note is None
+    found = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
+    assert found is not None
+    assert (found.compared, found.different, found.worst) == (2, 1, "input 2: the whole: 'b', and 'x' of this configuration")
+
+
+def test_a_slow_model_is_compared_by_few_inputs() -> None:
+    archive = Server(lambda body, _: answer(body.decode()))
+    guard = Guard(INPUTS, parse_tolerance(), clock=lambda: archive.now)
+    guard.learn(archive)
+    assert guard.compare(archive) is not None
+    assert archive.asked == [(1, 1)] * 4 + [(4, 1), (4, 4)]
+
+
+def test_a_model_that_answers_differently_each_time_is_not_compared() -> None:
+    archive = Server(lambda _, number: answer(number))
+    guard = Guard(INPUTS, parse_tolerance())
+    guard.learn(archive)
+    assert "answers the same request differently each time (input 1: " in str(guard.note)
+    assert guard.compare(archive) is None
+
+
+def test_an_input_that_the_archive_refuses_is_an_error_with_what_to_do() -> None:
+    with pytest.raises(CliError, match=r"answers an input with 400: no image\. Correct --input or --content-type"):
+        Guard(INPUTS, parse_tolerance()).learn(Server(lambda *_: ComparedAnswer(400, {}, b"no image")))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tests.support.benchmarked import results
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, Mark, Series, axis, bars, plot, ticks
+from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.rows import rows
-from tsx_cli.bench.results import Results, Trial, read_results
+from tsx_cli.bench.results import Paired, Results, Trial, read_results
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "bench-results.schema.json"
 
@@ -138,6 +139,28 @@ def test_the_terminal_shows_the_winner_and_why(found: Results, capsys: pytest.Ca
     assert re.search(r"^cpu, 1 worker, batch 1 +baseline +1 connection ", told, re.MULTILINE)
     assert "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most" in told
     assert "Note: the machine was noisy" in told
+
+
+def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) -> None:
+    stalled = found.model_copy(deep=True)
+    point = stalled.trials[3].chosen
+    assert point is not None
+    point.rounds[0].stalls, point.rounds[0].corrected_p99_ms = [(1.0, 0.4), (3.0, 0.1)], 312.0
+    write_report(stalled, tmp_path)
+    said = "2 stalls, 400 ms at most, and clients that come all the time would have seen a p99 of 312 ms"
+    assert said in (tmp_path / "report.html").read_text()
+    assert said in (tmp_path / "report.md").read_text()
+
+
+def test_the_winner_is_told_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
+    def told(paired: list[Paired]) -> tuple[str, str]:
+        tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Beside the baseline")
+        return tile.value, tile.beside
+
+    apart = told([Paired(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
+    assert apart[1] == "of one worker and batch 1"
+    assert told([Paired(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == ("2.50 times", "of one worker and batch 1")
+    assert told([Paired(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
 
 
 def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,19 @@ from hypothesis import strategies as st
 
 from tsx_archiver.modelconfig import parse_model_config
 from tsx_cli.bench.configuration import PRECISIONS, Configuration
-from tsx_cli.bench.results import Environment, Figure, Inputs, Latency, ModelInfo, Offered, Point, Results, Trial, read_results
+from tsx_cli.bench.results import (
+    Environment,
+    Figure,
+    Inputs,
+    Latency,
+    ModelInfo,
+    Offered,
+    Point,
+    Prediction,
+    Results,
+    Trial,
+    read_results,
+)
 from tsx_cli.bench.slo import parse_slo
 from tsx_cli.failure import CliError, UsageError
 
@@ -77,7 +90,8 @@ def results() -> Results:
     point = Point(
         offered=Offered(connections=4), throughput=Figure(value=5, low=4, high=6), latency=Latency(), p99_ms=Figure(value=1, low=1, high=1)
     )
-    trial = Trial(configuration=Configuration(workers=2).as_json(), points=[point], best=0)
+    endless = Prediction(throughput=5, p99_ms=math.inf)
+    trial = Trial(configuration=Configuration(workers=2).as_json(), points=[point], best=0, predicted=endless)
     return Results(
         started="2026-11-21T10:00:00+00:00",
         model=ModelInfo(name="digits"),
@@ -91,6 +105,7 @@ def results() -> Results:
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(results().model_dump_json())
+    assert "Infinity" not in file.read_text(), "that is no JSON"
     back = read_results(file)
     assert back == results()
     assert back.trials[0].how() == Configuration(workers=2)

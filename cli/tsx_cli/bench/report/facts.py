@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def told_point(results: Results) -> Point | None:
     if results.winner is not None:
         return results.trials[results.winner].chosen
     if results.against is not None:
-        return next((point for trial in results.trials if (point := shown.best_point(trial)) is not None), None)
+        return next((point for trial in results.trials if (point := shown.shown_point(trial)) is not None), None)
     return None
 
 
@@ -78,12 +79,12 @@ def tiles(results: Results) -> list[Tile]:
         Tile("Throughput", f"{shown.number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
         Tile("p99", shown.milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
         Tile("p50", shown.milliseconds(point.latency.p50_ms), f"mean {shown.milliseconds(point.latency.mean_ms)}"),
-        Tile("Errors", shown.share(point.error_rate), f"at {shown.load(point.offered)}"),
+        Tile("Errors", shown.share(point.error_rate), f"at {point.offered}"),
     ]
-    beside = shown.gain(results)
-    if beside:
-        factor, _, rest = beside.partition(" times ")
-        told.insert(1, Tile("Beside the baseline", f"{factor} times", rest))
+    gain = shown.gain(results)
+    if gain is not None:
+        doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
+        told.insert(1, Tile("Beside the baseline", f"{gain.ratio:.2f} times", f"of one worker and batch 1{doubt}"))
     return told
 
 
@@ -104,7 +105,7 @@ def failures(results: Results) -> list[tuple[str, str]]:
 def points(results: Results) -> list[PointLine]:
     return [
         PointLine(
-            (shown.name(trial, results), shown.load(point.offered)),
+            (shown.name(trial, results), str(point.offered)),
             (
                 f"{shown.number(point.throughput.value)} {shown.margin(point.throughput)}".strip(),
                 *(

@@ -33,7 +33,6 @@ class Chart(NamedTuple):
     says: str
     svg: str
     legend: Sequence[Key] = ()
-    wide: bool = False
 
 
 def charts(results: Results) -> list[Chart]:
@@ -95,7 +94,7 @@ def _spread(values: Sequence[float]) -> float:
 def _mark(point: Point, figure: str, name: str) -> Mark:
     value = float(getattr(point.latency, figure))
     what = f"{shown.number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
-    hint = f"{name}\n{shown.load(point.offered)}: {what}, {shown.word(figure)} {shown.milliseconds(value)}"
+    hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {shown.milliseconds(value)}"
     if point.error_rate:
         hint += f", {shown.share(point.error_rate)} errors"
     return Mark(point.throughput.value, value, hint, hollow=not point.holds)
@@ -104,11 +103,11 @@ def _mark(point: Point, figure: str, name: str) -> Mark:
 def distribution(results: Results) -> Chart | None:
     """Percentiles of the best points, the winner's and the baseline's above all."""
     lines, heights = [], []
-    told = named(results, lambda trial: shown.best_point(trial) is not None)
+    told = named(results, lambda trial: shown.shown_point(trial) is not None)
     first = [each for each in told if each[1] in ("winner", "baseline")]
     for index, style in reversed(first + [each for each in told if each not in first][:OTHERS]):
         trial = results.trials[index]
-        point = shown.best_point(trial)
+        point = shown.shown_point(trial)
         assert point is not None
         name = shown.name(trial, results)
         marks = [
@@ -117,7 +116,7 @@ def distribution(results: Results) -> Chart | None:
         ]
         if marks:
             heights += [mark.y for mark in marks]
-            lines.append(Series(f"{name}, {shown.load(point.offered)}", style, marks, dots=len(marks) <= len(LEVELS)))
+            lines.append(Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(LEVELS)))
     if not lines:
         return None
     last = max(mark.x for each in lines for mark in each.marks)
@@ -206,13 +205,13 @@ def curves(results: Results) -> Chart | None:
             Mark(
                 point.batch_size,
                 1000 * point.batch_size / point.median_ms,
-                f"{_variant(curve)}\nbatch {point.batch_size}: {shown.milliseconds(point.median_ms)} "
+                f"{_worker(curve)}\nbatch {point.batch_size}: {shown.milliseconds(point.median_ms)} "
                 f"({shown.number(point.low_ms)} to {shown.number(point.high_ms)})",
             )
             for point in curve.points
             if point.median_ms > 0
         ]
-        lines.append(Series(_variant(curve), "winner" if number == 0 else f"s{number + 1}", marks))
+        lines.append(Series(_worker(curve), "winner" if number == 0 else f"s{number + 1}", marks))
     sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
     x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
     return Chart(
@@ -225,9 +224,8 @@ def curves(results: Results) -> Chart | None:
     )
 
 
-def _variant(curve: Curve) -> str:
-    told = str(Configuration(curve.device, curve.precision, curve.compiled, curve.threads))
-    return told.replace(", 1 worker", "").removesuffix(", batch 1")
+def _worker(curve: Curve) -> str:
+    return Configuration(*curve.variant).worker
 
 
 def cores(results: Results) -> Chart | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from tsx_cli.bench.results import Figure, Offered, Point, Results, Trial
+from tsx_cli.bench.results import Figure, Point, Results, Trial
 from tsx_cli.bench.slo import Bound, parse_slo
-from tsx_cli.bench.statistics import difference_of
+from tsx_cli.bench.statistics import Difference, difference_of
 
 NONE = "-"
 
@@ -36,12 +37,6 @@ def margin(figure: Figure) -> str:
     """Half the confidence interval, as a share of the figure; empty where there is none."""
     width = (figure.high - figure.low) / 2
     return f"± {width / figure.value:.1%}" if width > 0 and figure.value > 0 else ""
-
-
-def load(offered: Offered) -> str:
-    if offered.mode == "closed":
-        return f"{offered.connections} connection{'s' if offered.connections != 1 else ''}"
-    return f"{number(offered.rate or 0)}/s {offered.arrivals or ''}".strip()
 
 
 def name(trial: Trial, results: Results) -> str:
@@ -72,7 +67,6 @@ def word(figure: str) -> str:
 class Line(NamedTuple):
     """A row of the table of trials."""
 
-    number: int
     name: str
     mark: str  # winner, baseline or nothing
     load: str
@@ -84,7 +78,7 @@ class Line(NamedTuple):
     said: str  # what is to be known beside the figures
 
 
-def best_point(trial: Trial) -> Point | None:
+def shown_point(trial: Trial) -> Point | None:
     """Its best within the bounds; where none is, the one that is told in its stead: of the lowest p99."""
     if trial.chosen is not None:
         return trial.chosen
@@ -106,17 +100,16 @@ def ordered(results: Results) -> list[int]:
 def line(index: int, results: Results) -> Line:
     trial = results.trials[index]
     mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
-    point = best_point(trial)
+    point = shown_point(trial)
     if point is None:
-        predicted = trial.predicted
-        reached = f"about {number(predicted.throughput)}" if predicted is not None and trial.state == "predicted" else NONE
-        p99 = f"about {milliseconds(predicted.p99_ms)}" if predicted is not None and trial.state == "predicted" else NONE
-        return Line(index, name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, said(trial, results))
+        predicted = trial.predicted if trial.state == "predicted" else None
+        reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
+        p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
+        return Line(name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, said(trial, results))
     return Line(
-        index,
         name(trial, results),
         mark,
-        load(point.offered),
+        str(point.offered),
         number(point.throughput.value),
         margin(point.throughput),
         milliseconds(point.latency.p50_ms),
@@ -143,20 +136,33 @@ def said(trial: Trial, results: Results) -> str:
     if trial.accuracy is not None and not trial.accuracy.same:
         told = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
         parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{told}")
-    point = best_point(trial)
+    point = shown_point(trial)
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
     if limited:
         parts.append(f"the generator was the limit: {limited}")
+    if point is not None and (told := stalls(point)):
+        parts.append(told)
     return "; ".join(parts)
 
 
-def gain(results: Results) -> str:
-    """The winner beside one worker and batch 1; empty where one of them has no figure."""
-    if results.winner is None or results.baseline is None or results.winner == results.baseline:
+def stalls(point: Point) -> str:
+    """Times without any answer. In a closed loop few requests wait for their end, so that percentiles hardly tell of them."""
+    lengths = [length for each in point.rounds for _, length in each.stalls]
+    if not lengths:
         return ""
+    seen = max(each.corrected_p99_ms or 0.0 for each in point.rounds)
+    others = f", and clients that come all the time would have seen a p99 of {milliseconds(seen)}" if seen else ""
+    return f"{len(lengths)} stall{'s' if len(lengths) != 1 else ''}, {milliseconds(1000 * max(lengths))} at most{others}"
+
+
+def gain(results: Results) -> Difference | None:
+    """The winner beside the baseline: as they were measured in turn, or else apart; None where one of them has no figure."""
+    if results.winner is None or results.baseline is None or results.winner == results.baseline:
+        return None
+    for pair in results.paired:
+        if (pair.first, pair.second) == (results.winner, results.baseline):
+            return Difference(pair.ratio, pair.low, pair.high, pair.real)
     winner, baseline = results.trials[results.winner].chosen, results.trials[results.baseline].chosen
     if winner is None or baseline is None or baseline.throughput.value <= 0:
-        return ""
-    told = difference_of(baseline.throughput, winner.throughput)
-    doubt = "" if told.real else ", which is within the noise" if baseline.throughput.low < baseline.throughput.high else ""
-    return f"{told.ratio:.2f} times the {number(baseline.throughput.value)}/s of one worker and batch 1{doubt}"
+        return None
+    return difference_of(baseline.throughput, winner.throughput)

@@ -24,8 +24,7 @@ def show(results: Results) -> None:
         print(one_line(results.why or f"{facts.best(results)}."))
     else:
         print(f"Best: {one_line(facts.best(results))}")
-        if told := results.why or shown.gain(results):
-            print(f"      {one_line(told)}")
+        print(f"      {one_line(results.why)}")
     for note in results.notes:
         print(f"Note: {one_line(note)}")
     if not results.complete:
