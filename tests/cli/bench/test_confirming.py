@@ -1,14 +1,13 @@
-"""What is made of rounds: points, the last comparison, the verdict; and what a server's metrics tell."""
+"""What is made of rounds: points, the last comparison, the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tsx_cli.bench import scrape
 from tsx_cli.bench.asked import Asked
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.confirm import confirm
+from tsx_cli.bench.confirm import _compare, confirm
 from tsx_cli.bench.points import confirmed_best, point_of, with_round
 from tsx_cli.bench.results import Environment, Inputs, Latency, ModelInfo, Offered, Results, Round, Trial
 from tsx_cli.bench.search import ranking
@@ -93,6 +92,14 @@ def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
     assert [(pair.first, pair.second, pair.real, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, True, 1.3), (2, 0, True, 2.0)]
 
 
+def test_rounds_are_compared_where_there_are_two_of_each() -> None:
+    assert _compare([0, 1], {0: [190.0], 1: [75.0]}) == []
+    assert _compare([0, 1], {0: [190.0, 191.0]}) == []
+    (pair,) = _compare([0, 1], {0: [190.0, 191.0, 189.0], 1: [75.0, 76.0, 75.0]})
+    assert pair.real
+    assert pair.low > 2
+
+
 def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next() -> None:
     machine = Machine(lambda at, number: one_round((100, 150, 200)[at], 80 if at == 2 else 20), trials(100, 150, 200))
     pairs = confirm(machine)
@@ -133,32 +140,12 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     conclude(nobody)
     assert nobody.why == "No configuration holds p99<50ms: the quickest was cpu, 1 worker, batch 1 with 1 connection, p99 200 ms."
     lost = Trial(configuration=Configuration().as_json())
-    with_round(lost.points, Offered(), one_round(5, 20, lost=100), SLO)
+    for _ in range(2):
+        with_round(lost.points, Offered(), one_round(5, 20, lost=100).model_copy(update={"errors": {"500": 3}}), SLO)
     failing = results_of([lost])
     conclude(failing)
-    assert "No configuration answered all requests" in failing.why
+    assert failing.why.startswith("No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them")
+    assert failing.why.endswith("(200 x unanswered, 6 x 500).")
     broken = results_of([Trial(configuration=Configuration().as_json(), state="failed", reason="no memory")])
     conclude(broken)
     assert broken.why == "Nothing was measured: no memory"
-
-
-METRICS = """
-tsx_queue_seconds_sum{model_name="m",hostname="h"} %s
-tsx_queue_seconds_count{model_name="m",hostname="h"} %s
-tsx_inference_seconds_sum{model_name="m",hostname="h"} %s
-tsx_inference_seconds_count{model_name="m",hostname="h"} %s
-tsx_inference_seconds_sum{model_name="other",hostname="h"} 1000.0
-tsx_batch_size_bucket{model_name="m",hostname="h",le="1.0"} %s
-tsx_batch_size_bucket{model_name="m",hostname="h",le="2.0"} %s
-tsx_batch_size_bucket{model_name="m",hostname="h",le="+Inf"} %s
-"""
-
-
-def test_metrics_tell_where_the_time_went_and_how_large_batches_were() -> None:
-    before, after = (scrape.parse(METRICS % values, "m") for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15)))
-    told = scrape.stages(before, after, mean_ms=130)
-    assert [round(value) for value in told.model_dump().values()] == [20, 0, 100, 0, 10]
-    assert scrape.batch_sizes(before, after) == {1: 1, 2: 8, 4: 1}
-    nothing = scrape.stages(after, after, mean_ms=5)
-    assert nothing.transport_ms == 5
-    assert scrape.batch_sizes(after, after) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.bench.scrape import parse, stages
+from tsx_cli.bench.scrape import batch_sizes, parse, stages
 
 NOTHING = parse("", "m")
 
@@ -40,5 +40,23 @@ def test_without_batches_there_is_only_transport() -> None:
     assert (seen.queue_ms, seen.inference_ms, seen.transport_ms) == (0, 0, 2)
 
 
-def test_metrics_of_other_models_count_for_nothing() -> None:
-    assert stages(NOTHING, parse(told(tsx_queue_seconds_sum=1, tsx_queue_seconds_count=1), "other"), 2.0).queue_ms == 0
+METRICS = """
+tsx_queue_seconds_sum{model_name="m",hostname="h"} %s
+tsx_queue_seconds_count{model_name="m",hostname="h"} %s
+tsx_inference_seconds_sum{model_name="m",hostname="h"} %s
+tsx_inference_seconds_count{model_name="m",hostname="h"} %s
+tsx_inference_seconds_sum{model_name="other",hostname="h"} 1000.0
+tsx_batch_size_bucket{model_name="m",hostname="h",le="1.0"} %s
+tsx_batch_size_bucket{model_name="m",hostname="h",le="2.0"} %s
+tsx_batch_size_bucket{model_name="m",hostname="h",le="+Inf"} %s
+"""
+
+
+def test_metrics_tell_where_the_time_went_and_how_large_batches_were() -> None:
+    before, after = (parse(METRICS % values, "m") for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15)))
+    told = stages(before, after, mean_ms=130)
+    assert [round(value) for value in told.model_dump().values()] == [20, 0, 100, 0, 10]
+    assert batch_sizes(before, after) == {1: 1, 2: 8, 4: 1}
+    nothing = stages(after, after, mean_ms=5)
+    assert nothing.transport_ms == 5
+    assert batch_sizes(after, after) == {}
