@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from tsx_cli.bench.configuration import Configuration
 
 KINDS_OF_PT2 = ("compile", "export")
+_ENDS_OF_LINES = re.compile("[\x85\u2028\u2029]")  # PyYAML reads them as such where it has written them as they are
 
 
 def changes(configuration: Configuration, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,4 +97,7 @@ def _written(key: str, value: Any, comment: str) -> str:
 
 
 def _dumped(value: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=120) if value else ""
+    if not value:
+        return ""
+    text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(dict(value), sort_keys=False, width=120) if _ENDS_OF_LINES.search(text) else text

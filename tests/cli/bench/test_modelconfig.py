@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tsx_cli.bench.configuration import Configuration
@@ -56,6 +56,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, VALUES | st.none()), st.booleans())
+@example({}, {"batchSize": {"\x85": "\u2028"}}, False)
 def test_any_document_ends_with_what_was_asked_for(document: dict[str, Any], changed: dict[str, Any], flow: bool) -> None:
     text = yaml.safe_dump(document, default_flow_style=flow)
     expected = {key: value for key, value in {**document, **changed}.items() if value is not None}
