@@ -162,6 +162,7 @@ class Header(NamedTuple):
 class Frame(NamedTuple):
     kind: Kind
     batch: int
+    codes: Sequence[int]  # those of the items, by themselves
     items: list[Item]
     extra: Buffer
 
@@ -226,14 +227,15 @@ def decode(header: Header, payload: Buffer) -> Frame:
         raise FrameError(f"a frame of {header.size} bytes has {size}")
     data: Buffer = bytes(payload) if size <= COPIED else memoryview(payload)
     numbers = _table(count).unpack_from(data)
+    codes = numbers[:count]
     ends = [*accumulate(numbers[count:], initial=ROW * count)]
     if ends[-1] > size:
         raise FrameError(f"the items of a frame end at {ends[-1]}, behind its end at {size}")
     items: list[Item] = [
         (code, data[start:middle], data[middle:end])
-        for code, start, middle, end in zip(numbers[:count], ends[::2], ends[1::2], ends[2::2], strict=False)
+        for code, start, middle, end in zip(codes, ends[::2], ends[1::2], ends[2::2], strict=False)
     ]
-    return Frame(header.kind, header.batch, items, data[ends[-1] :])
+    return Frame(header.kind, header.batch, codes, items, data[ends[-1] :])
 
 
 def request_meta(request_id: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

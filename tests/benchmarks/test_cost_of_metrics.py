@@ -1,19 +1,39 @@
-"""The server that counts nothing is that, and what its rounds come to. The load is measured by hand."""
+"""The server that counts nothing is that, and what its turns come to. The load is measured by hand."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from benchmarks.cost_of_metrics import Measured, is_blind, serving, told
+import pytest
+
+from benchmarks import servers, turns
+from benchmarks.cost_of_metrics import MODELS, is_blind, row, serving, wanted
+
+PATH = "/predictions/ok"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers come of a fork server")
 def test_a_blind_server_answers_and_counts_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path / "blind", blind=True) as server:
-        assert server.call("/predictions/ok", b"x") == b"OK"
+    with serving(tmp_path / "blind", MODELS / "ok.py", blind=True) as server:
+        assert servers.first_answer(server, PATH, b"x") == b"OK"
         assert is_blind(server)
 
 
-def test_what_seeing_adds_is_the_median_of_rounds_side_by_side() -> None:
-    blind = [Measured(rate, 10, 5) for rate in (1000, 2000, 4000)]
-    seeing = [Measured(rate / 1.02, 10.3, 5) for rate in (1000, 2000, 4000)]
-    assert told(seeing, blind) == "1,961 | 2,000 | 15.30 | 15.00 | +2.0 % (+2.0 to +2.0) | +2.0 % (+2.0 to +2.0)"
+def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
+    blind = [turns.Cost(1 / rate, 10e-6, 5e-6) for rate in (1000, 2000, 4000)]
+    seeing = [turns.Cost(1.02 / rate, 10.3e-6, 5e-6) for rate in (1000, 2000, 4000)]
+    line, of_time, of_processor = row("ok, 16", seeing, blind)
+    assert line == "| ok, 16 | 1,961 | 2,000 | 10.30 + 5.00 | 10.00 + 5.00 | +2.0 % (+2.0 to +2.0) | +2.0 % (+2.0 to +2.0) |"
+    assert (of_time.verdict(3), of_processor.verdict(1)) == ("under 3 %", "over 1 %")
+
+
+def test_an_interval_that_holds_the_bound_decides_nothing() -> None:
+    found = turns.effect([1.0, 1.01, 1.02, 1.04, 1.05, 1.06] * 3)
+    assert found.low < 3 < found.high
+    assert found.verdict(3) == "not decided: 3 % is within the interval"
+    assert turns.effect([1.01] * 5) == turns.effect([1.01])
+
+
+def test_loads_are_named_by_handler_and_connections() -> None:
+    assert wanted("ok:1,ok:16,mlp:16") == {"ok": [1, 16], "mlp": [16]}

@@ -205,7 +205,7 @@ class Dispatcher:
         self._full = None
         for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
-        self.stats.add_batch(batch, sent.jobs, frame.items)  # while the answers are on their way: no client waits for it
+        self.stats.add_batch(batch, sent.jobs, frame.codes)  # while the answers are on their way: no client waits for it
         self._close(len(sent.jobs))
         if len(extra) > wire.TIMES.size:
             values = json.loads(bytes(extra[wire.TIMES.size :]))

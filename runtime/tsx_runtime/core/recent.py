@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tsx_runtime.core.times import BatchTimes
+from tsx_runtime.core.times import Batch, BatchTimes, times_of
 
 NEWEST = 2000  # requests
 PAUSE = 500e-6  # seconds for each request that is kept: of more than 2,000 a second the newest are a part, from a longer time
@@ -28,11 +28,11 @@ class Seen(NamedTuple):
     error: str = ""  # the class of the refusal
 
 
-Batch: TypeAlias = tuple[BatchTimes, list[bytes], list[float], list[int] | None]  # times, ids, arrivals, statuses (None: all 200)
+Kept: TypeAlias = tuple[Batch, list[bytes], list[float], Sequence[int] | None]  # ids, arrivals, statuses (None: all 200)
 
 
-def _of_batch(batch: Batch, position: int) -> Seen:
-    times, ids, arrived, statuses = batch
+def _of_batch(kept: Kept, times: BatchTimes, position: int) -> Seen:
+    _, ids, arrived, statuses = kept
     status = 200 if statuses is None else statuses[position]
     return Seen(ids[position], arrived[position], status, times.answered - arrived[position], times)
 
@@ -47,7 +47,7 @@ class Recent:
 
     def __init__(self) -> None:
         self.asked: deque[Seen] = deque(maxlen=ASKED)
-        self._newest: deque[Batch | Seen] = deque()
+        self._newest: deque[Kept | Seen] = deque()
         self._kept = 0  # requests in it
         self.due = 0.0  # time.monotonic() from which on the next batch is kept
         self._number = itertools.count()  # tells those apart that took as long
@@ -56,20 +56,22 @@ class Recent:
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
-    def add(self, times: BatchTimes, ids: list[bytes], arrived: list[float], statuses: list[int] | None) -> None:
-        """The lists are kept as they are."""
-        batch, answered = (times, ids, arrived, statuses), times.answered
+    def add(self, batch: Batch, ids: list[bytes], arrived: list[float], statuses: Sequence[int] | None) -> None:
+        """The lists are kept as they are; its times are reckoned when somebody looks."""
+        kept, answered = (batch, ids, arrived, statuses), batch[2]
         if answered >= self.due:
-            self.due = max(self.due, answered - 0.1) + PAUSE * len(ids)
-            self._newest.append(batch)
-            self._kept += len(ids)
+            size, since = len(ids), answered - 0.1
+            self.due = (since if since > self.due else self.due) + PAUSE * size
+            self._newest.append(kept)
+            self._kept += size
             if self._kept > NEWEST:
                 self._forget()
         if answered >= self._turn:
             self._begin_period(answered)
         threshold = self.threshold
         if answered - min(arrived) > threshold:
-            self._rank(_of_batch(batch, position) for position, at in enumerate(arrived) if answered - at > threshold)
+            times = times_of(batch)
+            self._rank(_of_batch(kept, times, position) for position, at in enumerate(arrived) if answered - at > threshold)
 
     def refused(self, seen: Seen) -> None:
         self._newest.append(seen)
@@ -87,7 +89,7 @@ class Recent:
                 if entry.request_id == request_id:
                     return entry
             elif request_id in entry[1]:
-                return _of_batch(entry, entry[1].index(request_id))
+                return _of_batch(entry, times_of(entry[0]), entry[1].index(request_id))
         return next((seen for _, _, seen in itertools.chain(self._slowest, self._before) if seen.request_id == request_id), None)
 
     def newest(self) -> Iterator[Seen]:
@@ -96,7 +98,8 @@ class Recent:
             if isinstance(entry, Seen):
                 yield entry
             else:
-                yield from (_of_batch(entry, position) for position in range(len(entry[1])))
+                times = times_of(entry[0])
+                yield from (_of_batch(entry, times, position) for position in range(len(entry[1])))
 
     def slowest(self) -> list[Seen]:
         """The slowest first."""
@@ -120,7 +123,7 @@ class Recent:
         newest = self._newest
         while self._kept > NEWEST and len(newest) > 1:
             entry = newest.popleft()
-            self._kept -= 1 if isinstance(entry, Seen) else len(entry[1])
+            self._kept -= 1 if isinstance(entry, Seen) else entry[0][3]
 
 
 def slowest_of(seen: Sequence[Seen]) -> list[Seen]:

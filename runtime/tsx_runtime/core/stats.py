@@ -7,17 +7,17 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from tsx_runtime.core.durations import Durations, Exemplar
-from tsx_runtime.core.gathered import BATCHES, Batch, Gathered
+from tsx_runtime.core.gathered import BATCHES, REQUESTS, ROW, Gathered
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.recent import Recent, Seen
-from tsx_runtime.core.times import BatchTimes, batch_times
+from tsx_runtime.core.times import Batch, BatchTimes, times_of
 from tsx_runtime.core.told import Told
 from tsx_runtime.errors import TsxError, is_failure
-from tsx_runtime.wire import TIMES, Item, MetricDelta
+from tsx_runtime.wire import MetricDelta
 
 MOST_LABEL_SETS = 1000  # of one metric that a handler reports
 MOST_METRICS = 1000  # that the handler of one version reports
@@ -129,8 +129,7 @@ class Stats:
     def batch(self) -> BatchTimes | None:
         """The newest, there before its requests are answered."""
         if self._told_of is not self.newest and self.newest is not None:
-            free, sent, answered, size, told = self.newest
-            self._told_of, self._times = self.newest, batch_times(free, sent, answered, size, TIMES.unpack(told))
+            self._told_of, self._times = self.newest, times_of(self.newest)
         return self._times
 
     @property
@@ -142,28 +141,30 @@ class Stats:
     def last_worker_seconds(self) -> float:
         return 0.0 if self.newest is None else self.newest[2] - self.newest[1]
 
-    def add_batch(self, newest: Batch, jobs: Sequence[Job], items: Sequence[Item]) -> None:
+    def add_batch(self, newest: Batch, jobs: Sequence[Job], statuses: Sequence[int]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. Of a request as little as can be is read."""
-        others: list[int] | None = None
-        if len(jobs) == 1:
-            oldest = jobs[0].arrived
-            arrived = [oldest]
-            if items[0][0] != 200:
-                others = [items[0][0]]
+        gathered, odd = self._gathered, None
+        free, sent, answered, size, told = newest
+        rows, arrivals = gathered.rows, gathered.arrivals
+        if size == 1:
+            self._first = oldest = jobs[0].arrived
+            arrivals.append(oldest)
+            if statuses[0] != 200:
+                odd = statuses
         else:
             arrived = [job.arrived for job in jobs]
-            oldest = min(arrived)
-            statuses = [item[0] for item in items]
-            if statuses.count(200) != len(statuses):
-                others = [status for status in statuses if status != 200]
-        self._first = arrived[0]
-        rows = self._gathered.rows
-        rows.append((newest, arrived, others))
-        if len(rows) >= BATCHES:
-            self._gathered.settle()
-        answered, recent = newest[2], self.recent
+            self._first = arrived[0]
+            arrived.sort()  # nearly always they are, and then this is quicker than min()
+            oldest = arrived[0]
+            arrivals += arrived
+            if statuses.count(200) != size:
+                odd = statuses
+        rows += (free, sent, answered, size, told, odd)
+        if len(rows) >= ROW * BATCHES or len(arrivals) >= REQUESTS:
+            gathered.settle()
+        recent = self.recent
         if answered >= recent.due or answered - oldest > recent.threshold:
-            recent.add(cast(BatchTimes, self.batch), [job.request_id for job in jobs], arrived, others and [item[0] for item in items])
+            recent.add(newest, [job.request_id for job in jobs], [job.arrived for job in jobs], odd)
         if self.journal is not None:
             self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)
 

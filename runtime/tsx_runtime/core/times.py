@@ -1,4 +1,4 @@
-"""When a batch was where: made once a batch when its answers are there, and looked up for a single request only where somebody asks.
+"""When a batch was where: a few points are kept once its answers are there, and reckoned with only where somebody asks.
 
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |
@@ -17,6 +17,7 @@ from tsx_runtime.wire import TIMES
 
 NAN = math.nan
 Told: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
+Batch: TypeAlias = tuple[float, float, float, int, bytes]  # free, sent, answered, requests, and what the worker told, packed
 NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that does not tell
 
 
@@ -66,6 +67,11 @@ def batch_times(free: float, sent: float, answered: float, size: int, told: Told
     if postprocess > seconds or postprocess < 0.0:
         postprocess = _within(postprocess, seconds)
     return BatchTimes(min(free, sent), sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
+
+
+def times_of(batch: Batch) -> BatchTimes:
+    free, sent, answered, size, told = batch
+    return batch_times(free, sent, answered, size, TIMES.unpack(told))
 
 
 def _within(step: float, most: float) -> float:

@@ -161,7 +161,7 @@ class Channel:
         meta, body, extra = (bytearray(length) for length in (meta_length, body_length, header.size - wire.ROW - meta_length - body_length))
         if any(self._fill(memoryview(field)) is None for field in (meta, body, extra)):
             return None
-        return Frame(header.kind, header.batch, [(code, meta, body)], extra)
+        return Frame(header.kind, header.batch, [code], [(code, meta, body)], extra)
 
     def _fill(self, payload: memoryview) -> memoryview | None:
         """Exactly as many bytes as fit; None at the end of the stream."""

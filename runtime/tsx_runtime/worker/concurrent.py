@@ -101,7 +101,7 @@ class ConcurrentRequests:
         del self._tasks[batch]
         answer = GONE if task.cancelled() else task.result()
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
-            self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], stages.times(began, laps))]))
+            self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], stages.times(began, time.monotonic(), laps))]))
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
         self._channel.send(Kind.PIECE, batch, [(position, headers, body)])

@@ -201,16 +201,15 @@ def _reply(
 ) -> bool:
     """Answer one batch, which was begun at `began` (time.monotonic()) if not now. Whether this process can answer another."""
     channel.begin(batch)
-    start = time.perf_counter()
-    if began is None:
-        began = time.monotonic()
-    laps = stages.begin(None if ahead is None else ahead.laps)
+    start = time.monotonic()
+    laps = stages.begin_next() if ahead is None else stages.begin(ahead.laps)
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead)
+    done = time.monotonic()
     if model.prediction_time is not None:
-        model.prediction_time.report(start)
+        model.prediction_time.report(start, done)
     pending = model.metrics.pending
     extra = json.dumps(pending.take()).encode() if pending else b""
-    channel.reply(batch, outcome.answers, stages.times(began, laps) + extra)
+    channel.reply(batch, outcome.answers, stages.times(start if began is None else began, done, laps) + extra)
     if outcome.device_lost:
         logger.error("the device does not answer this process any more, so the worker ends")
     return not outcome.device_lost

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -244,12 +243,11 @@ class PredictionTime:
         self._apart = 0.0 if every else 1.0  # seconds
         self._next = 0.0
 
-    def report(self, began: float) -> None:
-        """`began` is time.perf_counter()."""
-        now = time.perf_counter()
-        if now >= self._next:
-            self._next = now + self._apart
-            self._metrics.add_time("PredictionTime", round(1000 * (now - began), 2), None, "ms")
+    def report(self, began: float, done: float) -> None:
+        """Both are time.monotonic()."""
+        if done >= self._next:
+            self._next = done + self._apart
+            self._metrics.add_time("PredictionTime", round(1000 * (done - began), 2), None, "ms")
 
 
 def _check_name(name: Any) -> None:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING, batch_times
-from tsx_runtime.wire import TIMES
+from tsx_runtime.core.times import NOTHING
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
@@ -19,7 +18,7 @@ def add(recent: Recent, number: int, took: list[float], now: float, statuses: li
     arrived = [now - each for each in took]
     ids = [b"%d-%d" % (number, position) for position in range(len(took))]
     if now >= recent.due or now - min(arrived) > recent.threshold:
-        recent.add(batch_times(now, now, now, len(took), TIMES.unpack(NOTHING)), ids, arrived, statuses)
+        recent.add((now, now, now, len(took), NOTHING), ids, arrived, statuses)
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
@@ -67,7 +66,7 @@ def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
     job: Any = SimpleNamespace(arrived=10.0, request_id=b"asked")
     stats.newest = (10.0, 10.0, 10.5, 1, NOTHING)
-    stats.add_batch(stats.newest, [job], [(418, b"", b"")])
+    stats.add_batch(stats.newest, [job], [418])
     stats.keep(b"asked", 10.0, 418)
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)

@@ -202,7 +202,7 @@ def test_memory_of_a_gpu_is_told_by_worker():
 def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
     stats.newest = (10.0, 10.0, 12.0, 1, TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
-    stats.add_batch(stats.newest, [SimpleNamespace(arrived=9.98, request_id=b"id")], [(200, b"", b"")])
+    stats.add_batch(stats.newest, [SimpleNamespace(arrived=9.98, request_id=b"id")], [200])
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
     families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {}))
@@ -240,7 +240,7 @@ def test_batches_beyond_the_last_bound_are_counted():
     stats = Stats()
     for size in (3, 1000):
         stats.newest = (1.0, 1.0, 2.0, size, NOTHING)
-        stats.add_batch(stats.newest, [SimpleNamespace(arrived=0.5, request_id=b"id")] * size, [(200, b"", b"")] * size)
+        stats.add_batch(stats.newest, [SimpleNamespace(arrived=0.5, request_id=b"id")] * size, [200] * size)
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
     buckets = {labels["le"]: value for labels, value in samples_of(build_families(reading).render().decode())["tsx_batch_size_bucket"]}

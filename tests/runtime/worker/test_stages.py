@@ -114,6 +114,18 @@ def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
     assert not laps
 
 
+def test_a_batch_gets_a_list_of_its_own_unless_the_one_before_it_told_nothing() -> None:
+    handler = Handler()
+    stages.watch(handler)
+    untold = stages.begin()
+    first = stages.begin_next()
+    assert first is untold
+    handler.preprocess(3)
+    second = stages.begin_next()
+    assert spent(first) == {0}
+    assert second == []
+
+
 def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
     class Waits:
         async def inference(self, data: int) -> int:
