@@ -95,10 +95,12 @@ class Load:
 
     def end(self) -> float:
         """The bytes of an answer. Raises `wrk.NotAnswered`."""
-        read = self._read()
-        self._process.send_signal(signal.SIGINT)
         self._process.send_signal(signal.SIGCONT)
-        output, _ = self._process.communicate(timeout=60)
+        os.waitpid(self._pid, os.WCONTINUED)  # a signal to a process that is stopped may go to the thread that does not wait for it
+        self._process.send_signal(signal.SIGINT)
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)  # how much it has read can be seen until its end is asked for
+        read = self._read()
+        output, _ = self._process.communicate()
         return read / wrk.parse(output).requests
 
     def kill(self) -> None:
