@@ -96,9 +96,9 @@ class Load:
     def end(self) -> float:
         """The bytes of an answer. Raises `wrk.NotAnswered`."""
         self._process.send_signal(signal.SIGCONT)
-        os.waitpid(self._pid, os.WCONTINUED)  # a signal to a process that is stopped may go to the thread that does not wait for it
-        self._process.send_signal(signal.SIGINT)
-        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)  # how much it has read can be seen until its end is asked for
+        while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:  # what it has read can still be seen then
+            self._process.send_signal(signal.SIGINT)  # again, where it went to the thread that does not wait for it
+            time.sleep(QUIET)
         read = self._read()
         output, _ = self._process.communicate()
         return read / wrk.parse(output).requests
