@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tsx_runtime.core.times import Batch, BatchTimes, times_of
+from tsx_runtime.wire import TIMES
 
 NEWEST = 2000  # requests
 PAUSE = 500e-6  # seconds for each request that is kept: of more than 2,000 a second the newest are a part, from a longer time
@@ -28,13 +30,27 @@ class Seen(NamedTuple):
     error: str = ""  # the class of the refusal
 
 
-Kept: TypeAlias = tuple[Batch, list[bytes], list[float], Sequence[int] | None]  # ids, arrivals, statuses (None: all 200)
+_SIZE = struct.Struct("<I")  # how many requests the record of a batch has
+_ONE = struct.Struct("<I4dI")  # of one request: that, free, sent, answered, arrived, status
 
 
-def _of_batch(kept: Kept, times: BatchTimes, position: int) -> Seen:
-    _, ids, arrived, statuses = kept
-    status = 200 if statuses is None else statuses[position]
-    return Seen(ids[position], arrived[position], status, times.answered - arrived[position], times)
+def _packed(batch: Batch, ids: Sequence[bytes], arrived: Sequence[float], statuses: Sequence[int] | None) -> bytes:
+    """All that is kept of a batch as one piece: two thousand lists and tuples of floats would be in nobody's cache when they are freed."""
+    free, sent, answered, size, told = batch
+    if size == 1:
+        return _ONE.pack(1, free, sent, answered, arrived[0], statuses[0] if statuses else 200) + told + ids[0]
+    numbers = struct.pack(f"<I{3 + size}d{size}I", size, free, sent, answered, *arrived, *(statuses or (200,) * size))
+    return numbers + told + b"\n".join(ids)
+
+
+def _unpacked(record: bytes) -> list[Seen]:
+    size: int = _SIZE.unpack_from(record)[0]
+    numbers = struct.Struct(f"<I{3 + size}d{size}I")
+    _, free, sent, answered, *rest = numbers.unpack_from(record)
+    ids = numbers.size + TIMES.size
+    times = times_of((free, sent, answered, size, record[numbers.size : ids]))
+    requests = zip(record[ids:].split(b"\n"), rest[:size], rest[size:], strict=True)
+    return [Seen(request_id, arrived, status, answered - arrived, times) for request_id, arrived, status in requests]
 
 
 class Recent:
@@ -47,7 +63,7 @@ class Recent:
 
     def __init__(self) -> None:
         self.asked: deque[Seen] = deque(maxlen=ASKED)
-        self._newest: deque[Kept | Seen] = deque()
+        self._newest: deque[bytes | Seen] = deque()
         self._kept = 0  # requests in it
         self.due = 0.0  # time.monotonic() from which on the next batch is kept
         self._number = itertools.count()  # tells those apart that took as long
@@ -56,13 +72,13 @@ class Recent:
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
-    def add(self, batch: Batch, ids: list[bytes], arrived: list[float], statuses: Sequence[int] | None) -> None:
-        """The lists are kept as they are; its times are reckoned when somebody looks."""
-        kept, answered = (batch, ids, arrived, statuses), batch[2]
+    def add(self, batch: Batch, ids: Sequence[bytes], arrived: Sequence[float], statuses: Sequence[int] | None) -> None:
+        """`statuses`: None where all are 200."""
+        answered, size = batch[2], batch[3]
         if answered >= self.due:
-            size, since = len(ids), answered - 0.1
+            since = answered - 0.1
             self.due = (since if since > self.due else self.due) + PAUSE * size
-            self._newest.append(kept)
+            self._newest.append(_packed(batch, ids, arrived, statuses))
             self._kept += size
             if self._kept > NEWEST:
                 self._forget()
@@ -70,8 +86,9 @@ class Recent:
             self._begin_period(answered)
         threshold = self.threshold
         if answered - min(arrived) > threshold:
-            times = times_of(batch)
-            self._rank(_of_batch(kept, times, position) for position, at in enumerate(arrived) if answered - at > threshold)
+            times, codes = times_of(batch), statuses or (200,) * size
+            found = zip(ids, arrived, codes, strict=True)
+            self._rank(Seen(request_id, at, status, answered - at, times) for request_id, at, status in found if answered - at > threshold)
 
     def refused(self, seen: Seen) -> None:
         self._newest.append(seen)
@@ -84,22 +101,22 @@ class Recent:
             self._rank((seen,))
 
     def find(self, request_id: bytes) -> Seen | None:
-        for entry in itertools.chain(self.asked, reversed(self._newest)):
+        return next((seen for seen in self._all(request_id) if seen.request_id == request_id), None)
+
+    def _all(self, wanted: bytes) -> Iterator[Seen]:
+        """Whose id that may be."""
+        yield from self.asked
+        for entry in reversed(self._newest):
             if isinstance(entry, Seen):
-                if entry.request_id == request_id:
-                    return entry
-            elif request_id in entry[1]:
-                return _of_batch(entry, times_of(entry[0]), entry[1].index(request_id))
-        return next((seen for _, _, seen in itertools.chain(self._slowest, self._before) if seen.request_id == request_id), None)
+                yield entry
+            elif wanted in entry:
+                yield from _unpacked(entry)
+        yield from (seen for _, _, seen in itertools.chain(self._slowest, self._before))
 
     def newest(self) -> Iterator[Seen]:
         """The newest first."""
         for entry in reversed(self._newest):
-            if isinstance(entry, Seen):
-                yield entry
-            else:
-                times = times_of(entry[0])
-                yield from (_of_batch(entry, times, position) for position in range(len(entry[1])))
+            yield from (entry,) if isinstance(entry, Seen) else _unpacked(entry)
 
     def slowest(self) -> list[Seen]:
         """The slowest first."""
@@ -123,7 +140,7 @@ class Recent:
         newest = self._newest
         while self._kept > NEWEST and len(newest) > 1:
             entry = newest.popleft()
-            self._kept -= 1 if isinstance(entry, Seen) else entry[0][3]
+            self._kept -= 1 if isinstance(entry, Seen) else _SIZE.unpack_from(entry)[0]
 
 
 def slowest_of(seen: Sequence[Seen]) -> list[Seen]:
