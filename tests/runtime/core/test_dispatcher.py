@@ -746,7 +746,7 @@ def test_a_batchs_times_are_there_when_its_requests_are_answered():
         stats = dispatcher.stats
         assert [each.count for each in (stats.latency, stats.queue, stats.batch_wait)] == [3, 3, 3]
         assert [each.count for each in (stats.preprocess, stats.inference, stats.postprocess)] == [1, 1, 0]
-        assert stats.recent.find(b"behind").times is pair
+        assert stats.recent.find(b"behind").times.seconds(behind[0].arrived) == parts
         assert stats.recent.find(b"nobody") is None
 
     dispatcher = None
