@@ -30,7 +30,7 @@ def blind_front_end() -> None:
         Dispatcher,
         "on_reply",
         {
-            "told = bytes(extra[: wire.TIMES.size]) if len(extra) >= wire.TIMES.size else NOTHING": "",
+            "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
             "self.stats.newest = batch = (sent.free, sent.at, now, len(sent.jobs), told)": "",
             "self.stats.add_batch(batch, sent.jobs, frame.codes)": "",
         },
@@ -43,7 +43,6 @@ def blind_worker() -> None:
 
     stages.watch = lambda handler: None
     changes = {
-        "start = time.monotonic()": "",
         "laps = stages.begin_next() if ahead is None else stages.begin(ahead.laps)": "",
         "done = time.monotonic()": "",
         "model.prediction_time is not None": "False",

@@ -119,7 +119,7 @@ class Layers:
         start = time.thread_time()
         decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
         began, laps = time.monotonic(), stages.begin_next()
-        outcome = answer_batch(self.model, decoded.items, lambda *_: None)
+        outcome = answer_batch(self.model, decoded.items, lambda *_: None, began=began)
         reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers, stages.times(began, time.monotonic(), laps)))
         marks.append(marks[-1] + time.thread_time() - start)
         start = time.thread_time()

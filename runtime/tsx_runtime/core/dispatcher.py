@@ -18,6 +18,8 @@ from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
 
+TIMES_SIZE = wire.TIMES.size
+
 # TorchServe's words, which its clients look for, also where the queue is full
 _NO_WORKER = (
     "has no worker to serve inference request. Please use scale workers API to add workers. "
@@ -198,7 +200,7 @@ class Dispatcher:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
         extra = frame.extra
-        told = bytes(extra[: wire.TIMES.size]) if len(extra) >= wire.TIMES.size else NOTHING
+        told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
         self.stats.newest = batch = (sent.free, sent.at, now, len(sent.jobs), told)
         self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
         channel.replied = now
@@ -207,8 +209,8 @@ class Dispatcher:
             job.answer(status, headers, body)
         self.stats.add_batch(batch, sent.jobs, frame.codes)  # while the answers are on their way: no client waits for it
         self._close(len(sent.jobs))
-        if len(extra) > wire.TIMES.size:
-            values = json.loads(bytes(extra[wire.TIMES.size :]))
+        if len(extra) > TIMES_SIZE:
+            values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
             if self.stats.journal is not None:
                 self.stats.journal.add_values(values, sent.jobs)
@@ -318,3 +320,8 @@ class Dispatcher:
         self._open -= jobs
         if not self._open:
             self._quiet.set()
+
+
+def _times_in(extra: wire.Buffer) -> bytes:
+    """As a copy: it outlives the frame, which may be large."""
+    return bytes(extra[:TIMES_SIZE]) if len(extra) >= TIMES_SIZE else NOTHING

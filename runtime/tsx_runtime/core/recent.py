@@ -13,7 +13,8 @@ from tsx_runtime.core.times import Batch, BatchTimes, times_of
 from tsx_runtime.wire import TIMES
 
 NEWEST = 2000  # requests
-PAUSE = 500e-6  # seconds for each request that is kept: of more than 2,000 a second the newest are a part, from a longer time
+PAUSE = 2e-3  # seconds for each request that is kept: of more than 500 a second the newest are a part, which reaches four seconds back
+SAVED = 1.0  # seconds of a pause that are made up for: 500 requests at once are all kept
 ASKED = 200  # requests that asked where their time went, or whose trace is kept; these are remembered in any case
 SLOWEST = 100
 PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
@@ -76,7 +77,7 @@ class Recent:
         """`statuses`: None where all are 200."""
         answered, size = batch[2], batch[3]
         if answered >= self.due:
-            since = answered - 0.1
+            since = answered - SAVED
             self.due = (since if since > self.due else self.due) + PAUSE * size
             self._newest.append(_packed(batch, ids, arrived, statuses))
             self._kept += size

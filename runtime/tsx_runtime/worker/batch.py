@@ -118,8 +118,9 @@ def check_piece(body: Buffer, limit: int) -> None:
         raise PredictionException(text, 503)
 
 
-def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ahead | None = None) -> Outcome:
-    batch = _Batch(model, items, send)
+def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ahead | None = None, began: float | None = None) -> Outcome:
+    """`began`: time.monotonic() now, of who has it at hand."""
+    batch = _Batch(model, items, send, time.monotonic() if began is None else began)
     if ahead is not None:
         batch.answers.update(ahead.refused)
         batch.answer(ahead.requests, ahead)
@@ -187,14 +188,14 @@ class _Batch:
 
     __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost", "over")
 
-    def __init__(self, model: Model, items: Sequence[Item], send: SendPiece) -> None:
+    def __init__(self, model: Model, items: Sequence[Item], send: SendPiece, began: float) -> None:
         self.answers: dict[int, Answer] = {}
         self.lost = False  # whether the device is
         self.over = False  # whether nobody waits for the answers any more
         self._model = model
         self._items = items
         self._send = send
-        self._began = time.monotonic()
+        self._began = began
 
     def answer(self, requests: Requests, ahead: Ahead | None = None) -> None:
         size = self._model.ceiling.size

@@ -203,7 +203,7 @@ def _reply(
     channel.begin(batch)
     start = time.monotonic()
     laps = stages.begin_next() if ahead is None else stages.begin(ahead.laps)
-    outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead)
+    outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead, start)
     done = time.monotonic()
     if model.prediction_time is not None:
         model.prediction_time.report(start, done)
