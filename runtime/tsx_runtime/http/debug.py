@@ -65,8 +65,8 @@ def build_router(registry: Registry) -> APIRouter:
                 return json_answer(_times(version, seen))
         raise RequestNotFound(
             f"Request {request_id} is not known: its answer is not out yet, or it is neither among the newest {NEWEST} of its model "
-            f"nor among the slowest {SLOWEST}. The id is in the answer's header x-request-id. A request that is sent with x-tsx-timing: 1 is "
-            "remembered however many others there are."
+            f"nor among the slowest {SLOWEST}. The id is in the answer's header x-request-id. "
+            "A request that is sent with x-tsx-timing: 1 is remembered however many others there are."
         )
 
     @router.get(
