@@ -1,6 +1,6 @@
-"""What times, histograms and counters cost: a server as it is, and one that counts nothing, in turns of a quarter of a second.
+"""What times, histograms and counters cost: a server as it is, and one that counts nothing, in turns of a tenth of a second.
 
-    python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--blocks 60] [--turn 0.25]
+    python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--blocks 150] [--turn 0.1]
 
 The other server is the same but for what `BLIND` takes out of its code: in the front end the counters of each request and all that is
 kept of a batch, in the worker the times that it tells. `ok` is a handler that answers `OK` and does nothing else, so that the share is as
@@ -95,8 +95,8 @@ def wanted(text: str) -> dict[str, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=wanted, default=wanted("ok:1,ok:16,ok:64,mlp:16"), help="handlers, each with its connections")
-    parser.add_argument("--blocks", type=int, default=60, help="of four turns each, for each load")
-    parser.add_argument("--turn", type=float, default=0.25, help="seconds")
+    parser.add_argument("--blocks", type=int, default=150, help="of four turns each, for each load")
+    parser.add_argument("--turn", type=float, default=0.1, help="seconds")
     options = parser.parse_args()
     print(f"{machine.describe()}; {options.blocks} blocks of four turns of {options.turn:g} s\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
