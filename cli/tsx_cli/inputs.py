@@ -44,6 +44,6 @@ def guess_content_type(name: str, data: bytes) -> str:
         return "application/octet-stream"
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "text/plain; charset=utf-8"
     return "application/json"

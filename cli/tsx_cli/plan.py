@@ -67,7 +67,7 @@ def plan_command(
     if planned is None:
         alone = f"one request at a time takes {replica.times[0]:.3g} ms already"
         raise CliError(f"no number of replicas keeps {bounds}: {alone}; find a quicker way to run the model with tsx bench")
-    told = _told(measured, replica, planned, rate, bounds, price_per_hour)
+    told = _told(measured, replica, planned, rate, bounds, None if price_per_hour is None else _known(price_per_hour, "--price-per-hour"))
     if as_json:
         print_json(told)
     else:
@@ -121,10 +121,17 @@ def _moments(recording: Path | None) -> list[float]:
 
 def _rate(rps: float | None, moments: list[float]) -> float:
     if rps is not None:
-        return rps
+        return _known(rps, "--rps")
     if not moments:
         raise UsageError("say how many requests come: --rps 300, or --recording FILE")
     return (len(moments) - 1) / (moments[-1] - moments[0])
+
+
+def _known(value: float, option: str) -> float:
+    """nan is within any range. Raises UsageError."""
+    if not math.isfinite(value):
+        raise UsageError(f"{option}: {value} is no number; write one such as 50")
+    return value
 
 
 def _bounds(text: str | None) -> Slo | None:

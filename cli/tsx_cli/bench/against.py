@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tsx_cli.bench.asked import plain
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.generator import LoadPlan, Progress, measure
 from tsx_cli.bench.payloads import mix
@@ -53,7 +54,7 @@ def run_against(
         protocol=plan.protocol,
         slo=None if slo is None else str(slo),
         environment=environment(noise=False),
-        inputs=mix(plan.payloads, source),
+        inputs=mix(plan.payloads, plain(source)),
         trials=[Trial(configuration={}, points=[point], best=0 if point.holds else None)],
         notes=_notes(point),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +61,7 @@ def bench_against(
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.against import progress_line, run_against, show_against, write_json
-    from tsx_cli.bench.asked import seconds
+    from tsx_cli.bench.asked import command_line, seconds
     from tsx_cli.bench.generator import LoadPlan
     from tsx_cli.bench.inputs import choose_payloads, parse_shape
     from tsx_cli.bench.slo import parse_slo
@@ -92,7 +90,8 @@ def bench_against(
         seed=seed,
     )
     progress = progress_line(rounds) if json_to != "-" else None
-    results = run_against(plan, source, rounds=rounds, slo=bounds, command=command_line(token), on_progress=progress)
+    secret = None if token is None or token.startswith("@") else token
+    results = run_against(plan, source, rounds=rounds, slo=bounds, command=command_line(secret), on_progress=progress)
     if json_to != "-":
         show_against(results)
     if json_to is not None:
@@ -102,15 +101,15 @@ def bench_against(
 
 
 def _token(given: str | None) -> str | None:
-    if given is None or not given.startswith("@"):
-        return given
-    try:
-        return Path(given[1:]).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise CliError(f"--token: {given[1:]} cannot be read: {error.strerror or error}") from error
-
-
-def command_line(token: str | None) -> str:
-    """As it was given, for the results; without a secret."""
-    words = shlex.join(["tsx", *sys.argv[1:]])
-    return words if token is None or token.startswith("@") else words.replace(token, "...")
+    """Raises UsageError, CliError."""
+    found = given
+    if given is not None and given.startswith("@"):
+        try:
+            found = Path(given[1:]).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise CliError(f"--token: {given[1:]} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise CliError(f"--token: {given[1:]} holds no token: {error}") from error
+    if found is not None and (not found or not found.isascii() or not found.isprintable() or " " in found):
+        raise UsageError("--token: a token is one word of plain letters, digits and signs")
+    return found

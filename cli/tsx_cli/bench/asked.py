@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,7 +21,7 @@ from tsx_runtime.traffic import Compare
 DEVICES = ("cpu", "cuda")
 SWITCHES = {"off": False, "on": True}
 MOST_CONFIGURATIONS = 20_000
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?")
+_TIME = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(ms|s|m|min|h)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
@@ -93,6 +95,19 @@ def seconds(text: str, option: str) -> float:
     if not value > 0:
         raise UsageError(f"{option}: '{text}' is no time; write 30s, 10m or 1h")
     return value
+
+
+def command_line(*secrets: str | None) -> str:
+    """As it was given, for the results: without these secrets, and with the bytes of a name that are no text escaped."""
+    words = sys.argv[1:]
+    for secret in filter(None, secrets):
+        words = [word.replace(secret, "...") for word in words]
+    return plain(shlex.join(["tsx", *words]))
+
+
+def plain(text: str) -> str:
+    """As JSON and files can hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def share(text: str, option: str) -> float:

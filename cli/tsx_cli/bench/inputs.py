@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.limits import MIB
-from tsx_cli.bench.payloads import MOST_BYTES, Payload, read_payloads
+from tsx_cli.bench.payloads import MOST_BYTES, Payload, is_header, read_payloads
 from tsx_cli.failure import UsageError
 from tsx_cli.inputs import SAMPLES, guess_content_type
 from tsx_runtime.recordings import SUFFIX
@@ -50,6 +50,8 @@ def choose_payloads(
 ) -> tuple[list[Payload], str]:
     """(payloads, where they are from, in words): what was given, else what `kind` says, else the archive's samples, else the files that
     it is warmed up with, else made up for its handler. Raises CliError, UsageError, ArchiveError."""
+    if content_type is not None and not is_header("content-type", content_type):
+        raise UsageError(f"--content-type: '{content_type}' is none; one looks like image/png")
     if sources:
         if kind is not None or shape is not None:
             raise UsageError("--input says what to send, and --input-kind and --input-shape what to make up; give one or the other")
@@ -66,7 +68,8 @@ def choose_payloads(
             f"{archive or 'the model'} has no samples, and what it takes is not known: give --input FILE, or --input-kind "
             f"({', '.join(KINDS)}), or --input-shape 1,28,28 for rows of numbers; tsx archive packs the directory samples/ along"
         )
-    return generated(kind, count, seed, shape), f"made up: {count} different {'images' if kind in ('image', 'png') else kind + ' requests'}"
+    made = generated(kind, count, seed, shape)
+    return made, f"made up: {len(made)} different {'images' if kind in ('image', 'png') else kind + ' requests'}"
 
 
 def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
@@ -118,10 +121,11 @@ def generated(input_kind: str, count: int = COUNT, seed: int = 0, shape: Sequenc
     size = 1
     for length in shape or ():
         size *= length
-    if size < 1 or size > LARGEST_SHAPE:
-        raise UsageError(
-            f"--input-shape {','.join(map(str, shape or ()))}: each number is 1 or more, and all together {LARGEST_SHAPE} at most"
-        )
+    largest = LARGEST_SHAPE >> (4 if input_kind in ("text", "json") else 0)  # each takes many bytes while it is made
+    if size < 1 or size > largest:
+        given = ",".join(map(str, shape or ()))
+        raise UsageError(f"--input-shape {given}: each number is 1 or more, and all together {largest} at most ({input_kind})")
+    count = min(count, max(1, largest // size))
     if count < 1:
         raise UsageError(f"there must be one input at least, not {count}")
     chance = random.Random(seed)

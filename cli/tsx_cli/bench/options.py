@@ -48,7 +48,7 @@ Threads = Annotated[str | None, typer.Option(metavar="RANGE", help="Threads of e
 LoadMode = Annotated[Mode, typer.Option(help="closed: a connection asks again once it is answered. open: requests come at a rate.")]
 Connections = Annotated[str | None, typer.Option(metavar="LIST", help="Only with so many connections, such as 1,8,64.")]
 Rates = Annotated[str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.")]
-ArrivalsOf = Annotated[Arrivals, typer.Option(help="How requests of an open loop come.")]
+ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: how requests come; poisson if not given.")]
 Duration = Annotated[str, typer.Option(help="Of one round, without its warm-up.")]
 Rounds = Annotated[int, typer.Option(min=1, max=20, help="Rounds of the best, the next best and the baseline, in turn.")]
 Width = Annotated[str, typer.Option(metavar="SHARE", help="More rounds until the winner's throughput is known so well.")]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ from tsx_runtime.recordings import SUFFIX, NotARecording, read
 MOST_BYTES = 1 << 30  # all payloads together: they are held in memory, as they go over the wire
 KEYS = ("body", "file", "base64", "content_type", "headers", "query")
 BODIES = KEYS[:3]
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VALUE = re.compile(r"[\t -~\x80-\xff]*")
 NOT_SENT = {"authorization", "connection", "content-length", "expect", "host", "te", "transfer-encoding", "upgrade"}
 
 
@@ -79,7 +83,7 @@ def _of(source: Path, content_type: str | None) -> Iterator[Payload]:
         elif source.suffix == ".jsonl":
             yield from _of_list(source, content_type)
         else:
-            body = source.read_bytes()
+            body = _whole(source)
             yield Payload(body, content_type or guess_content_type(source.name, body))
     except NotARecording as error:
         raise CliError(str(error)) from error
@@ -108,13 +112,13 @@ def _of_recording(source: Path) -> Iterator[Payload]:
 
 
 def _of_list(source: Path, content_type: str | None) -> Iterator[Payload]:
-    with source.open(encoding="utf-8") as lines:
+    with source.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                yield of_line(json.loads(line), source.parent, content_type)
-            except (ValueError, CliError) as error:
+                yield of_line(json.loads(line.decode("utf-8-sig")), source.parent, content_type)
+            except (ValueError, RecursionError, CliError) as error:
                 raise CliError(f"{source}, line {number}: {error}") from error
 
 
@@ -134,9 +138,25 @@ def of_line(given: Any, directory: Path, content_type: str | None = None) -> Pay
     told = tuple((str(name), str(value)) for name, value in headers.items())
     if refused := next((name for name, _ in told if name.lower() in NOT_SENT - {"authorization"}), None):
         raise ValueError(f"the header {refused} is the generator's own to send")
-    if any(set(word) & set("\r\n\0") for pair in told for word in (*pair, kind or "", query)):
-        raise ValueError("a header, content_type or query must be one line")
-    return Payload(body, kind, told, query)
+    if any(name.lower() == "content-type" for name, _ in told):
+        raise ValueError("say the Content-Type as 'content_type' and not among the headers")
+    wrong = [name for name, value in (*told, ("content-type", kind or "")) if not is_header(name, value)]
+    if wrong:
+        raise ValueError(f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of Latin-1")
+    return Payload(body, kind, told, query.encode().decode("latin-1"))
+
+
+def is_header(name: str, value: str) -> bool:
+    """Whether it can go over the wire as it is."""
+    return TOKEN.fullmatch(name) is not None and VALUE.fullmatch(value) is not None
+
+
+def _whole(file: Path) -> bytes:
+    """Raises OSError, and CliError for more than can be sent, before it fills the memory."""
+    with file.open("rb") as source:
+        if os.fstat(source.fileno()).st_size <= MOST_BYTES and len(content := source.read(MOST_BYTES + 1)) <= MOST_BYTES:
+            return content
+    raise CliError(f"{file} is more than {human(MOST_BYTES)}, the most that can be sent; give a smaller one")
 
 
 def _body(key: str, value: Any, directory: Path) -> tuple[bytes, str]:
@@ -154,5 +174,5 @@ def _body(key: str, value: Any, directory: Path) -> tuple[bytes, str]:
     file = directory / value
     if not file.is_file():
         raise CliError(f"there is no file '{file}'")
-    body = file.read_bytes()
+    body = _whole(file)
     return body, guess_content_type(file.name, body)

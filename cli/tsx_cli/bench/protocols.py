@@ -42,12 +42,15 @@ def read_url(url: str) -> Place:
             return Place("", 0, socket=parse_address(url).path)
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-        if parts.scheme not in ("http", "https", "grpc") or not parts.hostname or port == 0 or parts.query or parts.username:
+        host = (parts.hostname or "").encode("idna").decode()  # raises UnicodeError, a ValueError
+        if parts.scheme not in ("http", "https", "grpc") or not host.isprintable() or not host or " " in host or port == 0:
+            raise ValueError
+        if parts.query or parts.fragment or parts.username is not None:
             raise ValueError
     except ValueError:
         raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock") from None
     secure = parts.scheme == "https"
-    return Place(ANY_HOST.get(parts.hostname, parts.hostname), port or (443 if secure else 80), parts.path.rstrip("/"), secure)
+    return Place(ANY_HOST.get(host, host), port or (443 if secure else 80), parts.path.rstrip("/"), secure)
 
 
 class Sent(NamedTuple):
@@ -154,7 +157,7 @@ def _json_of(payload: Payload) -> Any:
         return None
     try:
         return json.loads(payload.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

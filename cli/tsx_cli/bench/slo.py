@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tsx_cli.failure import UsageError
 
 PERCENTILES = {"p50": "p50_ms", "p90": "p90_ms", "p95": "p95_ms", "p99": "p99_ms", "p99.9": "p999_ms", "mean": "mean_ms", "max": "max_ms"}
-_BOUND = re.compile(r"\s*(p50|p90|p95|p99|p99\.9|mean|max|errors)\s*<=?\s*(\d+(?:\.\d+)?)\s*(us|ms|s|%)\s*")
+_BOUND = re.compile(r"\s*(p50|p90|p95|p99|p99\.9|mean|max|errors)\s*<=?\s*(\d{1,9}(?:\.\d+)?)\s*(us|ms|s|%)\s*")
 _MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.scripted import OK, scripted
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
-from tsx_cli.bench.against_command import command_line
+from tsx_cli.bench.asked import command_line
 from tsx_cli.bench.generator import LoadPlan, run_load
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import read_results
@@ -96,6 +96,9 @@ def test_a_token_is_sent_and_not_told(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "secret" not in Path("out.json").read_text()
     monkeypatch.setattr(sys, "argv", ["tsx", "bench", "--token", "secret"])
     assert command_line("secret") == "tsx bench --token ..."
+    monkeypatch.setattr(sys, "argv", ["tsx", "--token", "it's", "bad\udcff.mar"])
+    assert command_line("it's") == "tsx --token ... 'bad\\udcff.mar'"
+    assert command_line("") == command_line(None)
 
 
 def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running, run: Run) -> None:
@@ -135,6 +138,10 @@ def test_wrk_is_an_engine_too(run: Run) -> None:
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--arrivals", "constant"), "needs a rate"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"), "--rounds: 0"),
         (("--against", "http://h", "--model", "m", "--input-shape", "x"), "--input-shape"),
+        (("--against", "http://a..b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
+        (("--against", "http://a b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", "a\r\nb: c"), "a token is one word"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
     ],
 )
 def test_a_bad_option_says_what_to_do(run: Run, words: tuple[str, ...], told: str) -> None:

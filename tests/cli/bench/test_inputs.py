@@ -14,7 +14,7 @@ from PIL import Image
 from tests.support.models import make_model
 from tsx_archiver import inspect_archive
 from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
-from tsx_cli.bench.payloads import Payload, mix, read_payloads
+from tsx_cli.bench.payloads import MOST_BYTES, Payload, mix, read_payloads
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
 
@@ -66,7 +66,13 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ('{"file": "gone"}', "there is no file"),
         ('{"body": 1, "headers": []}', "headers an object"),
         ('{"body": 1, "headers": {"Host": "h"}}', "the header Host"),
-        ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "must be one line"),
+        ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "the header 'a' cannot be sent"),
+        ('{"body": 1, "headers": {"a b": "c"}}', "the header 'a b' cannot be sent"),
+        ('{"body": 1, "headers": {"": "c"}}', "the header '' cannot be sent"),
+        ('{"body": 1, "headers": {"Content-Type": "a/b"}}', "say the Content-Type as 'content_type'"),
+        ('{"body": 1, "content_type": "a\\r\\nc: d"}', "the header 'content-type' cannot be sent"),
+        ('{"body": "\\ud800"}', "surrogates not allowed"),
+        ('{"body": ' + 100_000 * "[", "recursion"),
     ],
 )
 def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path, line: str, told: str) -> None:
@@ -74,6 +80,21 @@ def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path, line: str
     with pytest.raises(CliError, match="line 2") as error:
         read_payloads([tmp_path / "list.jsonl"])
     assert told in str(error.value)
+
+
+def test_a_list_that_is_no_text_is_told_with_its_line_and_one_of_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_bytes(b'\xef\xbb\xbf{"body": 1, "query": "n=\xc3\xa9"}\r\n')
+    assert read_payloads([tmp_path / "list.jsonl"]) == [Payload(b"1", "application/json", query="n=\xc3\xa9")]
+    (tmp_path / "list.jsonl").write_bytes(b'{"body": 1}\n\xff\xfe\n')
+    with pytest.raises(CliError, match="line 2"):
+        read_payloads([tmp_path / "list.jsonl"])
+
+
+def test_what_is_too_large_to_send_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)  # it takes no room on the disk
+    with pytest.raises(CliError, match="the most that can be sent"):
+        read_payloads([tmp_path / "large"])
 
 
 def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
@@ -124,6 +145,7 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
     rows = json.loads(generated("json", 2, 3, (2, 3))[1].body)
     assert [len(row) for row in rows] == [3, 3]
     assert len(generated("file", 1, shape=(1000,))[0].body) == 1000
+    assert len(generated("file", shape=(1 << 25,))) == 2  # not 32, of this size
     for kind in KINDS:
         assert generated(kind, 2, 7, (3, 8, 8)) == generated(kind, 2, 7, (3, 8, 8)) != generated(kind, 2, 8, (3, 8, 8))
 
@@ -135,6 +157,8 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: generated("json"), "--input-kind json needs the shape"),
         (lambda: generated("image", shape=(5, 4, 4)), "with 1 or 3 channels"),
         (lambda: generated("json", shape=(1 << 20, 1 << 20)), "all together"),
+        (lambda: generated("json", shape=(1 << 23,)), "all together"),
+        (lambda: choose_payloads(None, kind="text", content_type="a\r\nb: c"), "--content-type"),
         (lambda: generated("file", 0), "one input at least"),
         (lambda: parse_shape("1,x"), "'1,x' is no shape"),
         (lambda: parse_shape("0"), "is no shape"),

@@ -130,7 +130,11 @@ class Load:
         """Raises OSError where the first connections cannot be made."""
         for begin in range(0, self.connections, AT_A_TIME):
             count = min(AT_A_TIME, self.connections - begin)
-            self.askers.update(await asyncio.gather(*(self.connect(self) for _ in range(count))))
+            made = await asyncio.gather(*(self.connect(self) for _ in range(count)), return_exceptions=True)
+            self.askers.update(each for each in made if not isinstance(each, BaseException))
+            for each in made:
+                if isinstance(each, BaseException):
+                    raise each
 
     async def run(self, slots: int, grace: float, tick: Callable[[int], None]) -> None:
         """`tick` is called at the end of each slot, with its number."""

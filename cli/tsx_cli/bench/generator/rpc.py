@@ -120,7 +120,7 @@ def _inference(plan: LoadPlan, payload: Payload) -> bytes:
 
     try:
         value = json.loads(payload.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     tensor = tensor_of(value)
     if isinstance(value, Mapping) and "inputs" in value:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +36,7 @@ def bench_torchserve(
 ) -> None:
     """Run what a file of TorchServe's auto-benchmark asks for, and write its reports: ab_report.csv and report.md."""
     from tsx_cli.bench import cloudwatch
-    from tsx_cli.bench.asked import seconds
+    from tsx_cli.bench.asked import command_line, seconds
     from tsx_cli.bench.report import show
     from tsx_cli.bench.torchserve.plan import read_plan
     from tsx_cli.bench.torchserve.run import Running, run_plan
@@ -58,7 +57,7 @@ def bench_torchserve(
         output,
         against=server,
         seconds=limit,
-        command=_command(token, management_token),
+        command=command_line(token, management_token),
         on_case=lambda number, case: print(f"{number + 1} of {count}: {case.name}", file=sys.stderr),
     )
     for results in found.values():
@@ -73,10 +72,3 @@ def bench_torchserve(
 def _management(address: str) -> str:
     host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
     return f"http://[{host}]:8081" if ":" in host else f"http://{host}:8081"
-
-
-def _command(*secrets: str | None) -> str:
-    words = shlex.join(["tsx", *sys.argv[1:]])
-    for secret in filter(None, secrets):
-        words = words.replace(secret, "...")
-    return words
