@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.whole import whole_file
-from tsx_cli.bench.asked import Asked
+from tsx_cli.bench.asked import Asked, command_line, plain
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.interrupts import interruptible
-from tsx_cli.bench.journal import NAME as JOURNAL
-from tsx_cli.bench.journal import Journal, Past, read_journal
+from tsx_cli.bench.journal import Journal, Past, has_run, read_journal
 from tsx_cli.bench.payloads import Payload, mix
 from tsx_cli.bench.profile import profile_best
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import ModelInfo, Results
 from tsx_cli.bench.run import Bench
+from tsx_cli.bench.server import sweep
 from tsx_cli.bench.trial import Target
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import is_workflow
@@ -53,7 +51,7 @@ def new_order(model: Path, asked: Asked, output: Path | None, time_limit: float 
         raise CliError(f"there is no file '{model}'; name an archive or a model's directory")
     named = f"bench-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = output or Path(named)
-    if (directory / JOURNAL).exists():
+    if has_run(directory):
         raise UsageError(f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or name another directory")
     return Order(model, asked, directory, time_limit, quiet=quiet)
 
@@ -62,12 +60,16 @@ def resumed_order(directory: Path, model: Path | None, time_limit: float | None,
     """Raises CliError."""
     past = read_journal(directory)
     given = dict(past.asked)
-    measured = Path(given.pop("model"))
-    return Order(model or measured, Asked.of_json(given), directory, time_limit, past, quiet)
+    try:
+        measured, asked = Path(given.pop("model")), Asked.of_json(given)
+    except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
+        raise CliError(f"--resume: what the run in '{directory}' was asked for cannot be read ({error}); measure anew") from error
+    return Order(model or measured, asked, directory, time_limit, past, quiet)
 
 
 def carry_out(order: Order, settings: Settings) -> Results:
     """Measure until it is done, out of time or interrupted: `complete` says which. The directory has the journal and results.json."""
+    sweep()
     with open_archive(order.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
         payloads, source = what_is_sent(order.asked, archive)
         _check_past(order, archive)
@@ -85,7 +87,7 @@ def carry_out(order: Order, settings: Settings) -> Results:
                 )
             target = Target(archive, payloads, order.asked.duration, order.asked.seed)
             bench = Bench(order.asked, target, results, journal, progress, ends)
-            with interruptible(bench.servers.pids):
+            with interruptible(bench.servers.abandon):
                 try:
                     bench.go()
                     if order.profile:
@@ -94,8 +96,12 @@ def carry_out(order: Order, settings: Settings) -> Results:
                 except KeyboardInterrupt:
                     results.complete = False
                     bench.note("The run was interrupted: the best may be among what was not measured. --resume goes on with it.")
-                finally:
-                    write_results(results, order.directory)
+                except BaseException:
+                    results.complete = False
+                    with suppress(CliError):  # what ended the run is told
+                        write_results(results, order.directory)
+                    raise
+                write_results(results, order.directory)
     return results
 
 
@@ -112,8 +118,12 @@ def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str
 
 
 def write_results(results: Results, directory: Path) -> None:
-    with whole_file(directory / RESULTS) as file:
-        file.write(results.model_dump_json(indent=1).encode() + b"\n")
+    """Raises CliError."""
+    try:
+        with whole_file(directory / RESULTS) as file:
+            file.write(results.model_dump_json(indent=1).encode() + b"\n")
+    except OSError as error:
+        raise CliError(f"'{directory / RESULTS}' cannot be written: {error.strerror or error}") from error
 
 
 def _results(order: Order, archive: OpenArchive, payloads: Sequence[Payload], source: str) -> Results:
@@ -122,17 +132,17 @@ def _results(order: Order, archive: OpenArchive, payloads: Sequence[Payload], so
     manifest = archive.manifest
     results = Results(
         started=past.started if past is not None else datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=shlex.join(["tsx", *sys.argv[1:]]),
+        command=command_line(),
         model=ModelInfo(
             name=manifest.model_name,
             version=manifest.version,
-            archive=order.model.name,
+            archive=plain(order.model.name),
             sha256=archive.digest,
             size_mib=None if size is None else round(size / (1 << 20), 3),
         ),
         slo=order.asked.slo,
         environment=environment(),
-        inputs=mix(payloads, source),
+        inputs=mix(payloads, plain(source)),
         curves=past.curves if past is not None else [],
         trials=past.trials if past is not None else [],
     )
@@ -150,7 +160,7 @@ def _check_past(order: Order, archive: OpenArchive) -> None:
 def _journal(order: Order) -> Iterator[Journal]:
     try:
         order.directory.mkdir(parents=True, exist_ok=True)
-        journal = Journal(order.directory)
+        journal = Journal(order.directory, new=order.past is None)
     except OSError as error:
         raise CliError(f"'{order.directory}' cannot be written ({error.strerror}); name another directory with --output") from error
     try:

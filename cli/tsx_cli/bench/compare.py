@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -213,8 +214,13 @@ def show_compared(compared: Compared) -> None:
 
 
 def print_compared(compared: Compared) -> None:
-    pairs = [{"configuration": p.name, "load": p.load, "changes": [change._asdict() for change in p.changes]} for p in compared.pairs]
+    pairs = [{"configuration": p.name, "load": p.load, "changes": [_as_json(change) for change in p.changes]} for p in compared.pairs]
     print_json({"pairs": pairs, "failed": list(compared.met), "notes": list(compared.notes)})
+
+
+def _as_json(change: Change) -> dict[str, Any]:
+    """JSON has no infinity, which is how many times more than nothing something is."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in change._asdict().items()}
 
 
 def _told(change: Change) -> str:

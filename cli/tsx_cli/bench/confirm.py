@@ -74,8 +74,9 @@ def _in_turn(run: Measuring, loads: dict[int, Offered]) -> dict[int, list[float]
 def _compare(group: list[int], figures: dict[int, list[float]]) -> list[Paired]:
     pairs = []
     for other in group[1:]:
-        if min(len(figures.get(other, ())), len(figures.get(group[0], ()))) > 1:  # one round each tells nothing, and no file holds infinity
-            told = real_difference(figures[other], figures[group[0]])
+        one, two = figures.get(other, []), figures.get(group[0], [])
+        if min(len(one), len(two)) > 1 and min(*one, *two) > 0:  # one round each tells nothing, nor does none; and no file holds infinity
+            told = real_difference(one, two)
             pairs.append(Paired(first=group[0], second=other, ratio=told.ratio, low=told.low, high=told.high, real=told.real))
     return pairs
 

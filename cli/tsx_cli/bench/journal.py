@@ -5,18 +5,21 @@
     {"kind": "trial", "at": 3, "trial": {...}}             all of it but its points
     {"kind": "point", "at": 3, "number": 0, "point": {...}}
 
-Later lines take the place of earlier ones; a line that was cut short by the end of the process is passed over.
+Later lines take the place of earlier ones; a line that was cut short by the end of the process is passed over. One run at a time has it.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from tsx_archiver.locks import FileLock
 from tsx_cli.bench.results import FORMAT, Curve, Point, Trial
 from tsx_cli.failure import CliError
 
@@ -24,12 +27,15 @@ NAME = "journal.jsonl"
 
 
 class Journal:
-    def __init__(self, directory: Path) -> None:
-        """Appends to the directory's journal. Raises OSError."""
+    def __init__(self, directory: Path, *, new: bool = False) -> None:
+        """Appends to the directory's journal, or begins it where the run is `new`. Raises OSError, and CliError where a run has it."""
         self._path = directory / NAME
-        if self._path.exists():
-            _cut(self._path)
         self._file = self._path.open("a", encoding="utf-8")
+        self._lock = FileLock(self._path)
+        if not self._lock.own(wait=False) or (new and has_run(directory)):
+            self.close()
+            raise CliError(f"another run of tsx bench writes into '{directory}'; wait for its end, or name another directory with --output")
+        _cut(self._path, whole=not new)
 
     def begin(self, asked: dict[str, Any], **told: Any) -> None:
         self._write({"kind": "begin", "format": FORMAT, "asked": asked, **told})
@@ -44,11 +50,27 @@ class Journal:
         self._write({"kind": "point", "at": at, "number": number, "point": point.model_dump(mode="json")})
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of what could not be written: it was told
+            self._file.close()
+        self._lock.close()
 
     def _write(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")  # in ASCII, which has no other ends of lines, whatever a log said
-        self._file.flush()
+        """Raises CliError."""
+        try:
+            self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            said = f"'{self._path}' cannot be written ({error.strerror or error}), so the run ends here"
+            raise CliError(f"{said}; make room, and go on with tsx bench --resume {self._path.parent}") from error
+
+
+def has_run(directory: Path) -> bool:
+    """Whether there is anything to go on from: a run that found nothing, since its input was refused, is none."""
+    try:
+        with (directory / NAME).open("rb") as lines:
+            return len(list(islice(lines, 2))) > 1
+    except OSError:
+        return False
 
 
 @dataclass
@@ -67,14 +89,15 @@ def read_journal(directory: Path) -> Past:
     """Raises CliError where there is none to go on from."""
     path = directory / NAME
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of tsx bench") from error
+    lines = text.removesuffix("\n").split("\n") if text else []  # and nowhere else: JSON may hold what str.splitlines takes for an end
     past: Past | None = None
     for number, line in enumerate(lines, 1):
         try:
             past = _read(json.loads(line), past)
-        except (ValueError, KeyError, TypeError, IndexError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, ValidationError, RecursionError) as error:
             if number == len(lines) and past is not None:
                 break
             raise CliError(f"'{path}', line {number}, is damaged ({type(error).__name__}); measure anew, without --resume") from error
@@ -99,10 +122,10 @@ def _read(told: dict[str, Any], past: Past | None) -> Past:
     return past
 
 
-def _cut(path: Path) -> None:
-    """Without a last line that has no end."""
+def _cut(path: Path, *, whole: bool) -> None:
+    """Without a last line that has no end, or without any."""
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    kept = content.rfind(b"\n") + 1 if whole else 0
+    if kept < len(content):
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from tsx_cli.bench.configuration import AS_IS, Configuration, Variant
 from tsx_cli.failure import CliError
 
 FORMAT = 1
+CONFIGURED = {field.name for field in fields(Configuration)}
 
 Endless = Annotated[  # infinity, which JSON does not have, is null there
     float,
@@ -162,7 +164,7 @@ class Trial(Part):
         return None if self.best is None else self.points[self.best]
 
     def how(self) -> Configuration:
-        return Configuration(**self.configuration)
+        return Configuration(**{name: value for name, value in self.configuration.items() if name in CONFIGURED})
 
 
 class CurvePoint(Part):
@@ -265,14 +267,19 @@ def read_results(path: Path) -> Results:
         given = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CliError(f"{path} is no results.json of tsx bench: {error}") from error
     if not isinstance(given, Mapping) or "trials" not in given:
         raise CliError(f"{path} is no results.json of tsx bench")
     if given.get("format") != FORMAT:
         raise CliError(f"{path} is of format {given.get('format')}; this tsx reads format {FORMAT}")
     try:
-        return Results.model_validate(given)
+        found = Results.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    trials = [found.winner, found.baseline, *(each.first for each in found.paired), *(each.second for each in found.paired)]
+    places = [(at, len(found.trials)) for at in trials] + [(trial.best, len(trial.points)) for trial in found.trials]
+    if any(at is not None and not 0 <= at < count for at, count in places):
+        raise CliError(f"{path} is damaged: it speaks of a trial or a point that it does not have")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--compile", "yes"], "--compile: 'yes' is none of off, on"),
         (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
         (["m.mar", "--tolerance", "exact", "--same-top", "1"], "--tolerance and --same-top are two ways"),
+        (["m.mar", "--batch-sizes", "9" * 5000], "--batch-sizes: '999"),
+        (["m.mar", "--slo", f"p99<{'9' * 400}ms"], "is no bound"),
+        (["m.mar", "--duration", "9" * 400], "is no time"),
+        (["m.mar", "--duration", "5m", "--input", "a.txt"], "one round of 300 s is longer than the run may take"),
+        (["m.mar", "--content-type", "a\r\nb: c"], "--content-type: 'a"),
         (["m.mar", "--duration", "soon"], "--duration: 'soon' is no time; write 30s, 10m or 1h"),
         (["m.mar", "--time-limit", "0s"], "--time-limit: '0s' is no time"),
         (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is no share"),
@@ -76,8 +82,35 @@ def test_what_is_not_there_or_damaged_is_said(run: Run, words: list[str], said: 
 def test_a_directory_that_holds_a_run_is_not_overwritten(run: Run) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("out").mkdir()
-    Path("out", NAME).write_text("")
+    Path("out", NAME).write_text("{}\n{}\n")
     assert "--resume out goes on with it" in run("bench", "m.mar", "-o", "out").err
+    Path("out", NAME).write_text("{}\n")  # nothing was found
+    assert "--input FILE" in run("bench", "m.mar", "-o", "out").err
+
+
+def test_two_runs_do_not_write_into_one_directory(tmp_path: Path) -> None:
+    first = Journal(tmp_path, new=True)
+    for new in (True, False):
+        with pytest.raises(CliError, match="another run of tsx bench writes into"):
+            Journal(tmp_path, new=new)
+    first.close()
+    Journal(tmp_path).close()
+
+
+def test_a_journal_on_a_full_disk_ends_the_run_and_says_what_to_do(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with Path("/dev/full").open("a") as full:
+        journal._file = full
+        with pytest.raises(CliError, match=r"No space left on device.*make room, and go on with tsx bench --resume"):
+            journal.begin({}, sha256=None)
+        journal.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_what_cannot_be_written_is_told_before_the_run(run: Run) -> None:
+    make_model(Path("m.mar"), HANDLER).chmod(0o400)
+    Path("a.txt").write_text("a")
+    assert "--write: m.mar cannot be written" in run("bench", "m.mar", "--input", "a.txt", "--write").err
 
 
 def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> None:
@@ -121,7 +154,26 @@ def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) 
         past = read_journal(tmp_path)
         assert past.trials == [trial]
         assert Asked.of_json({name: value for name, value in past.asked.items() if name != "model"}) == asked
-    for damaged in ("", whole.replace('"kind":"begin","format":1', '"kind":"begin","format":9'), whole.replace('"at":0', '"at":"x"', 1)):
+    for damaged in (
+        "",
+        2 * (100_000 * "[" + "\n"),
+        whole.replace('"kind":"begin","format":1', '"kind":"begin","format":9'),
+        whole.replace('"at":0', '"at":"x"', 1),
+    ):
         path.write_text(damaged)
         with pytest.raises(CliError, match="measure anew, without --resume"):
             read_journal(tmp_path)
+    path.write_bytes(b"\xff\n" + whole.encode())
+    with pytest.raises(CliError, match="line 1, is damaged"):
+        read_journal(tmp_path)
+
+
+def test_a_run_that_another_version_was_asked_for_does_not_go_on(run: Run) -> None:
+    Path("out").mkdir()
+    for asked in ({}, {"model": "m.mar", "later": 1}, {"model": "m.mar", "slo": 5}, {"model": "m.mar", "batch_sizes": "x"}):
+        journal = Journal(Path("out"), new=True)
+        journal.begin(asked, sha256=None, fingerprint="f", started="now")
+        journal.close()
+        ended = run("bench", "--resume", "out")
+        assert ended.code == 1
+        assert "cannot be read" in ended.err

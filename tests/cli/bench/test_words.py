@@ -109,6 +109,8 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     back = read_results(file)
     assert back == results()
     assert back.trials[0].how() == Configuration(workers=2)
+    back.trials[0].configuration["later"] = 1
+    assert back.trials[0].how() == Configuration(workers=2)
     assert back.trials[0].chosen is not None
 
 
@@ -120,6 +122,9 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
         ('{"format": 1}', "no results.json"),
         ('{"format": 99, "trials": []}', "format 99"),
         ('{"format": 1, "trials": []}', "damaged: started"),
+        (100_000 * "[", "no results.json"),
+        (results().model_copy(update={"winner": 1}).model_dump_json(), "damaged: it speaks of a trial"),
+        (results().model_copy(update={"baseline": -1}).model_dump_json(), "damaged: it speaks of a trial"),
     ],
 )
 def test_what_is_no_result_is_told(tmp_path: Path, text: str, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tsx_archiver.whole import whole_file
 from tsx_cli.bench.report.markdown import markdown
 from tsx_cli.bench.report.page import page
 from tsx_cli.bench.report.rows import csv_text
@@ -23,7 +24,6 @@ def write_report(results: Results, directory: Path) -> list[Path]:
         "results.json": results.model_dump_json(indent=1) + "\n",
     }
     for name, text in contents.items():
-        beside = directory / f".{name}.new"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(directory / name)
+        with whole_file(directory / name, durable=False) as file:
+            file.write(text.encode())
     return [directory / name for name in contents]
