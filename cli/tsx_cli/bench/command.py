@@ -11,6 +11,7 @@ from tsx_cli.bench import options
 from tsx_cli.bench.branches import OrAnother
 from tsx_cli.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.options import AsJson
+from tsx_cli.output import one_line
 
 app = typer.Typer(add_completion=False)
 
@@ -35,7 +36,7 @@ def bench_command(
     mode: options.LoadMode = options.Mode.CLOSED,
     connections: options.Connections = None,
     rate: options.Rates = None,
-    arrivals: options.ArrivalsOf = options.Arrivals.POISSON,
+    arrivals: options.ArrivalsOf = None,
     duration: options.Duration = "3s",
     rounds: options.Rounds = 3,
     confidence_width: options.Width = "5%",
@@ -62,6 +63,7 @@ def bench_command(
     from tsx_cli.bench.begin import carry_out, new_order, resumed_order
     from tsx_cli.bench.cloudwatch import read_target
     from tsx_cli.bench.cloudwatch import upload as send
+    from tsx_cli.bench.keeping import check_writable
     from tsx_cli.bench.keeping import write as keep
     from tsx_cli.bench.report import show, write_report
     from tsx_cli.options import read_settings
@@ -91,8 +93,8 @@ def bench_command(
             compiled=compiled,
             threads=threads,
             mode=mode.value,
-            loads=_loads(mode, connections, rate),
-            arrivals=arrivals.value,
+            loads=_loads(mode, connections, rate, arrivals),
+            arrivals=(arrivals or options.Arrivals.POISSON).value,
             duration=seconds(duration, "--duration"),
             rounds=rounds,
             width=share(confidence_width, "--confidence-width"),
@@ -105,17 +107,22 @@ def bench_command(
         order = new_order(model, asked, output, limit, quiet=as_json)
     if limit is None and not order.asked.exhaustive:
         order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
+    if order.time_limit is not None and order.asked.duration > order.time_limit:
+        raise UsageError(f"--duration: one round of {order.asked.duration:g} s is longer than the run may take; give more --time-limit")
+    if write:
+        check_writable(order.model)
     results = carry_out(replace(order, profile=profile), settings)
     write_report(results, order.directory)
     if as_json:
         print_json(results.model_dump(mode="json"))
     else:
         show(results)
-        print(f"report: {order.directory / 'report.html'}, with report.md, results.csv and results.json beside it")
+        print(f"report: {one_line(order.directory / 'report.html')}, with report.md, results.csv and results.json beside it")
     if write and results.complete:
-        print(keep(order.model, results, settings.cache_dir), file=sys.stderr if as_json else sys.stdout)
+        print(one_line(keep(order.model, results, settings.cache_dir)), file=sys.stderr if as_json else sys.stdout)
     elif write:
-        print(f"nothing was written into {order.model}: `tsx bench --resume {order.directory} --write` goes on", file=sys.stderr)
+        said = f"nothing was written into {order.model}: `tsx bench --resume {order.directory} --write` goes on"
+        print(one_line(said), file=sys.stderr)
     if namespace is not None:
         send(results, namespace)
     if not results.complete:
@@ -124,10 +131,11 @@ def bench_command(
         raise typer.Exit(FAILED)
 
 
-def _loads(mode: options.Mode, connections: str | None, rate: str | None) -> tuple[float, ...]:
+def _loads(mode: options.Mode, connections: str | None, rate: str | None, arrivals: options.Arrivals | None) -> tuple[float, ...]:
     """The loads that are named. Raises UsageError."""
-    if rate is not None and mode is options.Mode.CLOSED:
-        raise UsageError("--rate is for an open loop: leave it out, or give --mode open")
+    for name, given in (("--rate", rate), ("--arrivals", arrivals)):
+        if given is not None and mode is options.Mode.CLOSED:
+            raise UsageError(f"{name} is for an open loop: leave it out, or give --mode open")
     if connections is not None and mode is options.Mode.OPEN:
         raise UsageError("--connections is for a closed loop: leave it out, or leave --mode open out")
     option, text = ("--rate", rate) if mode is options.Mode.OPEN else ("--connections", connections)

@@ -1,20 +1,22 @@
-"""Ctrl-C and SIGTERM end a run in order, with a partial report; once more, and it ends at once."""
+"""Ctrl-C, SIGTERM and the end of the terminal end a run in order, with a partial report; once more, and it ends at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from tsx_cli.failure import INTERRUPTED
 
+SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+
 
 @contextmanager
-def interruptible(servers: Callable[[], Iterable[int]]) -> Iterator[None]:
-    """The first signal raises KeyboardInterrupt where the run is; the second kills this process and the groups that servers lead."""
+def interruptible(abandon: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """The first signal raises KeyboardInterrupt where the run is; the second ends this process once `abandon` is done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -25,12 +27,10 @@ def interruptible(servers: Callable[[], Iterable[int]]) -> Iterator[None]:
         came += 1
         if came == 1:
             raise KeyboardInterrupt
-        for pid in servers():
-            with suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+        abandon()
         os._exit(INTERRUPTED)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
     try:
         yield
     finally:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsx_archiver import open_archive, rewrite_archive
+from tsx_archiver.whole import beside
 from tsx_cli.bench.kept import kept_of
 from tsx_cli.bench.modelconfig import changes, with_keys
 from tsx_cli.bench.results import Results
 from tsx_cli.bench.variants import config_name, config_text
 from tsx_cli.failure import CliError
 from tsx_runtime.core.measured import FILE, LARGEST
+
+
+def check_writable(path: Path) -> None:
+    """Before minutes are spent on what is to be written. Raises CliError where it cannot be."""
+    place = path.resolve() / FILE if path.is_dir() else path.resolve()
+    try:
+        partial = beside(place)
+        partial.touch()
+        partial.unlink()
+        if place.exists():
+            place.open("r+b").close()
+    except OSError as error:
+        raise CliError(f"--write: {path} cannot be written ({error.strerror}); make it writable, or leave --write out") from error
 
 
 def write(path: Path, results: Results, cache: Path | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 
 from tsx_cli.bench.generator.run import Progress as LoadProgress
+from tsx_runtime.loglines import escaped
 
 
 class Progress:
@@ -29,11 +31,13 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._status is not None:
-            self._status.stop()
+            with suppress(OSError):  # the terminal is gone
+                self._status.stop()
             self._status = None
 
     def found(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        with suppress(OSError):
+            self._console.print(escaped(text), markup=False, soft_wrap=True)
 
     def doing(self, text: str, more: str = "") -> None:
         """What lasts for a while: only a terminal shows it."""

@@ -14,12 +14,13 @@ from tsx_cli.bench.configuration import Configuration, Variant
 from tsx_cli.bench.confirm import confirm
 from tsx_cli.bench.curve import BUDGET, measure_variant
 from tsx_cli.bench.environment import NOISY
+from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.journal import Journal
 from tsx_cli.bench.points import confirmed_best, with_round
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import Offered, Results, Trial
+from tsx_cli.bench.search import MOST_CONNECTIONS, State, baseline, best_point, next_trial, passed_over, ranking
 from tsx_cli.bench.search import Candidate as Proposal
-from tsx_cli.bench.search import State, baseline, best_point, next_trial, passed_over, ranking
 from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.verdict import conclude
 from tsx_cli.failure import CliError
@@ -115,6 +116,7 @@ class Bench:
             exhaustive=self.asked.exhaustive,
             seconds_left=max(0.0, left),
             seconds_per_point=start + self.round_seconds,
+            most_connections=min(MOST_CONNECTIONS, most_connections()),
         )
 
     def _curves(self) -> None:

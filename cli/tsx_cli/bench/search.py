@@ -27,7 +27,8 @@ PRIOR = 0.5  # measurements, next to a configuration, that weigh as much as what
 CLEARLY = 1.1  # times the bound: less may be noise
 OTHER_VARIANT = 2.0  # as far away as four times the workers
 LARGEST = 4096  # of a range
-_RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?")
+MOST_CONNECTIONS = 1024
+_RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
 class Candidate(NamedTuple):
@@ -56,7 +57,7 @@ class State:
     exhaustive: bool = False
     seconds_left: float | None = None
     seconds_per_point: float = 0.0
-    most_connections: int = 1024
+    most_connections: int = MOST_CONNECTIONS
 
 
 class Outlook(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from pathlib import Path
 
 import psutil
 
+from tsx_archiver import CacheError
+from tsx_archiver.locks import CAN_LOCK, FileLock
+
+PLACES = "tsx-bench-"  # how the names of their directories begin
+LOCK = "lock"  # a file of theirs, locked by the process that has the directory
 LAST_LINES = 12  # of its log, in the reason of a failure
 TRACEBACK_HINT = "--debug shows the whole traceback."
 KEPT = ("TSX_WORKER_PRELOAD",)  # of the user's settings: it changes how long a start takes, and nothing else
@@ -170,6 +176,29 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
     return "\n".join(kept) or "it printed nothing"
 
 
-def new_place(name: str) -> tempfile.TemporaryDirectory[str]:
-    """Short, since the server makes sockets in it."""
-    return tempfile.TemporaryDirectory(prefix=f"tsx-bench-{name}-", ignore_cleanup_errors=True)
+@contextmanager
+def new_place(name: str) -> Iterator[Path]:
+    """A directory for as long as the context lasts; with a short name, since the server makes sockets in it."""
+    with tempfile.TemporaryDirectory(prefix=f"{PLACES}{name}-", ignore_cleanup_errors=True) as made:
+        lock = FileLock(Path(made) / LOCK)
+        try:
+            lock.own(wait=False)
+            yield Path(made)
+        finally:
+            lock.close()
+
+
+def sweep() -> None:
+    """Take away the places of runs that were killed, which nobody holds any more."""
+    if not CAN_LOCK:
+        return
+    for place in Path(tempfile.gettempdir()).glob(f"{PLACES}*"):
+        with suppress(OSError, CacheError):
+            if place.stat().st_uid != os.getuid() or not (place / LOCK).is_file():
+                continue
+            lock = FileLock(place / LOCK)
+            try:
+                if lock.own(wait=False):
+                    shutil.rmtree(place, ignore_errors=True)
+            finally:
+                lock.close()

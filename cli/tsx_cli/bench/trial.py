@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
+
+import psutil
 
 from tsx_archiver import OpenArchive
 from tsx_cli.bench import scrape
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.generator import LoadPlan
-from tsx_cli.bench.generator.run import OnProgress, measure
+from tsx_cli.bench.generator.run import OnProgress, measure, most_connections
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import Offered, Round, Stages, Usage
 from tsx_cli.bench.server import NotStarted, ServerProcess, new_place, serving
 from tsx_cli.bench.usage import UsageSampler
 from tsx_cli.bench.variants import lay_out
+from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 
 START_SECONDS = 60.0  # beside what the model may take to load
@@ -74,7 +79,7 @@ class Candidate:
             model=target.name,
             payloads=target.payloads,
             mode=offered.mode,
-            connections=OPEN_CONNECTIONS if offered.mode == "open" else offered.connections,
+            connections=min(OPEN_CONNECTIONS, most_connections()) if offered.mode == "open" else offered.connections,
             rate=None if offered.arrivals == "recorded" else offered.rate,
             arrivals=offered.arrivals or "poisson",
             seconds=target.seconds,
@@ -87,7 +92,11 @@ class Candidate:
             with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
                 told = measure(plan, on_progress=on_progress).round
             after = self._scrape()
-        except OSError as error:
+        except UsageError:
+            raise
+        except CliError as error:  # of the generator, which found no server, or was killed
+            raise TrialFailed(error.message) from error
+        except (OSError, http.client.HTTPException, psutil.Error) as error:
             raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
         self._check()
         stages = scrape.stages(before, after, told.latency.mean_ms)
@@ -130,7 +139,7 @@ class Candidate:
 def running(configuration: Configuration, target: Target) -> Iterator[Candidate]:
     """Raises TrialFailed where it does not start."""
     with ExitStack() as held:
-        place = Path(held.enter_context(new_place(target.name[:20])))
+        place = held.enter_context(new_place(target.name[:20]))
         try:
             patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
             server = held.enter_context(serving(lay_out(target.archive, configuration, place / "model"), place, start_seconds=patience))
@@ -170,5 +179,9 @@ class Servers:
         for configuration in list(self._running):
             self.end(configuration)
 
-    def pids(self) -> list[int]:
-        return [candidate.server.pid for _, candidate in self._running.values()]
+    def abandon(self) -> None:
+        """End all at once, and leave nothing of them."""
+        for _, candidate in self._running.values():
+            with suppress(OSError):
+                os.killpg(candidate.server.pid, signal.SIGKILL)
+            shutil.rmtree(candidate.server.log.parent, ignore_errors=True)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tsx_cli.bench.generator.load import SLOT, Load
-from tsx_cli.bench.generator.plan import LoadPlan, write_plan
+from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account
 from tsx_cli.bench.protocols import GRPC
 from tsx_cli.failure import CliError, UsageError
 
 TOLD_EVERY = 5  # slots
+OTHER_FILES = 64
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.child import main; main()"
 
 
@@ -43,7 +47,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Mea
         try:
             await load.open()
         except OSError as error:
-            raise CliError(f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another address") from error
+            raise CliError(_no_connection(plan, error)) from error
         used, starved, began = time.process_time(), starvation(), time.perf_counter()
         shares = (0.0, 0.0)
 
@@ -69,7 +73,8 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Measure
 
         return run_wrk(plan)
     boot = _BOOT.format(path=[place for place in sys.path if place])  # as here, and nothing from the working directory
-    with subprocess.Popen([sys.executable, "-c", boot], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", boot]  # in a session of its own: Ctrl-C is for this process, which ends it
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -86,7 +91,36 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Measure
             pass
         finally:
             child.kill()
-    raise CliError(f"the load generator ended by itself ({child.returncode}); what it printed above says why")
+    raise CliError(f"the load generator ended by itself ({child.returncode}): it was killed, or printed the reason above")
+
+
+def most_connections() -> int:
+    """That this process may have, beside its other files."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MOST_CONNECTIONS
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, most - OTHER_FILES))
+
+
+def raise_limits() -> None:
+    """As many open files as this process may have."""
+    try:
+        import resource
+    except ImportError:
+        return
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _no_connection(plan: LoadPlan, error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{plan.connections} connections are more than this machine lets the generator have ({error.strerror}): raise ulimit -n"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of {plan.url} is not trusted ({error.verify_message}); name one to trust with --certificate FILE"
+    return f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another address"
 
 
 def starvation() -> float:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.generator import LoadPlan, measure
+from tsx_cli.bench.interrupts import interruptible
 from tsx_cli.bench.payloads import mix, read_payloads
 from tsx_cli.bench.points import point_of
 from tsx_cli.bench.report import write_report
@@ -58,17 +59,23 @@ def run_plan(
     """Write ab_report.csv for each case, report.md, and tsx bench's own report for each model and mode. Raises CliError and OSError.
 
     A case that fails is a result: it has no ab_report.csv, and its reason is in the report. No load lasts longer than `seconds`.
+    An interrupt is raised once the reports tell what there is.
     """
     started, here = _now(), environment()
     done: list[Done] = []
-    for number, case in enumerate(plan.cases):
-        if on_case is not None:
-            on_case(number, case)
-        done.append(_measured(case, against, seconds))
-        row = done[-1].row
-        if row is not None:
-            (output / case.name).mkdir(parents=True, exist_ok=True)
-            (output / case.name / "ab_report.csv").write_text(tables.csv_text(row), encoding="utf-8", newline="")
+    interrupted = False
+    try:
+        with interruptible():
+            for number, case in enumerate(plan.cases):
+                if on_case is not None:
+                    on_case(number, case)
+                done.append(_measured(case, against, seconds))
+                row = done[-1].row
+                if row is not None:
+                    (output / case.name).mkdir(parents=True, exist_ok=True)
+                    (output / case.name / "ab_report.csv").write_text(tables.csv_text(row), encoding="utf-8", newline="")
+    except KeyboardInterrupt:
+        interrupted = True
     groups = {name: [each for each in done if each.case.group == name] for name in dict.fromkeys(each.case.group for each in done)}
     rows = {name: [each.row for each in group if each.row is not None] for name, group in groups.items()}
     output.mkdir(parents=True, exist_ok=True)
@@ -77,7 +84,10 @@ def run_plan(
     found = {}
     for name, group in groups.items():
         found[name] = _results(group, against, here, started, command, plan.notes)
+        found[name].complete = not interrupted
         write_report(found[name], output / name)
+    if interrupted:
+        raise KeyboardInterrupt
     return found
 
 
@@ -88,7 +98,7 @@ def _measured(case: Case, against: Running | None, seconds: float) -> Done:
             time.sleep(WRITTEN)
         else:
             with new_place("torchserve") as made:
-                with _own(case, Path(made)) as (server, url):
+                with _own(case, made) as (server, url):
                     point, place = _load(case, server, url, seconds)
                 return _done(case, point, place)  # once it has ended, all is written
     except (CliError, NotStarted) as error:
