@@ -107,6 +107,7 @@ def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
         ('url: "{url}"', "", "has no url of an archive"),
         ('"{url}"', "nlp.war", "asks for nothing"),
         ('"gpus": "all"', '"tpu"', "processors is"),
+        ("benchmark_engine:", "content_type: [a]\n    benchmark_engine:", "content_type is \\['a'\\]"),
         ("benchmark_engine:", "inference_model_url: v1/x\n    benchmark_engine:", "models are asked at predictions/NAME"),
     ],
 )
@@ -122,6 +123,8 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
         read_plan(top)
     for text, said in (
         ("a: [", "is no YAML"),
+        ("a: 2020-13-01", "is no YAML"),
+        ("../../a:\n  b:\n    url: x", "holds no /"),
         ("- 1", "it must have keys"),
         ("models: 3", "must be a list"),
         ("models: []\nhardware: neuron", "cpu and gpu"),

@@ -129,6 +129,10 @@ def _of_model(given: Mapping[str, Any], file: Path, hardware: str, notes: dict[s
 
 def _of_mode(model: str, mode: str, values: Mapping[str, Any], file: Path, hardware: str, notes: dict[str, str]) -> Iterator[Case]:
     place = f"{file}: {model}.{mode}"
+    if "/" in model + mode:  # they name directories
+        raise UsageError(f"{place}: the name of a model or a mode holds no /")
+    if not isinstance(values.get("content_type"), str | None):
+        raise UsageError(f"{place}.content_type is {values['content_type']!r}; it must be text, such as image/png")
     if not isinstance(values.get("url"), str):
         raise UsageError(f"{place} has no url of an archive")
     if values["url"].endswith(".war"):
