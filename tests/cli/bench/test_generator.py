@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -175,6 +176,22 @@ def test_who_refuses_connections_is_no_server() -> None:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(CliError, match=f"no server answers at {nobody}"):
         run(nobody)
+
+
+@pytest.mark.parametrize("mode", [{"connections": 3}, {"connections": 3, "mode": "open", "rate": 50.0}])
+def test_a_server_that_closes_every_connection_at_once_is_told_from_one_that_answers(mode: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def close() -> None:
+            with suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=close, daemon=True).start()
+        told = run(f"http://127.0.0.1:{server.getsockname()[1]}", **mode).round
+        server.shutdown(socket.SHUT_RDWR)
+    assert told.ok == 0
+    assert told.sent == ends(told)
 
 
 def test_large_bodies_go_and_come_whole() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tsx_cli.bench.generator.connection import Connection
 from tsx_cli.bench.generator.load import Asker, Connect, Load
@@ -38,7 +39,8 @@ def connector(plan: LoadPlan) -> Connect:
             raise OSError(f"no connection within {PATIENCE:g} seconds") from error
         raw = made[0].get_extra_info("socket")
         if not place.socket and raw is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(OSError):  # the server has closed it already
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made[1]
 
     return connect

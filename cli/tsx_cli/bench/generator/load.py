@@ -61,7 +61,7 @@ class Load:
         self.answers = self.busy = self.unanswered = self.unsent = self.waited = 0
         self.now = 0.0  # of this turn of the event loop; 0 before anybody asked
         self.start = self.last = 0.0
-        self.stopped = False
+        self.begun = self.stopped = False
         self.askers: set[Asker] = set()
         self._lost: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
@@ -131,14 +131,17 @@ class Load:
         for begin in range(0, self.connections, AT_A_TIME):
             count = min(AT_A_TIME, self.connections - begin)
             made = await asyncio.gather(*(self.connect(self) for _ in range(count)), return_exceptions=True)
-            self.askers.update(each for each in made if not isinstance(each, BaseException))
             for each in made:
                 if isinstance(each, BaseException):
                     raise each
+                self.askers.add(each)
+                if each.gone:  # the server has closed it at once
+                    self._replace(each)
 
     async def run(self, slots: int, grace: float, tick: Callable[[int], None]) -> None:
         """`tick` is called at the end of each slot, with its number."""
         self.start = self.last = clock()
+        self.begun = True
         self.begin()
         for number in range(1, slots + 1):
             await asyncio.sleep(max(0.0, self.start + number * SLOT - clock()))
@@ -178,9 +181,10 @@ class Load:
             self._idle.set()
 
     def _replace(self, asker: Asker) -> None:
+        known = asker in self.askers  # or whoever connects sees that it is gone
         self.askers.discard(asker)
         self.rest(asker)
-        if not self.stopped:
+        if known and not self.stopped:
             task = self.loop.create_task(self._connect_again())
             self._lost.add(task)
             task.add_done_callback(self._lost.discard)
@@ -190,13 +194,16 @@ class Load:
         while not self.stopped:
             try:
                 asker = await self.connect(self)
+                if asker.gone:
+                    raise ConnectionResetError
             except OSError:
                 self.not_connected()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             self.askers.add(asker)
-            self.freed(asker)
+            if self.begun:
+                self.freed(asker)
             return
 
     def _mark(self) -> None:

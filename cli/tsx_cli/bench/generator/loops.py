@@ -22,7 +22,7 @@ class ClosedLoop(Load):
         self._next = cycle(requests).__next__
 
     def begin(self) -> None:
-        for asker in self.askers:
+        for asker in list(self.askers):
             self.freed(asker)
 
     def freed(self, asker: Asker) -> None:

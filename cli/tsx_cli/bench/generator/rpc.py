@@ -80,7 +80,7 @@ class Caller:
 
 def connector(plan: LoadPlan) -> Connect:
     place = read_url(plan.url)
-    target = f"unix:{place.socket}" if place.socket else f"{place.host}:{place.port}"
+    target = f"unix:{place.socket}" if place.socket else f"{f'[{place.host}]' if ':' in place.host else place.host}:{place.port}"
     metadata = () if plan.token is None else (("authorization", f"Bearer {plan.token}"),)
     trusted = None
     if place.secure:
@@ -88,7 +88,10 @@ def connector(plan: LoadPlan) -> Connect:
 
     async def connect(load: Load) -> Asker:
         if not place.socket:  # a channel hides why it does not get through, and tries on
-            _, probe = await asyncio.wait_for(asyncio.open_connection(place.host, place.port), PATIENCE)
+            try:
+                _, probe = await asyncio.wait_for(asyncio.open_connection(place.host, place.port), PATIENCE)
+            except asyncio.TimeoutError as error:  # it is no OSError in Python 3.10
+                raise OSError(f"no connection within {PATIENCE:g} seconds") from error
             probe.close()
         made = grpc.aio.secure_channel(target, trusted, OPTIONS) if trusted else grpc.aio.insecure_channel(target, OPTIONS)
         try:
