@@ -54,7 +54,7 @@ def measure(size: int, connections: int, seconds: float) -> Cost:
         directory = Path(place)
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": connections}
         archive = servers.archive(directory, "length", "--handler", HANDLER, config=config)
-        with servers.tsx(directory, archive, max_request_size=2 * size) as server:
+        with servers.tsx(directory, archive, max_request_size=2 * size, worker_preload=False) as server:  # the handler needs no torch
             servers.first_answer(server, "/predictions/length", b"x")
             (worker,) = json.loads(server.call("/models/length", management=True))[0]["workers"]
             processes = [psutil.Process(server.process.pid), psutil.Process(worker["pid"])]

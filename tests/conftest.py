@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import settings
 from benchmarks import servers
 from tests.support.servers import Running, clean, started
 from tsx_runtime.core.devices import cpu_count
+from tsx_runtime.core.processes import PRELOAD_EXPORTED
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,14 +28,26 @@ def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def with_torch_for_workers() -> Iterator[None]:
+    """A process has one fork server, for all its tests: it has torch and all, whichever test is the first to start a worker.
+
+    Without it each worker of a test that needs torch would import it anew, two seconds of the processor every time.
+    """
+    ask_for = forkserver.set_forkserver_preload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
+        yield
+
+
 settings.register_profile("tsx", deadline=None)  # no test asserts speed
 settings.load_profile("tsx")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: one more than there are cores, since tests often wait for processes that they started."""
-    return cpu_count() + 1
+    """For `-n auto`: two more than there are cores, since tests often wait for processes that they started."""
+    return cpu_count() + 2
 
 
 @pytest.hookimpl(optionalhook=True)

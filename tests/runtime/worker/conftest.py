@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tsx_runtime import wire
+from tsx_runtime.core.processes import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.entry import run
 
@@ -53,7 +54,8 @@ class Worker:
         self.sock, back = socket.socketpair()
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tsx_runtime.worker.preload"])
+        context.set_forkserver_preload([PRELOAD])
+        _ensure_fork_server()  # as the front end starts it: what comes after this test may look at it
         self.process = context.Process(target=run, args=(back,))  # no daemon: handlers may start processes
         with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):  # or each worker would import pytest
             self.process.start()
