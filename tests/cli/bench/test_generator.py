@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.scripted import CLOSE, OK, Request, Step, scripted
@@ -255,6 +256,22 @@ def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None
     assert both.max_ms == pytest.approx(max(measured.round.latency.max_ms, again.round.latency.max_ms))
     with pytest.raises(CliError, match="no server answers"):
         measure(plan("http://127.0.0.1:9", seconds=0.1))
+
+
+def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_does() -> None:
+    """They stay in the queue of one who listens and accepts none, so that they take descriptors of the generator only."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = psutil.Process().num_fds() + 50
+    if hard != resource.RLIM_INFINITY and hard < few + 100:
+        pytest.skip("the system lets nobody have more")
+    with socket.create_server(("127.0.0.1", 0), backlog=few + 20) as listening:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+        try:
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            assert measure(plan(url, connections=few + 20, seconds=0.1, grace=0.0)).round.unanswered == few + 20
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_answers_that_nobody_asked_for_cost_a_connection_and_no_request() -> None:

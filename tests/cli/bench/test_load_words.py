@@ -161,6 +161,8 @@ def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
     ]
     assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.11) == [(pytest.approx(1.9), pytest.approx(0.4))]
     assert find_stalls(gaps, 0.1, 10.0, 100, 0.001) == []
+    begun_late = [(9.9, 10.3), (10.2, 10.7)]  # the second once nothing more was sent
+    assert find_stalls(begun_late, 0.1, 10.0, 10_000, 0.001) == [(pytest.approx(9.8), pytest.approx(0.4))]
 
 
 def test_the_corrected_percentile_is_what_clients_that_arrive_all_the_time_would_see() -> None:

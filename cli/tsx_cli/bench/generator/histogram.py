@@ -10,11 +10,11 @@ from itertools import accumulate
 from typing import Any
 
 from tsx_cli.bench.results import Latency
+from tsx_cli.bench.statistics import QUANTILES
 
 UNIT = 1e-7  # seconds
 BITS = 11  # a bucket holds values that are equal in so many leading bits: 2 ** 10 buckets for each doubling
 COARSE_BITS = 8  # of what is kept in results.json
-QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 def bucket(units: int, bits: int = BITS) -> int:

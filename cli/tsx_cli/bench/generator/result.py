@@ -12,6 +12,7 @@ from tsx_cli.bench.generator.histogram import Histogram
 from tsx_cli.bench.generator.load import SLOT, Mark
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.results import GeneratorSide, Latency, Round
+from tsx_cli.bench.statistics import warm_up_end
 
 BUSY = 0.9  # of the time: beyond it the generator is the limit
 LATE_MS = 1.0
@@ -111,9 +112,12 @@ def account(plan: LoadPlan, noted: Noted) -> Measured:
 def find_stalls(
     gaps: Iterable[tuple[float, float]], begin: float, seconds: float, answers: int, median: float
 ) -> list[tuple[float, float]]:
-    """(start, length) in seconds from `begin`, of the gaps in which some request waited and that are too long to be the server's way."""
+    """(start, length) in seconds from `begin`, of the gaps in which some request waited and that are too long to be the server's way.
+
+    Once nothing more is sent, only the slowest requests are left, and between their answers nothing stalls.
+    """
     longest = max(STALL, TIMES_MEDIAN * median, TIMES_SPACING * seconds / max(1, answers))
-    return [(start - begin, end - start) for start, end in gaps if end > begin and end - start > longest]
+    return [(start - begin, end - start) for start, end in gaps if end > begin > start - seconds and end - start > longest]
 
 
 def corrected_p99(accepted: Histogram, stalls: Sequence[tuple[float, float]], rate: float) -> float:
@@ -141,6 +145,4 @@ def _warm_up(plan: LoadPlan, slots: Sequence[int]) -> int:
     most = round(plan.lead / SLOT)
     if plan.warm_up != "auto":
         return most
-    from tsx_cli.bench.statistics import warm_up_end
-
     return min(most, warm_up_end(slots))

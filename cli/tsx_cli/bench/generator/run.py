@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tsx_cli.bench.generator.load import SLOT, Load
+from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
 from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account
+from tsx_cli.bench.generator.schedule import due_times
 from tsx_cli.bench.protocols import GRPC
 from tsx_cli.failure import CliError, UsageError
 
@@ -104,17 +105,6 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, most - OTHER_FILES))
 
 
-def raise_limits() -> None:
-    """As many open files as this process may have."""
-    try:
-        import resource
-    except ImportError:
-        return
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def _no_connection(plan: LoadPlan, error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{plan.connections} connections are more than this machine lets the generator have ({error.strerror}): raise ulimit -n"
@@ -130,10 +120,7 @@ def starvation() -> float:
 
 
 async def _make(plan: LoadPlan) -> Load:
-    from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
-    from tsx_cli.bench.generator.schedule import due_times
-
-    if plan.protocol in GRPC:
+    if plan.protocol in GRPC:  # each here, as its package may be absent
         from tsx_cli.bench.generator.rpc import connector, rendered
     else:
         from tsx_cli.bench.generator.http import connector, rendered

@@ -10,15 +10,14 @@ from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.charts import Axis, Mark, Part, Rule, Series, axis, bars, plot, stacked
 from tsx_cli.bench.results import Curve, Point, Results, Stages, Trial, Usage
-from tsx_cli.bench.statistics import merged, percentile
+from tsx_cli.bench.statistics import QUANTILES, merged, percentile
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8
 OTHERS = 2  # beside the winner and the baseline, where lines would hide each other
 WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
-STAGES = ("queue", "preprocess", "inference", "postprocess", "transport")
+STAGES = tuple(name.removesuffix("_ms") for name in Stages.model_fields)
 PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")]
-LEVELS = [("p50_ms", 0.5), ("p90_ms", 0.9), ("p95_ms", 0.95), ("p99_ms", 0.99), ("p999_ms", 0.999)]
 
 
 class Key(NamedTuple):
@@ -116,7 +115,7 @@ def distribution(results: Results) -> Chart | None:
         ]
         if marks:
             heights += [mark.y for mark in marks]
-            lines.append(Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(LEVELS)))
+            lines.append(Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(QUANTILES)))
     if not lines:
         return None
     last = max(mark.x for each in lines for mark in each.marks)
@@ -135,7 +134,7 @@ def _levels(point: Point) -> list[tuple[float, float]]:
     together = merged([each.histogram for each in point.rounds])
     answers = sum(count for _, count in together)
     if not answers:
-        return [(level, value) for name, level in LEVELS if (value := float(getattr(point.latency, name))) > 0]
+        return [(level, value) for name, level in QUANTILES.items() if (value := float(getattr(point.latency, name))) > 0]
     end = min(5.0, max(1.0, math.log10(answers)))
     steps = [end * step / 60 for step in range(61)]
     return [(1 - 10**-step, percentile(together, 1 - 10**-step)) for step in steps]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import fields
 from typing import Any
 
+from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.results import Latency, Point, Results
+from tsx_cli.bench.results import Latency, Point, Results, Stages
 
-CONFIGURATION = ("device", "precision", "compiled", "threads", "workers", "batch_size")
-STAGES = ("queue_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "transport_ms")
+CONFIGURATION = tuple(field.name for field in fields(Configuration))
+STAGES = tuple(Stages.model_fields)
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
