@@ -80,8 +80,8 @@ class Guard:
         for payload in self._payloads:
             first += archive.answers([payload], 1)
             if first[-1].status >= 400:
-                said = f"the archive as it is answers an input with {first[-1].status}: {reason(first[-1].body)}"
-                raise CliError(f"{said}. Correct --input or --content-type")
+                said = f"the archive as it is answers an input with {first[-1].status}: {reason(first[-1].body).rstrip('.')}"
+                raise CliError(f"{said}. Correct {'the handler, or ' if first[-1].status >= 500 else ''}--input or --content-type")
             if self._clock() > ends:
                 break
         self._payloads = self._payloads[: len(first)]

@@ -66,6 +66,8 @@ def bench_against(
     from tsx_cli.bench.inputs import choose_payloads, parse_shape
     from tsx_cli.bench.slo import parse_slo
 
+    if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):
+        raise UsageError(f"--json: '{json_to}' cannot be a file; name one in a directory that is there, or - for standard output")
     shape = None if input_shape is None else parse_shape(input_shape)
     bounds = None if slo is None else parse_slo(slo)
     payloads, source = choose_payloads(None, sources or (), kind=input_kind, shape=shape, seed=seed, content_type=content_type)

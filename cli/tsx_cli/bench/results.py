@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from tsx_cli.bench.configuration import AS_IS, Configuration, Variant
 from tsx_cli.failure import CliError
 
 FORMAT = 1
 CONFIGURED = {field.name for field in fields(Configuration)}
+_CONFIGURATION = TypeAdapter(Configuration)
 
 Endless = Annotated[  # infinity, which JSON does not have, is null there
     float,
@@ -261,10 +262,18 @@ class Results(Part):
     notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
 
 
+def _finite(text: str) -> float:
+    """Raises ValueError."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value
+
+
 def read_results(path: Path) -> Results:
     """Raises CliError where it is none."""
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -275,6 +284,8 @@ def read_results(path: Path) -> Results:
         raise CliError(f"{path} is of format {given.get('format')}; this tsx reads format {FORMAT}")
     try:
         found = Results.model_validate(given)
+        for trial in found.trials:
+            _CONFIGURATION.validate_python(asdict(trial.how()))
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

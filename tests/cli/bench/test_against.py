@@ -139,6 +139,10 @@ def test_wrk_is_an_engine_too(run: Run) -> None:
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"), "--rounds: 0"),
         (("--against", "http://h", "--model", "m", "--input-shape", "x"), "--input-shape"),
         (("--against", "http://a..b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
+        (
+            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--json", "none/x.json"),
+            "--json: 'none/x.json' cannot be a file",
+        ),
         (("--against", "http://a b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", "a\r\nb: c"), "a token is one word"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
