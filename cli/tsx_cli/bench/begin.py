@@ -120,6 +120,7 @@ def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str
 def write_results(results: Results, directory: Path) -> None:
     """Raises CliError."""
     try:
+        directory.mkdir(parents=True, exist_ok=True)  # somebody may have taken it away meanwhile
         with whole_file(directory / RESULTS) as file:
             file.write(results.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
