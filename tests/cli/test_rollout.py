@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.models import make_model
-from tests.support.servers import serving, tsx
+from tests.support.servers import serving
 from tsx_cli.failure import UsageError
 from tsx_cli.rollout import _plan, seconds_of
 
@@ -47,12 +49,15 @@ def test_times_have_units() -> None:
     assert [seconds_of(text, "--bake") for text in ("500ms", "30s", "10m", "2h", "1d")] == [0.5, 30, 600, 7200, 86400]
 
 
-def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(tmp_path: Path, user_environment: dict[str, str]) -> None:
+def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
+    run: Callable[..., Any], tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "store"
     store.mkdir()
     for number in ("1.0", "2.0"):
         make_model(store / f"digits-{number}.mar", NUMBER, name="digits", version=number)
     environment = user_environment | {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
+    monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", user_environment["TSX_MANAGEMENT_ADDRESS"])
     stop = threading.Event()
 
     def ask() -> None:
@@ -62,30 +67,30 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(tmp_path: Path, us
 
     with serving(["serve", "--model-store", store], tmp_path, environment) as running:
         models = ["models", "rollout", "digits"]
-        shown = tsx(models, tmp_path, environment)
-        assert shown.returncode == 1
-        assert "Model digits has no rollout; `tsx models rollout digits VERSION` begins one" in shown.stderr
+        shown = run(*models)
+        assert shown.code == 1
+        assert "Model digits has no rollout; `tsx models rollout digits VERSION` begins one" in shown.err
         default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic").json()["default"]
         other = "2.0" if default == "1.0" else "1.0"
         asking = threading.Thread(target=ask)
         asking.start()
         try:
             words = [other, "--steps", "50,100", "--bake", "400ms", "--max-error-rate", "1%", "--min-requests", "10", "--watch"]
-            watched = tsx([*models, *words], tmp_path, environment)
+            watched = run(*models, *words)
         finally:
             stop.set()
             asking.join()
-        assert watched.returncode == 0, watched.stderr
-        events = [line.split("  ")[1].split(" at ")[0] for line in watched.stdout.splitlines()]
+        assert watched.code == 0, watched.err
+        events = [line.split("  ")[1].split(" at ")[0] for line in watched.out.splitlines()]
         assert events == ["start", "advance", "finished"]
-        assert f"{default} -> {other}, finished" in tsx(models, tmp_path, environment).stdout
-        assert json.loads(tsx([*models, "--json"], tmp_path, environment).stdout)["status"] == "finished"
-        wrong = tsx([*models, "--bake", "1m"], tmp_path, environment)
-        assert wrong.returncode == 2
-        assert "--bake belongs to a new rollout" in wrong.stderr
-        assert tsx([*models, "--stop"], tmp_path, environment).returncode == 1
-        begun = tsx([*models, default, "--bake", "1h"], tmp_path, environment)
-        assert "step 1 of 4, 1 % for" in begun.stdout
-        ended = tsx([*models, "--stop"], tmp_path, environment)
-        assert "went back" in ended.stdout
+        assert f"{default} -> {other}, finished" in run(*models).out
+        assert json.loads(run(*models, "--json").out)["status"] == "finished"
+        wrong = run(*models, "--bake", "1m")
+        assert wrong.code == 2
+        assert "--bake belongs to a new rollout" in wrong.err
+        assert run(*models, "--stop").code == 1
+        begun = run(*models, default, "--bake", "1h")
+        assert "step 1 of 4, 1 % for" in begun.out
+        ended = run(*models, "--stop")
+        assert "went back" in ended.out
         assert running.stop() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.models import make_model
-from tests.support.servers import serving, tsx
+from tests.support.servers import serving
 from tsx_cli.failure import UsageError
 from tsx_cli.shadow import _body, _show_example, read_compare, read_share
 
@@ -70,25 +71,28 @@ def test_what_handlers_said_does_not_steer_it_either(capsys: pytest.CaptureFixtu
     assert r"request \x9bid: a: \x1b]0;x\nb" in shown
 
 
-def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(tmp_path: Path, user_environment: dict[str, str]) -> None:
+def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
+    run: Callable[..., Any], tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "store"
     store.mkdir()
     for number in ("1.0", "2.0"):
         make_model(store / f"twin-{number}.mar", NUMBER, name="twin", version=number)
     (tmp_path / "tsx.toml").write_text('[models.twin.traffic]\nshadow = { to = "2.0", share = 100, compare = { kind = "top-k" } }\n')
     environment = user_environment | {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
+    monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", user_environment["TSX_MANAGEMENT_ADDRESS"])
     predict = f"{user_environment['TSX_INFERENCE_ADDRESS']}/predictions/twin"
 
     def shadow(*words: str, code: int = 0) -> str:
-        done = tsx(["models", "shadow", "twin", *words], tmp_path, environment)
-        assert done.returncode == code, done.stderr
-        return done.stdout if not code else done.stderr
+        done = run("models", "shadow", "twin", *words)
+        assert done.code == code, done.err
+        return str(done.err if code else done.out)
 
     def told() -> Any:
         return json.loads(shadow("--json"))
 
     with serving(["serve", "--model-store", store], tmp_path, environment):
-        assert tsx(["models", "set-default", "twin", "1.0"], tmp_path, environment).returncode == 0
+        assert run("models", "set-default", "twin", "1.0").code == 0
         assert httpx.post(predict, content=b"a question", timeout=60).json()["label"] == "1.0"
         deadline = time.monotonic() + 60
         while not told()["disagreed"] and time.monotonic() < deadline:
