@@ -17,7 +17,7 @@ from hypothesis import settings
 from benchmarks import servers
 from tests.support.servers import Running, clean, started
 from tsx_runtime.core.devices import cpu_count
-from tsx_runtime.core.processes import PRELOAD_EXPORTED
+from tsx_runtime.core.processes import PRELOAD_EXPORTED, _ensure_fork_server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,6 +37,9 @@ def with_torch_for_workers() -> Iterator[None]:
     ask_for = forkserver.set_forkserver_preload
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
+        if sys.platform == "linux" and "PYTEST_XDIST_WORKER" in os.environ:  # of many tests some will need it: it imports while others run
+            ask_for([PRELOAD_EXPORTED])
+            _ensure_fork_server()
         yield
 
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0  # of a machine that has other things to do
 VARIES = {b"date": b"-", b"x-request-id": b"-"}
 
 

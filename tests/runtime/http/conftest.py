@@ -179,7 +179,8 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
         await registry.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
+    # A daemon, so that a start that fails is a failure and not a run without end.
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server", daemon=True)
     thread.start()
     assert ready.wait(DEADLINE)
     registry, loop, servers, workflows, series = made

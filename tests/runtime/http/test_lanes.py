@@ -116,7 +116,8 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
         await registry.close()
 
     addresses = {kind: sock.getsockname() for kind, sock in sockets.items()}
-    thread = threading.Thread(target=lambda: _run(main()), name="lanes")
+    # A daemon, so that a start that fails is a failure and not a run without end.
+    thread = threading.Thread(target=lambda: _run(main()), name="lanes", daemon=True)
     thread.start()
     assert ready.wait(TIMEOUT)
     loop, servers = started
