@@ -85,7 +85,7 @@ def carry_out(order: Order, settings: Settings) -> Results:
                     fingerprint=results.environment.fingerprint,
                     started=results.started,
                 )
-            target = Target(archive, payloads, order.asked.duration, order.asked.seed)
+            target = Target(archive, payloads, order.asked.duration, order.asked.seed, sizes=sizes(settings, payloads))
             bench = Bench(order.asked, target, results, journal, progress, ends)
             with interruptible(bench.servers.abandon):
                 try:
@@ -115,6 +115,12 @@ def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str
         seed=asked.seed,
         content_type=asked.content_type,
     )
+
+
+def sizes(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
+    """How much a server has to let in and out: as it is set here, and what is sent in any case."""
+    largest = max(len(payload.body) for payload in payloads)
+    return {"max_request_size": max(settings.max_request_size, largest), "max_response_size": settings.max_response_size}
 
 
 def write_results(results: Results, directory: Path) -> None:

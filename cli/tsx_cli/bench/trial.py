@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -56,6 +56,7 @@ class Target:
     seconds: float
     seed: int = 0
     timeout: float = 60.0
+    sizes: Mapping[str, int] = field(default_factory=dict)  # settings of the server: what is sent has to be let in
 
     @property
     def name(self) -> str:
@@ -141,8 +142,9 @@ def running(configuration: Configuration, target: Target) -> Iterator[Candidate]
     with ExitStack() as held:
         place = held.enter_context(new_place(target.name[:20]))
         try:
+            directory = lay_out(target.archive, configuration, place / "model")
             patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
-            server = held.enter_context(serving(lay_out(target.archive, configuration, place / "model"), place, start_seconds=patience))
+            server = held.enter_context(serving(directory, place, start_seconds=patience, more=target.sizes))
         except NotStarted as error:
             raise TrialFailed(str(error)) from error
         yield Candidate(configuration, server, target)

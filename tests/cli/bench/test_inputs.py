@@ -13,10 +13,12 @@ from PIL import Image
 
 from tests.support.models import make_model
 from tsx_archiver import inspect_archive
+from tsx_cli.bench.begin import sizes
 from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
 from tsx_cli.bench.payloads import MOST_BYTES, Payload, mix, read_payloads
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
+from tsx_runtime.settings import Settings
 
 HANDLE = "def handle(data, context):\n    return [b'' for _ in data or []]\n"
 
@@ -95,6 +97,12 @@ def test_what_is_too_large_to_send_is_refused_before_it_fills_the_memory(tmp_pat
         file.truncate(MOST_BYTES + 1)  # it takes no room on the disk
     with pytest.raises(CliError, match="the most that can be sent"):
         read_payloads([tmp_path / "large"])
+
+
+def test_the_server_takes_what_is_sent_however_large_and_answers_as_it_is_set() -> None:
+    settings = Settings.model_validate({"max_request_size": 100, "max_response_size": 200})
+    assert sizes(settings, [Payload(b"x")]) == {"max_request_size": 100, "max_response_size": 200}
+    assert sizes(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
 
 
 def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
