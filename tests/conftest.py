@@ -65,6 +65,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         begun = False
 
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith("tests/differential/"):  # one process, which starts TorchServe once
+                return "tests/differential/"
             return nodeid if nodeid.startswith(("tests/docs/", "tests/chaos/")) else super()._split_scope(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:

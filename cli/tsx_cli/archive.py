@@ -1,40 +1,15 @@
-"""`tsx archive`: pack a model, look into an archive, take one apart, check one."""
+"""`tsx archive`: the words of its command lines: pack a model, look into an archive, take one apart, check one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-from tsx_archiver import (
-    CacheError,
-    Finding,
-    Inspection,
-    Limits,
-    Manifest,
-    default_model_name,
-    inspect_archive,
-    open_archive,
-    read_member,
-    verify_archive,
-)
-from tsx_archiver.limits import human
-from tsx_cli.failure import FAILED, CliError, UsageError
-from tsx_cli.inputs import is_archive, split_list
 from tsx_cli.lazy import DefaultGroup
-from tsx_cli.model_spec import Parts, kind_in_words
-from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile, read_settings
-from tsx_cli.output import print_json, print_table
-from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
-from tsx_runtime.core.measured import FILE as MEASURED
-from tsx_runtime.core.measured import LARGEST as MOST_MEASURED
-from tsx_runtime.core.measured import parse_measured
-from tsx_runtime.loglines import escaped
+from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile
 
 
 class ArchiveGroup(DefaultGroup):
@@ -85,85 +60,27 @@ def pack_command(
 
     With --check, FILE may also be an archive that exists. Exit code 3 means that it loaded but that there was no sample to send.
     """
-    parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
-    order = Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
-    paths: list[Path | None] = [*files] if files else [None]
-    _check_names(paths, name)
-    results = [one(path, order, check_it, tolerance, quiet=as_json) for path in paths]
-    if as_json:
-        print_json([asdict(result) for result in results])
-    if codes := {result.exit_code for result in results} - {0}:
-        raise typer.Exit(FAILED if FAILED in codes else NOTHING_SENT)
+    from tsx_cli import archives  # here, as it imports all of archives, and help must be quick
 
-
-def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
-    """Two files that would become one archive."""
-    if name is not None and len(paths) > 1:
-        raise UsageError(f"--name {name} can name one archive, and {len(paths)} files are given")
-    seen: dict[str, Path] = {}
-    for path in paths:
-        if path is not None and not is_archive(path):
-            twin = seen.setdefault(default_model_name(path), path)
-            if twin is not path:
-                raise UsageError(f"'{twin}' and '{path}' would both be called {default_model_name(path)}; pack them one by one with --name")
-
-
-def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
-    """One file of the command line: packed, checked, or both."""
-    if path is not None and is_archive(path):
-        if not check_it:
-            raise UsageError(f"'{path}' is an archive already; `tsx archive inspect {path}` shows it, --check tries it")
-        if order.belongs_to_packing():
-            raise UsageError(f"'{path}' is an archive already and is only checked; leave {order.belongs_to_packing()} out")
-        return check_only(path, order.samples, tolerance, quiet=quiet)
-    packed = pack(path, order, quiet=quiet)
-    return check(packed, [], tolerance, quiet=quiet) if check_it else packed
+    parts = archives.Parts(handler, model_file, archives.split_list(extra_files), index_to_name)
+    order = archives.Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
+    archives.pack_files(files or [], order, check_it, tolerance, as_json)
 
 
 @app.command()
 def inspect(file: Archive, as_json: AsJson = False) -> None:
     """Show what an archive holds, without unpacking it."""
-    told = inspect_archive(file, limits=_limits())
-    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=_limits())
-    measured = None if content is None else parse_measured(content)
-    if as_json:
-        print_json(_as_data(told) | {"measured": None if measured is None else measured._asdict()})
-        return
-    manifest = told.manifest
-    facts = [
-        ("name", manifest.model_name),
-        ("version", manifest.version),
-        ("kind", _kind(told)),
-        ("handler", manifest.handler or "none named"),
-        ("model file", manifest.model_file),
-        ("requirements", manifest.requirements_file),
-        ("form", f"{told.form}, {human(told.size)}"),
-    ]
-    facts += [(key, value) for key, value in told.config.raw.items()]
-    print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
-    print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in told.members])
-    if measured is not None:
-        print(escaped(str(measured)))
-    for problem in told.problems:
-        print(f"note: {escaped(str(problem))}")
+    from tsx_cli import archives  # as above
+
+    archives.inspect(file, as_json)
 
 
 @app.command()
 def verify(file: Archive, as_json: AsJson = False) -> None:
     """Read every byte of an archive and compare it with what the archive says; exit code 1 if something is wrong."""
-    findings = verify_archive(file, _limits())
-    faults = [finding for finding in findings if finding.is_fault]
-    if as_json:
-        print_json({"archive": str(file), "intact": not faults, "findings": [finding._asdict() for finding in findings]})
-    else:
-        for finding in findings:
-            print(f"{'FAULT' if finding.is_fault else 'note'}: {escaped(finding.text)}")
-        if not faults:
-            print(f"{file} is intact")
-    if faults:
-        if not as_json:
-            raise CliError(f"{file} is damaged or incomplete: {_count(faults)}")
-        raise typer.Exit(FAILED)
+    from tsx_cli import archives  # as above
+
+    archives.verify(file, as_json)
 
 
 @app.command()
@@ -173,68 +90,6 @@ def unpack(
     as_json: AsJson = False,
 ) -> None:
     """Unpack an archive into a new directory, once it is known to be safe."""
-    if file.is_dir():
-        raise UsageError(f"'{file}' is a directory, so it is unpacked already")
-    if directory is not None and directory.exists():
-        raise CliError(f"'{directory}' exists; name a directory that does not")
-    parent = _existing_parent(directory)
-    try:
-        target, manifest = _unpack(file, directory, parent)
-    except (CacheError, OSError) as error:
-        reason = error.reason if isinstance(error, CacheError) else error.strerror
-        raise CliError(f"{file} cannot be unpacked into '{parent}': {reason}; make room there, or name a directory elsewhere") from error
-    if as_json:
-        print_json({"archive": str(file), "directory": str(target), "name": manifest.model_name, "version": manifest.version})
-    else:
-        print(f"unpacked {file} into {target}")
+    from tsx_cli import archives  # as above
 
-
-def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Manifest]:
-    """By way of a temporary directory beside the new one, so that what is there is whole."""
-    with (
-        TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
-        open_archive(file, cache=Path(place), limits=_limits()) as opened,
-    ):
-        target = directory or Path(opened.manifest.model_name)
-        if target.exists():
-            raise CliError(f"'{target}' exists; say where to with `tsx archive unpack {file} DIRECTORY`")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        opened.directory.rename(target)
-        return target, opened.manifest
-
-
-def _limits() -> Limits:
-    return read_settings(None)[0].archive_limits()
-
-
-def _existing_parent(directory: Path | None) -> Path:
-    """Where a temporary directory lies on the file system that the new directory will be on."""
-    place = Path() if directory is None else directory.absolute().parent
-    while not place.exists():
-        place = place.parent
-    return place
-
-
-def _kind(told: Inspection) -> str:
-    if told.model is None:
-        return "code only"
-    return kind_in_words(told.model)
-
-
-def _as_data(told: Inspection) -> dict[str, object]:
-    return {
-        "archive": str(told.source),
-        "form": told.form,
-        "size": told.size,
-        "name": told.manifest.model_name,
-        "version": told.manifest.version,
-        "kind": told.model.kind if told.model else None,
-        "manifest": told.manifest.data,
-        "config": told.config.raw,
-        "members": [member._asdict() for member in told.members],
-        "problems": told.problems,
-    }
-
-
-def _count(faults: list[Finding]) -> str:
-    return "one fault" if len(faults) == 1 else f"{len(faults)} faults"
+    archives.unpack(file, directory, as_json)

@@ -124,7 +124,7 @@ class Server:
         try:
             connection.connect()
         except ssl.SSLError as error:
-            raise CliError(f"{self.url}: {_distrust(error)}") from error
+            raise CliError(f"{self.url}: {distrust(error)}") from error
         except OSError as error:
             raise CliError(
                 f"no server answers at {self.url} ({_reason(error)}); start one with `tsx serve MODEL`, or say where it is with --url"
@@ -213,16 +213,18 @@ def _trusting(certificate: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _distrust(error: ssl.SSLError) -> str:
-    """Why the two do not come to speak TLS, and what to do."""
+def distrust(
+    error: ssl.SSLError,
+    *,
+    address: str = "--url",
+    trust: str = "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)",
+) -> str:
+    """Why the two do not come to speak TLS, and what to do: by the option that has the address, and by what makes it trusted."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return f"no server speaks TLS there ({error.reason or error}); is its address one with http://?"
     if "ostname mismatch" in error.verify_message or "IP address mismatch" in error.verify_message:
-        return f"{error.verify_message} Give --url a name that the certificate has, or make one with this name (subjectAltName)."
-    return (
-        f"the server's certificate is not trusted here ({error.verify_message}); "
-        "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)"
-    )
+        return f"{error.verify_message} Give {address} a name that the certificate has, or make one with this name (subjectAltName)."
+    return f"the server's certificate is not trusted here ({error.verify_message}); {trust}"
 
 
 def path(*segments: str, **query: object) -> str:

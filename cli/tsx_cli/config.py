@@ -6,7 +6,6 @@ import typer
 
 from tsx_cli.options import AsJson, Assignments, Config, read_settings
 from tsx_cli.output import print_json, print_table
-from tsx_runtime.settings import MODELS, SECRETS, ModelSettings, Settings
 
 app = typer.Typer(add_completion=False, help="Show every setting and where its value came from.", no_args_is_help=True)
 
@@ -19,6 +18,8 @@ def config() -> None:
 @app.command()
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
+    from tsx_runtime.settings import MODELS, SECRETS  # here, as they are slow to import, and help must be quick
+
     settings, origins = read_settings(config, assignments)
     shown = settings.model_dump(mode="json", exclude={MODELS})
     for model, own in settings.models.items():
@@ -32,6 +33,8 @@ def show(config: Config = None, assignments: Assignments = None, as_json: AsJson
 
 
 def _what(name: str) -> str | None:
+    from tsx_runtime.settings import MODELS, ModelSettings, Settings  # as above
+
     fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
     return fields[name.rpartition(".")[2]].description
 

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_archiver import is_model_name
 from tsx_cli.failure import CliError, UsageError
-from tsx_templates.render import render_tree
 
 app = typer.Typer(add_completion=False)
 
@@ -21,6 +19,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that are there.")] = False,
 ) -> None:
     """Write a handler, a network, their configuration, samples and a README that says the next three commands."""
+    from tsx_archiver import is_model_name  # here, both of them, as they are slow to import, and help must be quick
+    from tsx_templates.render import render_tree
+
     if not is_model_name(name):
         raise UsageError(f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter or digit first")
     target = directory or Path(name)

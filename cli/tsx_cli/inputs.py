@@ -7,14 +7,14 @@ import mimetypes
 from collections.abc import Iterable
 from pathlib import Path
 
-from tsx_archiver import ARCHIVE_SUFFIXES
-
 SAMPLES = "samples"
 INDEX_TO_NAME = "index_to_name.json"
 
 
 def is_archive(path: Path) -> bool:
     """An archive or an unpacked one, as TorchServe tells them: by the name."""
+    from tsx_archiver import ARCHIVE_SUFFIXES  # here, as help must be quick
+
     return path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)
 
 

@@ -21,7 +21,7 @@ class Commands(LazyGroup):
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "predict": ("tsx_cli.predict", "Send a file to a model of a running server and print the answer."),
         "replay": ("tsx_cli.replay", "Send the requests of a recording to a running server again, and tell how it answered."),
-        "plan": ("tsx_cli.plan", "Tell how many replicas of a measured model a rate of requests takes, and what they cost."),
+        "plan": ("tsx_cli.plan_command", "Tell how many replicas of a measured model a rate of requests takes, and what they cost."),
         "models": ("tsx_cli.models", "List, describe, register, scale and remove the models of a running server."),
         "explain": ("tsx_cli.explain", "Show where the time of one request went."),
         "slowest": ("tsx_cli.slowest", "Show the slowest requests of a running server, and where their time went."),

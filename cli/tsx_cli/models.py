@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_archiver.limits import human
 from tsx_cli import record, rollout, shadow, traffic
 from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import print_json, print_table
+from tsx_cli.output import human, print_json, print_table
 from tsx_runtime.loglines import escaped
 from tsx_runtime.nearest import suggestion
-from tsx_runtime.settings import TUNABLE
+from tsx_runtime.tunable import TUNABLE
 
 PAGE = 100
 

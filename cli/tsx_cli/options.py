@@ -6,14 +6,15 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsx_cli.client import Server
 from tsx_cli.failure import UsageError
-from tsx_runtime.setting_sources import find_config, load_settings
-from tsx_runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from tsx_cli.client import Server
+    from tsx_runtime.settings import Settings
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
 Assignments = Annotated[
@@ -36,6 +37,8 @@ Url = Annotated[str | None, typer.Option("--url", help="Address of the server, i
 
 def management(url: str | None, config: Path | None) -> Server:
     """The server whose models are asked for."""
+    from tsx_cli.client import Server  # here, as it is slow to import, and help must be quick
+
     settings, _ = read_settings(config)
     address = url or settings.management_address
     return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
@@ -43,6 +46,8 @@ def management(url: str | None, config: Path | None) -> Server:
 
 def read_settings(config: Path | None, assignments: Iterable[str] | None = None, **given: object) -> tuple[Settings, dict[str, str]]:
     """The settings of this call and their origins; of `given`, what is None was not given."""
+    from tsx_runtime.setting_sources import find_config, load_settings  # here, as they are slow to import, and help must be quick
+
     cli: dict[str, object] = {}
     for assignment in assignments or []:
         name, equals, value = assignment.partition("=")

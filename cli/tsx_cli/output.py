@@ -13,6 +13,13 @@ from rich.text import Text
 from tsx_runtime.loglines import STEERS, escaped
 
 
+def human(size: int) -> str:
+    """A number of bytes as people write it."""
+    from tsx_archiver.limits import human  # here, as it imports all of archives, and help must be quick
+
+    return human(size)
+
+
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tsx_archiver import Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
-from tsx_cli.archive_check import CheckResult, check_archive
 from tsx_cli.failure import FAILED, UsageError
 from tsx_cli.inputs import SAMPLES
 from tsx_cli.model_spec import Parts, work_out
 from tsx_cli.options import read_settings
+
+if TYPE_CHECKING:
+    from tsx_cli.archive_check import CheckResult
 
 NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 
@@ -92,6 +95,8 @@ def check_only(path: Path, samples: Sequence[Path], tolerance: float, *, quiet: 
 
 def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
     """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
+    from tsx_cli.archive_check import check_archive  # here, as it imports the front end, and help must be quick
+
     settings, _ = read_settings(None)
     with _quiet_log():
         result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)

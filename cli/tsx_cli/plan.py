@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig, inspect_archive
 from tsx_cli.bench.configuration import Configuration
@@ -17,15 +15,12 @@ from tsx_cli.bench.predict import timing_of
 from tsx_cli.bench.results import Curve, Environment, Point, read_results
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.failure import CliError, UsageError
-from tsx_cli.options import AsJson
 from tsx_cli.output import print_json, print_table
 from tsx_runtime.core.hardware import describe, hardware
 from tsx_runtime.core.queue import Limits
 from tsx_runtime.recordings import NotARecording, read
 
 QUEUE = 100  # requests that may wait where the model says nothing
-
-app = typer.Typer(add_completion=False)
 
 
 class Measured(NamedTuple):
@@ -41,23 +36,21 @@ class Measured(NamedTuple):
     slo: str | None
 
 
-@app.command("plan")
-def plan_command(
-    archive: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="An archive that `tsx bench --write` has measured.")] = None,
-    rps: Annotated[float | None, typer.Option("--rps", min=1e-6, max=1e9, help="Requests per second, of all replicas together.")] = None,
-    slo: Annotated[str | None, typer.Option(help="The bounds, such as 'p99<50ms'; those of the benchmark if none are given.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Workers of a replica, if not those that won.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, max=4096, help="Its batch size, if not the one that won.")] = None,
-    recording: Annotated[
-        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Requests come as in this recording, and as quickly if there is no --rps.")
-    ] = None,
-    price_per_hour: Annotated[float | None, typer.Option(min=0, help="Of a replica, in any currency: tells the cost.")] = None,
-    headroom: Annotated[str, typer.Option(help="How much more than --rps shall still keep the bounds.")] = "0%",
-    results: Annotated[Path | None, typer.Option(metavar="results.json", help="Take the curve from here and not from the archive.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is left to chance.")] = 0,
-    as_json: AsJson = False,
+def tell_plan(
+    archive: Path | None,
+    *,
+    rps: float | None,
+    slo: str | None,
+    workers: int | None,
+    batch_size: int | None,
+    recording: Path | None,
+    price_per_hour: float | None,
+    headroom: str,
+    results: Path | None,
+    seed: int,
+    as_json: bool,
 ) -> None:
-    """Simulate the batching of a measured model and print how many replicas keep the bounds, with their latency and their cost."""
+    """What the options ask for, on a terminal or as JSON. Raises CliError, UsageError."""
     measured = _measured(archive, results)
     moments = _moments(recording)
     rate = _rate(rps, moments)

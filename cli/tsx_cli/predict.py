@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.json import JSON
 from rich.text import Text
 
-from tsx_archiver.limits import human
 from tsx_cli.client import Response, Server, path
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import guess_content_type
 from tsx_cli.options import AsJson, Config, Url, read_settings
-from tsx_cli.output import print_json
+from tsx_cli.output import human, print_json
 from tsx_runtime.loglines import STEERS, escaped
 
 BAR = 30

@@ -95,7 +95,7 @@ def stop() -> int:
 def serve(arguments: argparse.Namespace) -> int:
     """This process is the server."""
     from tsx_cli.background import AlreadyRunning, claimed, pid_file, teller
-    from tsx_cli.serve import run_server
+    from tsx_cli.serving import run_server
     from tsx_runtime.targets.server import Manner
     from tsx_runtime.targets.snapshots import Snapshots
     from tsx_runtime.targets.workflows import workflows_from_settings

@@ -131,19 +131,6 @@ class ModelSettings(BaseModel):
     traffic: Traffic | None = Field(None, description="how requests are shared out among its versions; see routing.md")
 
 
-TUNABLE = (  # of these, what a registration may set too, and what may be changed while the model is served
-    "batch_size",
-    "max_batch_bytes",
-    "max_batch_delay",
-    "job_queue_size",
-    "max_queue_bytes",
-    "response_timeout",
-    "startup_timeout",
-    "client_timeout",
-    "overload_status",
-)
-
-
 class Settings(BaseModel):
     """Names and defaults are TorchServe's where it has the setting."""
 

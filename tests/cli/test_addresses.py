@@ -19,13 +19,14 @@ import pytest
 
 from tests.support.certificates import Pair, make_certificate
 from tests.support.models import make_model
-from tests.support.servers import Running, serving
+from tests.support.servers import FREE_GRPC_PORTS, Running, serving
+from tsx_cli.bench.results import read_results
 from tsx_cli.client import Server
 from tsx_cli.failure import CliError
-from tsx_cli.serve import with_addresses
+from tsx_cli.serving import with_addresses
 from tsx_runtime.settings import Settings
 
-from .conftest import Run
+from .conftest import Ended, Run
 
 ECHO = "def handle(data, context):\n    return [next(iter(row.values())) for row in data or []]\n"
 ROLES = ("inference", "management", "metrics")
@@ -58,8 +59,10 @@ def at_sockets(place: Path, session_cache: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def with_tls(place: Path, pair: Pair, session_cache: Path) -> Iterator[Running]:
     words = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
-    words += [f"--set=certificate_file={pair.certificate}", f"--set=private_key_file={pair.key}"]
-    with serving(["serve", "echo.mar", *words], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}) as running:
+    words += [f"--set=certificate_file={pair.certificate}", f"--set=private_key_file={pair.key}", "--set=enable_grpc_ssl=true"]
+    with serving(
+        ["serve", "echo.mar", *words, *FREE_GRPC_PORTS], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}
+    ) as running:
         yield running
         with client_of(running, pair) as idle:  # it does not read, so it never agrees to the end of TLS
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -123,6 +126,44 @@ def test_the_commands_talk_to_https_addresses_where_the_certificate_is_named(
     ended = run("models", "list", "--url", with_tls.address("models"))
     assert ended.code == 0
     assert "echo" in ended.out
+
+
+BENCH = ("--model", "echo", "--input", "words.txt", "--duration", 0.1, "--warm-up", 0, "--connections", 2)
+
+
+def benched(run: Run, place: Path, url: str, *words: object) -> Ended:
+    shutil.copy(place / "words.txt", ".")
+    return run("bench", "--against", url, *BENCH, *words)
+
+
+def test_the_load_generator_asks_unix_sockets_too(at_sockets: Running, run: Run, place: Path) -> None:
+    url = at_sockets.address("predictions")
+    ended = benched(run, place, url, "--json", "out.json")
+    assert ended.code == 0, ended.err
+    told = read_results(Path("out.json"))
+    assert (told.against, told.trials[0].points[0].error_rate) == (url, 0)
+    gone = benched(run, place, f"unix:{place}/nobody.sock")
+    assert (gone.code, f"no server answers at unix:{place}/nobody.sock" in gone.err) == (1, True)
+    assert "wrk speaks TCP only" in benched(run, place, url, "--engine", "wrk").err
+
+
+@pytest.mark.parametrize("protocol", ["tsx", "grpc"])
+def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
+    with_tls: Running, run: Run, place: Path, pair: Pair, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"https://{with_tls.address('gRPC predictions')}" if protocol == "grpc" else with_tls.address("predictions")
+    ended = benched(run, place, url, "--protocol", protocol)
+    assert ended.code == 1
+    assert "certificate is not trusted here" in ended.err
+    assert "--certificate FILE" in ended.err
+    ended = benched(run, place, url, "--protocol", protocol, "--certificate", pair.certificate)
+    assert ended.code == 0, ended.err
+    if protocol == "tsx":
+        monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
+        ended = benched(run, place, url)
+        assert ended.code == 0, "as the other commands find it"
+        ended = benched(run, place, url.replace("https", "http"))
+        assert "is it one of https" in ended.err
 
 
 def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | None = None) -> str:

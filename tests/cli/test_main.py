@@ -31,6 +31,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert told.splitlines()[-1] == "[]"
 
 
+def test_no_command_imports_for_its_help_what_only_its_run_needs() -> None:
+    code = """
+import importlib, sys
+from tsx_cli.main import Commands
+for module, _ in Commands.entries.values():
+    importlib.import_module(module)
+"""
+    needed = (*HEAVY, "tsx_archiver", "tsx_runtime.settings", "tsx_runtime.core")
+    assert python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1] == "[]"
+
+
 def test_completion_imports_no_command() -> None:
     code = (
         "import sys; from tsx_cli.main import main; main([]); print([n for n in sys.modules if n in ('tsx_cli.serve', 'tsx_cli.archive')])"

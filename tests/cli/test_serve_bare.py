@@ -14,7 +14,7 @@ from tsx_cli.bare_model import unpacked
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.main import main
 from tsx_cli.model_spec import Parts
-from tsx_cli.serve import with_addresses, with_grpc_addresses
+from tsx_cli.serving import with_addresses, with_grpc_addresses
 from tsx_runtime.settings import Settings
 
 from .conftest import DIGITS, Run

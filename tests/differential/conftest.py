@@ -13,7 +13,12 @@ import pytest
 from benchmarks.peers.environments import Missing, default_place, made
 from tests.differential.cases import STORY, Case, stateless
 from tests.differential.models import write_store
-from tests.differential.pair import Seen, serving
+from tests.differential.pair import Seen, Side, serving
+
+
+class Pair(NamedTuple):
+    theirs: Side
+    ours: Side
 
 
 class Answers(NamedTuple):
@@ -33,10 +38,7 @@ def torchserve() -> Path:
 
 
 @pytest.fixture(scope="session")
-def answers(
-    torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
-) -> Iterator[dict[Case | int, Answers]]:
-    """By case, or by its number in the story."""
+def pair(torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[Pair]:
     place = tmp_path_factory.mktemp("differential")
     store = place / "store"
     write_store(store)
@@ -46,7 +48,13 @@ def answers(
         serving([torchserve / "torchserve"], place / "theirs", store, ports[:5], str(torchserve)) as they,
         serving(ours, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,
     ):
-        seen: dict[Case | int, Answers] = {case: Answers(they.send(case), we.send(case)) for case in stateless()}
-        for number, case in enumerate(STORY):
-            seen[number] = Answers(they.send(case), we.send(case))
-        yield seen
+        yield Pair(they, we)
+
+
+@pytest.fixture(scope="session")
+def answers(pair: Pair) -> dict[Case | int, Answers]:
+    """By case, or by its number in the story."""
+    seen: dict[Case | int, Answers] = {case: Answers(pair.theirs.send(case), pair.ours.send(case)) for case in stateless()}
+    for number, case in enumerate(STORY):
+        seen[number] = Answers(pair.theirs.send(case), pair.ours.send(case))
+    return seen

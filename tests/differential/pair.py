@@ -45,8 +45,12 @@ class Seen(NamedTuple):
 
 
 class Side(NamedTuple):
+    """Its ports, and where its logs are."""
+
     inference: int
     management: int
+    grpc: int
+    logs: Path
 
     def send(self, case: Case) -> Seen:
         connection = http.client.HTTPConnection("127.0.0.1", self.management if case.management else self.inference, timeout=ANSWER)
@@ -69,7 +73,7 @@ def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: 
     arguments = ["--start", "--foreground", "--ncs", "--ts-config", properties]
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen([*command, *arguments], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
-    side = Side(ports[0], ports[1])
+    side = Side(ports[0], ports[1], ports[3], directory)
     try:
         for name in MODELS:
             wait_for(server, f"http://127.0.0.1:{ports[0]}/predictions/{name}", directory / "log")

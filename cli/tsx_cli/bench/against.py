@@ -96,7 +96,7 @@ def show_against(results: Results) -> None:
     rows.append(("generator", f"{worst.engine}, {worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
     if results.slo is not None:
         rows.append(("bounds", f"{results.slo}: {'hold' if point.holds else 'do not hold'}"))
-    print_table([f"{results.model.name} at {results.against}", ""], rows)
+    print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows)
     for note in results.notes:
         print(f"note: {note}")
 
@@ -167,6 +167,8 @@ def _nothing(plan: LoadPlan, told: Round) -> str:
         "401": "give a token with --token",
         "403": "give a token with --token",
         "malformed": f"it does not speak HTTP; --protocol is {plan.protocol}",
+        "closed": "it closes connections unanswered: is it one of https, or of another --protocol?",
+        "connect": "it closes connections, or speaks before it is asked: is that its port of HTTP?",
     }
     help_text = next((text for name, text in hint.items() if name in told.errors), "send one request by itself to see what it says")
     return f"{plan.url} accepted not one request: {came}; {help_text}"

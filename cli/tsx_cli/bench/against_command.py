@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from tsx_cli.bench import options
-from tsx_cli.failure import FAILED, CliError, UsageError
+from tsx_cli.failure import FAILED, UsageError
 
 app = typer.Typer(add_completion=False)
 OPTION = "--against"
@@ -33,7 +34,9 @@ def bench_against(
         str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc, kserve-v2-grpc; post: to URL itself.")
     ] = "tsx",
     token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token that the server asks for, or the file it is in.")] = None,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate to trust.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, beside what this machine and certificate_file trust.")
+    ] = None,
     sources: options.Inputs = None,
     content_type: options.ContentType = None,
     input_kind: options.InputKind = None,
@@ -41,7 +44,7 @@ def bench_against(
     connections: Annotated[int | None, typer.Option(help="Connections; 16 in a closed loop and 256 in an open one, if not given.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second, whatever the server does: an open loop.")] = None,
     arrivals: Annotated[str | None, typer.Option(help="Of an open loop: poisson, constant, or recorded as the input is.")] = None,
-    speed: Annotated[float, typer.Option(help="How many times as fast as they were recorded.")] = 1.0,
+    speed: Annotated[float | None, typer.Option(help="How many times as fast as they were recorded.")] = None,
     duration: options.Duration = "10s",
     warm_up: Annotated[str, typer.Option(metavar="TIME|auto", help="Time before each round; auto finds it.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Repetitions; from two on there are confidence intervals.")] = 1,
@@ -49,9 +52,13 @@ def bench_against(
     slo: Annotated[str | None, typer.Option(help="Bounds to hold, such as p99<100ms,errors<0.1%.")] = None,
     engine: Annotated[str, typer.Option(help="tsx, or wrk for closed loops where it is installed.")] = "tsx",
     seed: Annotated[int, typer.Option(help="Of random arrivals and inputs that are made up.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a report: report.html, report.md, results.csv and .json.")
+    ] = None,
     json_to: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
     ] = None,
+    upload: options.Upload = None,
 ) -> None:
     """Measure a server that runs already."""
     if against is None:
@@ -60,14 +67,22 @@ def bench_against(
         model = ""
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
+    from tsx_cli.bench import cloudwatch
     from tsx_cli.bench.against import progress_line, run_against, show_against, write_json
     from tsx_cli.bench.asked import command_line, seconds
     from tsx_cli.bench.generator import LoadPlan
     from tsx_cli.bench.inputs import choose_payloads, parse_shape
+    from tsx_cli.bench.report import write_report
     from tsx_cli.bench.slo import parse_slo
+    from tsx_cli.bench.tokens import read_token
 
     if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):
         raise UsageError(f"--json: '{json_to}' cannot be a file; name one in a directory that is there, or - for standard output")
+    namespace = None if upload is None else cloudwatch.read_target(upload)
+    if output is not None and output.exists() and not output.is_dir():
+        raise UsageError(f"--output: '{output}' is a file; name a directory")
+    if speed is not None and arrivals != "recorded":
+        raise UsageError("--speed is that of a recording: give --arrivals recorded as well, or leave it out")
     shape = None if input_shape is None else parse_shape(input_shape)
     bounds = None if slo is None else parse_slo(slo)
     payloads, source = choose_payloads(None, sources or (), kind=input_kind, shape=shape, seed=seed, content_type=content_type)
@@ -82,12 +97,12 @@ def bench_against(
         connections=connections if connections is not None else 256 if opened else 16,
         rate=rate,
         arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # the plan looks at it
-        speed=speed,
+        speed=1.0 if speed is None else speed,
         seconds=seconds(duration, "--duration"),
-        warm_up="auto" if warm_up == "auto" else 0.0 if warm_up == "0" else seconds(warm_up, "--warm-up"),
+        warm_up="auto" if warm_up == "auto" else 0.0 if warm_up in ("0", "0s") else seconds(warm_up, "--warm-up"),
         timeout=seconds(timeout, "--timeout"),
-        token=_token(token),
-        certificate=None if certificate is None else str(certificate.absolute()),
+        token=read_token(token),
+        certificate=trusted(certificate, against, engine),
         engine=engine,
         seed=seed,
     )
@@ -98,20 +113,26 @@ def bench_against(
         show_against(results)
     if json_to is not None:
         write_json(results, json_to)
+    if output is not None:
+        write_report(results, output)
+        print(f"report: {output / 'report.html'}, with report.md, results.csv and results.json beside it", file=sys.stderr)
+    if namespace is not None:
+        cloudwatch.upload(results, namespace)
     if bounds is not None and results.trials[0].best is None:
         raise typer.Exit(FAILED)
 
 
-def _token(given: str | None) -> str | None:
-    """Raises UsageError, CliError."""
-    found = given
-    if given is not None and given.startswith("@"):
-        try:
-            found = Path(given[1:]).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise CliError(f"--token: {given[1:]} cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise CliError(f"--token: {given[1:]} holds no token: {error}") from error
-    if found is not None and (not found or not found.isascii() or not found.isprintable() or " " in found):
-        raise UsageError("--token: a token is one word of plain letters, digits and signs")
-    return found
+def trusted(given: Path | None, url: str, engine: str = "tsx") -> str | None:
+    """The file that is trusted beside what this machine trusts: what is given, else `certificate_file`, as other commands trust it.
+
+    Raises UsageError where a file is given that nothing would look at.
+    """
+    if given is not None and not url.startswith("https:"):
+        raise UsageError(f"--certificate: '{url}' is no address of https; leave it out, or write https://")
+    if given is not None and engine == "wrk":
+        raise UsageError("--certificate: wrk looks at no certificate; leave it out, or leave --engine wrk out")
+    if given is None and url.startswith("https:"):
+        from tsx_cli.options import read_settings
+
+        given = read_settings(None)[0].certificate_file
+    return None if given is None else str(given.absolute())

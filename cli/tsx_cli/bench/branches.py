@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
@@ -30,5 +30,13 @@ def another(words: Sequence[str]) -> str | None:
     """The module of the command that these words mean; None: that of an archive, or of a server that runs."""
     if words and words[0] == "compare":
         return COMPARE
-    config = any(word == "--torchserve-config" or word.startswith("--torchserve-config=") for word in words)
-    return TORCHSERVE if config or (words and words[0].endswith((".yaml", ".yml"))) else None
+    if any(word == "--torchserve-config" or word.startswith("--torchserve-config=") for word in words):
+        return TORCHSERVE
+    return TORCHSERVE if any(word.endswith((".yaml", ".yml")) for word in _by_themselves(words)) else None
+
+
+def _by_themselves(words: Sequence[str]) -> Iterator[str]:
+    """Those that no option has before them, which might be its value."""
+    for before, word in zip(("", *words), words, strict=False):
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            yield word

@@ -87,7 +87,7 @@ def upload(results: Results, namespace: str) -> int:
             client.put_metric_data(Namespace=namespace, MetricData=part)
     except (BotoCoreError, ClientError) as error:
         reason = str(error).rstrip(".")
-        raise CliError(f"CloudWatch took no figures: {reason}. Check AWS_REGION and the credentials; the report is written") from error
+        raise CliError(f"CloudWatch took no figures: {reason}. Check AWS_REGION and the credentials; all else is done") from error
     return len(told)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tsx_cli.bench import statistics
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.results import Figure, Point, Results
+from tsx_cli.bench.results import Figure, Point, Results, Trial
 from tsx_cli.failure import UsageError
 from tsx_cli.output import one_line, print_json, print_table
 
@@ -24,6 +24,7 @@ FIGURES: dict[str, statistics.Which] = {
     "max": "max_ms",
 }
 SHOWN = ("throughput", "p50", "p99")
+OWN = "one of tsx bench's own"
 BEST = "best"  # the name of the pair of both runs' winners
 _CONDITION = re.compile(r"\s*(throughput|mean|p50|p90|p95|p99\.9|p99|max|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
@@ -123,7 +124,13 @@ def _pairs(first: Results, second: Results) -> Iterable[_Both]:
         for point in trial.points:
             other = others.get(_key(trial.configuration, point))
             if other is not None:
-                yield shown.name(trial, first), str(point.offered), point, other
+                yield _name(trial, first, second), str(point.offered), point, other
+
+
+def _name(trial: Trial, first: Results, second: Results) -> str:
+    """The configuration; of servers that ran already their addresses."""
+    names = (shown.name(trial, each) for each in (first, second))
+    return " -> ".join(dict.fromkeys(names))
 
 
 def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
@@ -178,6 +185,7 @@ def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str
     if first.environment.fingerprint != second.environment.fingerprint:
         notes.append("they were measured on different machines, and a difference may be the machine's")
     for name, one, other in (
+        ("server", first.against or OWN, second.against or OWN),
         ("model", first.model.name, second.model.name),
         ("bound", first.slo or "none", second.slo or "none"),
         ("protocol", first.protocol, second.protocol),

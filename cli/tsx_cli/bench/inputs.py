@@ -56,6 +56,8 @@ def choose_payloads(
         if kind is not None or shape is not None:
             raise UsageError("--input says what to send, and --input-kind and --input-shape what to make up; give one or the other")
         return read_payloads(sources, content_type=content_type), ", ".join(source.name or str(source) for source in sources)
+    if content_type is not None:
+        raise UsageError("--content-type is that of --input; what an archive brings along and what is made up have their own")
     if kind is None and shape is not None:
         kind = "json"
     if kind is None and archive is not None:

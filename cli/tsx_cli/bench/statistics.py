@@ -171,8 +171,9 @@ def latency(rounds: Sequence[Round]) -> Latency:
         return rounds[0].latency if len(rounds) == 1 else Latency()
     weight = sum(each.ok for each in rounds) or 1
     mean = sum(each.latency.mean_ms * each.ok for each in rounds) / weight
-    told = {name: percentile(together, quantile) for name, quantile in QUANTILES.items()}
-    return Latency(mean_ms=mean, max_ms=max(each.latency.max_ms for each in rounds), **told)
+    slowest = max(each.latency.max_ms for each in rounds)  # is known exactly, and lies within a bucket
+    told = {name: min(percentile(together, quantile), slowest or math.inf) for name, quantile in QUANTILES.items()}
+    return Latency(mean_ms=mean, max_ms=slowest, **told)
 
 
 def enough(rounds: Sequence[Round], width: float, which: Which = "throughput", confidence: float = CONFIDENCE) -> bool:

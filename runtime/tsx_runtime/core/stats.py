@@ -139,7 +139,9 @@ class Stats:
 
     @property
     def last_worker_seconds(self) -> float:
-        return 0.0 if self.newest is None else self.newest[2] - self.newest[1]
+        """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it and back, and its wait there."""
+        times = self.batch
+        return 0.0 if times is None else max(0.0, times.answered - times.sent - (times.done - times.began))
 
     def add_batch(self, newest: Batch, jobs: Sequence[Job], statuses: Sequence[int]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. Of a request as little as can be is read."""

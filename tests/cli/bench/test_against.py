@@ -24,6 +24,7 @@ ECHO = """
 def handle(data, context):
     return [{"got": str(sorted(row))[:100]} for row in data or []]
 """
+TEXT = ("--against", "http://h", "--model", "m")
 SHORT = ("--duration", 0.1, "--warm-up", 0, "--connections", 2)
 Run = Callable[..., Any]
 
@@ -86,6 +87,17 @@ def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_cod
     assert "50 requests/s, constant arrivals, 256 connections at most" in done.out
 
 
+def test_a_report_is_written_and_the_figures_go_where_they_are_asked_to(served: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("tsx_cli.bench.cloudwatch.upload", lambda results, namespace: sent.append(f"{namespace} {results.against}"))
+    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", "--upload", "cloudwatch:own")
+    done = run("bench", *words, *SHORT, "--output", "out", "--json", "-")
+    assert (done.code, json.loads(done.out)["against"]) == (0, words[1])
+    assert sent == [f"own {words[1]}"]
+    assert {file.name for file in Path("out").iterdir()} == {"report.html", "report.md", "results.csv", "results.json"}
+    assert f"Measured at: **{words[1]}**" in Path("out/report.md").read_text()
+
+
 def test_a_token_is_sent_and_not_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[bytes] = set()
     Path("token").write_text("secret\n")
@@ -146,6 +158,15 @@ def test_wrk_is_an_engine_too(run: Run) -> None:
         (("--against", "http://a b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", "a\r\nb: c"), "a token is one word"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
+        ((*TEXT, "--input-kind", "text", "--content-type", "a/b"), "--content-type is that of --input"),
+        ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
+        ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is no address of https"),
+        (
+            ("--against", "https://h", *TEXT[2:], "--input-kind", "text", "--certificate", "c", "--engine", "wrk"),
+            "wrk looks at no certificate",
+        ),
+        ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is no target"),
+        ((*TEXT, "model.mar"), "unexpected extra argument"),
     ],
 )
 def test_a_bad_option_says_what_to_do(run: Run, words: tuple[str, ...], told: str) -> None:

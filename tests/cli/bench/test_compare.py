@@ -33,6 +33,15 @@ def again() -> Results:
     return results(seed=50, loads=LOADS)
 
 
+def test_two_servers_are_told_by_both_addresses(before: Results, slower: Results) -> None:
+    trial = Trial(configuration={}, points=before.trials[0].points[:1], best=0)
+    one = before.model_copy(update={"against": "http://theirs", "trials": [trial], "winner": None, "baseline": None})
+    other = slower.model_copy(update={"against": "http://ours", "trials": [trial], "winner": None, "baseline": None})
+    told = compare(one, other)
+    assert [pair.name for pair in told.pairs] == ["http://theirs -> http://ours"]
+    assert "the server differs: http://theirs, http://ours" in told.notes
+
+
 def test_a_fall_beyond_the_limit_is_a_reason_to_fail(before: Results, slower: Results) -> None:
     told = compare(before, slower, [parse_condition("throughput<-5%")])
     assert len(told.met) == 1

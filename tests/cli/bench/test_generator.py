@@ -195,6 +195,42 @@ def test_a_server_that_closes_every_connection_at_once_is_told_from_one_that_ans
     assert told.sent == ends(told)
 
 
+@pytest.mark.parametrize("mode", [{"connections": 2}, {"connections": 2, "mode": "open", "rate": 50.0}])
+def test_who_speaks_before_being_asked_answers_nothing(mode: dict[str, Any]) -> None:
+    async def asked() -> Round:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))  # as HTTP/2, and so gRPC, begins
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+            return (await run_load(plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **mode))).round
+
+    told = asyncio.run(asked())
+    assert told.ok == 0
+    assert told.sent == ends(told)
+
+
+def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None:
+    seen = itertools.count()
+
+    async def asked() -> Round:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while next(seen) > 0:  # the first is closed at once
+                    await reader.readuntil(b'{"x":1}')
+                    writer.write(OK)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+            return (await run_load(plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connections=70))).round
+
+    told = asyncio.run(asked())
+    assert told.ok > 0
+    assert told.sent == ends(told)
+    assert set(told.errors) <= {"closed"}
+
+
 def test_large_bodies_go_and_come_whole() -> None:
     large = b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n" + bytes(2_000_000)
     sizes: set[int] = set()

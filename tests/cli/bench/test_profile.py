@@ -6,6 +6,8 @@ import cProfile
 import json
 import os
 import pstats
+import shutil
+import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -89,6 +91,18 @@ def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, 
     words = told.files[1].read_text().split()
     assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(told.files[1])])
     assert told.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
+
+
+@pytest.mark.skipif(
+    shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy, which brings the extra bench"
+)
+def test_the_real_py_spy_sees_what_the_handler_calls(archive: OpenArchive, tmp_path: Path) -> None:
+    told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
+    if any("could not look into the worker" in note for note in told.notes):
+        pytest.skip(told.notes[0])  # a system may forbid it
+    assert [file.name for file in told.files] == ["steps.txt", "flame.svg"]
+    titles = [node.text or "" for node in ElementTree.parse(told.files[1]).iter("{http://www.w3.org/2000/svg}title")]
+    assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 
 
 def test_where_py_spy_may_not_look_the_reason_is_told(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.benchmarked import one_round, point
 from tests.support.models import make_model
 from tsx_cli.bench.branches import COMPARE, TORCHSERVE, another
-from tsx_cli.bench.results import read_results
+from tsx_cli.bench.results import Trial, read_results
 from tsx_cli.bench.torchserve import logs, run
 from tsx_cli.bench.torchserve.plan import Case, read_plan
 from tsx_cli.bench.torchserve.tables import csv_text, markdown, row
@@ -186,9 +186,61 @@ def test_report_md_has_a_table_for_each_model_and_mode() -> None:
 def test_the_words_say_which_command_it_is() -> None:
     assert another(["compare", "a", "b"]) == COMPARE
     assert another(["config.yaml", "--against", "http://h"]) == TORCHSERVE
+    assert another(["--against", "http://h", "config.yml"]) == TORCHSERVE
+    assert another(["--against=http://h", "config.yml"]) == TORCHSERVE
+    assert another(["--against", "http://h", "--input", "body.yaml"]) is None
     assert another(["--torchserve-config=c"]) == TORCHSERVE
     assert another(["model.mar", "--slo", "p99<1s"]) is None
     assert another([]) is None
+
+
+@pytest.mark.parametrize(
+    ("inference", "management"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8081"),
+        ("https://host:8443/up", "https://host:8444"),
+        ("http://[::1]:80", "http://[::1]:81"),
+        ("127.0.0.1:7000", "http://127.0.0.1:7001"),
+    ],
+)
+def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -> None:
+    assert run.management_of(inference) == management
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--token", "t"), 2, "go with --against"),
+        (("--certificate", "c"), 2, "go with --against"),
+        (("--against", "unix:/run/tsx.sock"), 2, "say which with --management URL"),
+        (("--against", "http://h", "--certificate", "c"), 2, "is no address of https"),
+        (("--against", "ftp://h"), 2, "is not the address of a server"),
+        (("--against", "http://h", "--logs", "gone"), 1, "--logs: there is no directory 'gone'"),
+        (("--against", "http://h", "--management-token", "@gone"), 1, "--management-token: gone cannot be read"),
+        (("--time-limit", "soon"), 2, "--time-limit: 'soon' is no time"),
+        (("--upload", "cloudwatch:"), 2, "--upload: 'cloudwatch:' is no target"),
+        (("other.yaml",), 2, "unexpected extra argument"),
+    ],
+)
+def test_a_bad_option_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
+) -> None:
+    assert main(["bench", str(written(tmp_path)), *words]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_with_the_reports_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(case: Case, *_: object) -> run.Done:
+        if case.batch_size == 4:
+            raise KeyboardInterrupt
+        point_ = point(2, [one_round(100, 10, 1)])
+        trial = Trial(configuration=case.configuration.as_json(), points=[point_], best=0)
+        return run.Done(case, trial, row(case, point_, {}))
+
+    monkeypatch.setattr(run, "_measured", measured)
+    assert main(["bench", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
+    assert (tmp_path / "out" / "eager_mode_echo_w1_b1" / "ab_report.csv").exists()
+    assert not read_results(tmp_path / "out" / "eager_mode_echo" / "results.json").complete
 
 
 def test_a_file_runs_against_a_server_of_its_own(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, defaultdict
 from types import SimpleNamespace
@@ -83,6 +84,13 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     assert stats.batch_sizes == Counter(map(len, batches))
     assert stats.answers == {200: sum(map(len, batches))}
     assert stats.busy_seconds == pytest.approx(len(batches) * (answered - sent))
+
+
+def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() -> None:
+    stats = Stats()
+    assert stats.last_worker_seconds == 0
+    stats.newest = (10.0, 10.0, 12.0, 1, TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan))
+    assert stats.last_worker_seconds == 0.75
 
 
 def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_thread() -> None:

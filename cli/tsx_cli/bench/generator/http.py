@@ -20,12 +20,19 @@ def rendered(plan: LoadPlan) -> Sequence[bytes]:
     return [render(plan.protocol, plan.url, plan.model, payload, plan.token, version=plan.version) for payload in plan.payloads]
 
 
-def connector(plan: LoadPlan) -> Connect:
-    place, loop = read_url(plan.url), asyncio.get_running_loop()
-    trusted = ssl.create_default_context() if place.secure else None
-    if trusted is not None and plan.certificate is not None:
+def context_of(plan: LoadPlan, spoken: str) -> ssl.SSLContext:
+    """Who is trusted, and which protocol is to be spoken. Raises OSError where the certificate is none."""
+    trusted = ssl.create_default_context()
+    trusted.set_alpn_protocols([spoken])
+    if plan.certificate is not None:
         trusted.load_verify_locations(plan.certificate)
         trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+    return trusted
+
+
+def connector(plan: LoadPlan) -> Connect:
+    place, loop = read_url(plan.url), asyncio.get_running_loop()
+    trusted = context_of(plan, "http/1.1") if place.secure else None
 
     async def connect(load: Load) -> Asker:
         made: tuple[asyncio.BaseTransport, Connection]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.generator.connection import CLOSED
+from tsx_cli.bench.generator.http import context_of
 from tsx_cli.bench.generator.load import TIMEOUT, Asker, Connect, Load
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.protocols import read_url, tensor_of
+from tsx_cli.bench.protocols import Place, read_url, tensor_of
 from tsx_cli.failure import CliError, UsageError
 
 try:
@@ -82,26 +84,34 @@ def connector(plan: LoadPlan) -> Connect:
     place = read_url(plan.url)
     target = f"unix:{place.socket}" if place.socket else f"{f'[{place.host}]' if ':' in place.host else place.host}:{place.port}"
     metadata = () if plan.token is None else (("authorization", f"Bearer {plan.token}"),)
-    trusted = None
+    trusted = context = None
     if place.secure:
         trusted = grpc.ssl_channel_credentials(Path(plan.certificate).read_bytes() if plan.certificate else None)
+        context = context_of(plan, "h2")
 
     async def connect(load: Load) -> Asker:
-        if not place.socket:  # a channel hides why it does not get through, and tries on
-            try:
-                _, probe = await asyncio.wait_for(asyncio.open_connection(place.host, place.port), PATIENCE)
-            except asyncio.TimeoutError as error:  # it is no OSError in Python 3.10
-                raise OSError(f"no connection within {PATIENCE:g} seconds") from error
-            probe.close()
-        made = grpc.aio.secure_channel(target, trusted, OPTIONS) if trusted else grpc.aio.insecure_channel(target, OPTIONS)
+        made = None
         try:
+            await asyncio.wait_for(_probe(place, context), PATIENCE)  # a channel hides why it does not get through, and tries on
+            made = grpc.aio.secure_channel(target, trusted, OPTIONS) if trusted else grpc.aio.insecure_channel(target, OPTIONS)
             await asyncio.wait_for(made.channel_ready(), PATIENCE)
         except asyncio.TimeoutError as error:
-            await made.close()
-            raise OSError(f"no connection within {PATIENCE:g} seconds") from error
+            if made is not None:
+                await made.close()
+            known = "" if trusted else ", and does it speak TLS (https://)"
+            raise OSError(f"no gRPC within {PATIENCE:g} seconds: is that its gRPC port{known}?") from error
         return Caller(load, made, METHODS[plan.protocol], metadata)
 
     return connect
+
+
+async def _probe(place: Place, context: ssl.SSLContext | None) -> None:
+    """Raises OSError, of which one of TLS says what is wrong with a certificate."""
+    if place.socket:
+        _, probe = await asyncio.open_unix_connection(place.socket)
+    else:
+        _, probe = await asyncio.open_connection(place.host, place.port, ssl=context)
+    probe.close()
 
 
 def rendered(plan: LoadPlan) -> Sequence[bytes]:

@@ -19,10 +19,12 @@ from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account
 from tsx_cli.bench.generator.schedule import due_times
 from tsx_cli.bench.protocols import GRPC
+from tsx_cli.client import distrust
 from tsx_cli.failure import CliError, UsageError
 
 TOLD_EVERY = 5  # slots
 OTHER_FILES = 64
+TRUST = "give --certificate FILE with it, or with that of the authority that signed it"
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.child import main; main()"
 
 
@@ -108,8 +110,8 @@ def most_connections() -> int:
 def _no_connection(plan: LoadPlan, error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{plan.connections} connections are more than this machine lets the generator have ({error.strerror}): raise ulimit -n"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of {plan.url} is not trusted ({error.verify_message}); name one to trust with --certificate FILE"
+    if isinstance(error, ssl.SSLError):
+        return f"{plan.url}: {distrust(error, address='--against', trust=TRUST)}"
     return f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another address"
 
 

@@ -27,7 +27,7 @@ class PointLine(NamedTuple):
 
 def title(results: Results) -> str:
     version = f" {results.model.version}" if results.model.version else ""
-    return f"{results.model.name}{version}"
+    return f"{results.model.name or results.against}{version}"
 
 
 def subtitle(results: Results) -> str:

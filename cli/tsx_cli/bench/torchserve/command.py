@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
-from tsx_cli.failure import FAILED, UsageError
+from tsx_cli.failure import FAILED, CliError, UsageError
 
 app = typer.Typer(add_completion=False)
 OUTPUT = Path("ts_benchmark")
@@ -23,10 +22,13 @@ def bench_torchserve(
         str | None, typer.Option(metavar="URL", help="Measure this server, TorchServe or tsx, in place of a tsx of its own.")
     ] = None,
     management: Annotated[
-        str | None, typer.Option(metavar="URL", help="Its management address; port 8081 of the same host, if not given.")
+        str | None, typer.Option(metavar="URL", help="Its management address; the next port of the same host, if not given.")
     ] = None,
-    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Token for its predictions.")] = None,
-    management_token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Token for its management address.")] = None,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its predictions, or the file it is in.")] = None,
+    management_token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its management address.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, beside what this machine and certificate_file trust.")
+    ] = None,
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Its logs, where it is on this machine: times inside the server.")
     ] = None,
@@ -36,21 +38,31 @@ def bench_torchserve(
 ) -> None:
     """Run what a file of TorchServe's auto-benchmark asks for, and write its reports: ab_report.csv and report.md."""
     from tsx_cli.bench import cloudwatch
+    from tsx_cli.bench.against_command import trusted
     from tsx_cli.bench.asked import command_line, seconds
     from tsx_cli.bench.report import show
+    from tsx_cli.bench.tokens import read_token
     from tsx_cli.bench.torchserve.plan import read_plan
-    from tsx_cli.bench.torchserve.run import Running, run_plan
+    from tsx_cli.bench.torchserve.run import Running, management_of, run_plan
 
     file = torchserve_config or config
     if file is None or (torchserve_config and config):
         raise UsageError("give one file of TorchServe's auto-benchmark: tsx bench CONFIG.yaml")
-    if against is None and (management or token or management_token or logs):
-        raise UsageError("--management, --token, --management-token and --logs go with --against; tsx's own server needs none of them")
+    if against is None and (management or token or management_token or certificate or logs):
+        raise UsageError(
+            "--management, --token, --management-token, --certificate and --logs go with --against; tsx's own server needs none of them"
+        )
+    if logs is not None and not logs.is_dir():
+        raise CliError(f"--logs: there is no directory '{logs}'; name the one that has ts_metrics.log and model_metrics.log")
     namespace = None if upload is None else cloudwatch.read_target(upload)
     limit, plan = seconds(time_limit, "--time-limit"), read_plan(file)
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    server = None if against is None else Running(against, management or _management(against), logs, token, management_token)
+    server = None
+    if against is not None:
+        tokens = read_token(token), read_token(management_token, "--management-token")
+        managed = management or management_of(against)
+        server = Running(against, managed, logs, *tokens, trusted(certificate, managed if managed.startswith("https:") else against))
     count = len(plan.cases)
     found = run_plan(
         plan,
@@ -67,8 +79,3 @@ def bench_torchserve(
     print(f"reports: {output / 'report.md'}, and ab_report.csv of each in its directory")
     if any(trial.state == "failed" for results in found.values() for trial in results.trials):
         raise typer.Exit(FAILED)
-
-
-def _management(address: str) -> str:
-    host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
-    return f"http://[{host}]:8081" if ":" in host else f"http://{host}:8081"

@@ -16,13 +16,14 @@ from tsx_cli.bench.generator import LoadPlan, measure
 from tsx_cli.bench.interrupts import interruptible
 from tsx_cli.bench.payloads import mix, read_payloads
 from tsx_cli.bench.points import point_of
+from tsx_cli.bench.protocols import read_url
 from tsx_cli.bench.report import write_report
 from tsx_cli.bench.results import Environment, ModelInfo, Offered, Point, Results, Trial
 from tsx_cli.bench.server import NotStarted, new_place, serving
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
 from tsx_cli.client import Server, path
-from tsx_cli.failure import CliError
+from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.version import __version__
 
 PILOT = 2.0  # seconds that tell how fast it is, and warm it up
@@ -39,6 +40,22 @@ class Running(NamedTuple):
     logs: Path | None = None
     token: str | None = None
     management_token: str | None = None
+    certificate: str | None = None  # to trust, where its addresses are https
+
+    def at(self, *, management: bool = False) -> Server:
+        certificate = None if self.certificate is None else Path(self.certificate)
+        if management:
+            return Server(self.management, self.management_token or self.token, role="management", certificate=certificate)
+        return Server(self.inference, self.token, certificate=certificate)
+
+
+def management_of(inference: str) -> str:
+    """Where a server is managed that says nothing else: at the next port, as TorchServe and tsx have it. Raises UsageError."""
+    place = read_url(inference)
+    if place.socket:
+        raise UsageError(f"the server at {inference} is managed at another address: say which with --management URL")
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return f"{'https' if place.secure else 'http'}://{host}:{place.port + 1}"
 
 
 class Done(NamedTuple):
@@ -83,7 +100,7 @@ def run_plan(
     (output / "report.md").write_text(text, encoding="utf-8")
     found = {}
     for name, group in groups.items():
-        found[name] = _results(group, against, here, started, command, plan.notes)
+        found[name] = _results(group, against, here, started, command)
         found[name].complete = not interrupted
         write_report(found[name], output / name)
     if interrupted:
@@ -94,7 +111,7 @@ def run_plan(
 def _measured(case: Case, against: Running | None, seconds: float) -> Done:
     try:
         if against is not None:
-            point, place = _load(case, against, case.url, seconds)
+            point, place = _load(case, against, _of_its_store(case.url), seconds)
             time.sleep(WRITTEN)
         else:
             with new_place("torchserve") as made:
@@ -132,7 +149,7 @@ def _own(case: Case, place: Path) -> Iterator[tuple[Running, str]]:
 
 def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point, logs.Place | None]:
     """The load, and where the logs tell of it. Raises CliError."""
-    server = Server(running.management, running.management_token or running.token, role="management")
+    server = running.at(management=True)
     asked = {
         "model_name": case.served_as,
         "initial_workers": case.workers,
@@ -143,7 +160,12 @@ def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point
     try:
         payloads = read_payloads([case.input], content_type=case.content_type)
         offered = Offered(connections=case.concurrency)
-        plan = LoadPlan(running.inference, case.served_as, payloads, "torchserve", connections=case.concurrency, token=running.token)
+        plan = LoadPlan(
+            *(running.inference, case.served_as, payloads, "torchserve"),
+            connections=case.concurrency,
+            token=running.token,
+            certificate=running.certificate,
+        )
         pilot = measure(replace(plan, seconds=PILOT)).round
         if not pilot.ok:
             raise CliError(f"not one request was accepted: {pilot.errors or 'no answer came'}")
@@ -156,9 +178,12 @@ def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point
         server.call("DELETE", path("models", case.served_as)).body()
 
 
-def _results(
-    group: Sequence[Done], against: Running | None, here: Environment, started: str, command: str, notes: Sequence[str]
-) -> Results:
+def _of_its_store(url: str) -> str:
+    """As a server that runs takes it: a URL, or the name of a file in its model store, wherever the archive lies here."""
+    return url if "://" in url else Path(url).name
+
+
+def _results(group: Sequence[Done], against: Running | None, here: Environment, started: str, command: str) -> Results:
     """The cases as tsx bench has them, for its report and for `tsx bench compare`."""
     trials, case = [each.trial for each in group], group[0].case
     measured = [index for index, trial in enumerate(trials) if trial.chosen is not None]
@@ -177,7 +202,7 @@ def _results(
         winner=winner,
         baseline=plain,
         why="" if winner is None else f"The most throughput of what the file asks for, at {case.concurrency} connections.",
-        notes=[*notes, *(f"{each.case.name} failed: {each.trial.reason}" for each in group if each.row is None)],
+        notes=[f"{each.case.name} failed: {each.trial.reason}" for each in group if each.row is None],
     )
 
 
@@ -186,8 +211,8 @@ def _version(against: Running | None) -> str:
     if against is None:
         return f"tsx {__version__}"
     try:
-        told = Server(against.inference, against.token).call("OPTIONS", "/").json()["info"]
-        return f"{told['title']} {told['version']} at {against.inference}"
+        told = against.at().call("OPTIONS", "/").json()["info"]
+        return f"{str(told['title']).removesuffix(' APIs')} {told['version']} at {against.inference}"
     except (CliError, ValueError, KeyError, TypeError):
         return against.inference
 

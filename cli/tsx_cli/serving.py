@@ -1,0 +1,144 @@
+"""What `tsx serve` and `torchserve` serve: from words and settings to a server, and back when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tsx_cli.bare_model import unpacked
+from tsx_cli.failure import CliError, UsageError
+from tsx_cli.inputs import is_archive, is_workflow, split_list
+from tsx_cli.model_spec import Parts
+from tsx_cli.startup_page import show
+from tsx_runtime.addresses import parse_address
+from tsx_runtime.core.devices import gpu_count
+from tsx_runtime.errors import Conflict
+from tsx_runtime.output import keep_going
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.logs import set_up_logging
+from tsx_runtime.targets.server import USUAL, Manner, Started, serve
+from tsx_runtime.targets.start import StartModel, models_from_settings, start_model
+from tsx_runtime.targets.workflows import StartWorkflow, start_workflow, workflows_from_settings
+
+__all__ = ["Parts", "run_server", "serve_words", "split_list", "with_addresses", "with_grpc_addresses"]
+
+
+def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: Mapping[str, object]) -> None:
+    """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
+    if chosen.get("device_type") == "gpu" and not gpu_count():
+        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
+    of_workflows = [word for word in words if is_workflow(_split(word)[1])]
+    of_models = [word for word in words if word not in of_workflows]
+    check_parts(parts, of_models)
+    with ExitStack() as stack:
+        starts = [find_model(word, settings, parts, stack) for word in of_models] or models_from_settings(settings)
+        flows = [find_workflow(word, settings) for word in of_workflows] or workflows_from_settings(settings)
+        orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        if orders and of_workflows and not starts:
+            raise UsageError("--workers, --batch-size and --device go with models; a workflow's specification says it of its own")
+        try:
+            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts], flows)
+        except Conflict as error:
+            raise CliError(f"{error.message.rstrip('.')}; give each of the files a name of its own, as NAME=FILE") from error
+
+
+def with_grpc_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
+    """The same for gRPC, whose hosts and ports are settings of their own."""
+    changed: dict[str, Any] = {}
+    for role, port in ports.items():
+        if host is not None:
+            changed[f"{role}_address"] = host.strip("[]")
+        if port is not None:
+            changed[f"{role}_port"] = port
+    return settings.model_copy(update=changed)
+
+
+def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
+    """The settings with what `--host` and the port options say of their addresses."""
+    if host is not None and host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]  # an IPv6 address as URLs have it
+    changed = {}
+    for role, port in ports.items():
+        setting = f"{role}_address"
+        old = parse_address(getattr(settings, setting))
+        if old.scheme == "unix" and (host, port) != (None, None):
+            if port is None:
+                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or leave --host out")
+            old = parse_address("http://127.0.0.1:0")
+        changed[setting] = str(old._replace(host=old.host if host is None else host, port=old.port if port is None else port))
+        try:
+            parse_address(changed[setting])
+        except ValueError:
+            raise UsageError(f"--host takes a name or an address such as 127.0.0.1, not '{host}'") from None
+    return settings.model_copy(update=changed)
+
+
+def check_parts(parts: Parts, words: list[str]) -> None:
+    """What goes with a bare model file, where there is none."""
+    if parts.given and all(is_archive(_split(word)[1]) for word in words):
+        raise UsageError("--handler, --model-file and --extra-files go with a bare model file; archives and directories have their own")
+
+
+def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
+    """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
+    name, path = _split(word)
+    path = _there(path, "model store", settings.model_store)
+    if not is_archive(path):
+        directory, notes = stack.enter_context(unpacked(path, parts, name))
+        print("\n".join(notes), flush=True)
+        start = start_model(directory, name)
+        return replace(start, order=replace(start.order, url=path.name))
+    return start_model(path, name)
+
+
+def find_workflow(word: str, settings: Settings) -> StartWorkflow:
+    """What `[NAME=]FILE` means: a path, else a file of the workflow store."""
+    name, path = _split(word)
+    return start_workflow(_there(path, "workflow store", settings.workflow_store or settings.model_store), name)
+
+
+def _there(path: Path, what: str, store: Path | None) -> Path:
+    if path.exists():
+        return path
+    if store is not None and (store / path).exists():
+        return store / path
+    beside = f", nor in the {what} '{store}'" if store else ""
+    raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
+
+
+def run_server(
+    settings: Settings,
+    starts: list[StartModel],
+    workflows: list[StartWorkflow],
+    *,
+    ready_line: str | None = None,
+    manner: Manner = USUAL,
+) -> None:
+    """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
+    if settings.model_store is not None and not settings.model_store.is_dir():
+        raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
+    keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
+    set_up_logging(settings)
+    console = Console()
+    if console.is_terminal and (starts or workflows):
+        named = [start.order.url for start in starts] + [start.order.url for start in workflows]
+        console.print(f"loading {', '.join(named)} ...", style="dim", markup=False, highlight=False)
+
+    def on_ready(started: Started) -> None:
+        show(started, settings, console)
+        if ready_line is not None:
+            print(ready_line, flush=True)
+
+    serve(settings, starts, on_ready, manner, workflows)
+
+
+def _split(word: str) -> tuple[str | None, Path]:
+    name, equals, file = word.partition("=")
+    if Path(word).exists() or not (equals and name and file):
+        return None, Path(word)
+    return name, Path(file)
