@@ -64,8 +64,8 @@ class Bench:
                 self._measure(proposal)
             self._confirm()
         finally:
+            self.finish()  # first, as Ctrl-C may end the wait for the servers
             self.servers.close()
-            self.finish()
 
     def finish(self) -> None:
         """The winner, and what to know, of what there is."""

@@ -183,6 +183,10 @@ def test_report_md_has_a_table_for_each_model_and_mode() -> None:
     assert len(re.findall(r"^\| 0\.12\.0 \| AB \|", text, re.MULTILINE)) == 2
 
 
+def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() -> None:
+    assert [run.length_of(100, rate, most=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [10.0, 1.0, 60.0, 60.0]
+
+
 def test_the_words_say_which_command_it_is() -> None:
     assert another(["compare", "a", "b"]) == COMPARE
     assert another(["config.yaml", "--against", "http://h"]) == TORCHSERVE

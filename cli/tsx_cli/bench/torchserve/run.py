@@ -171,8 +171,7 @@ def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point
             raise CliError(f"not one request was accepted: {pilot.errors or 'no answer came'}")
         time.sleep(WRITTEN)
         place = logs.begin(running.logs) if running.logs is not None else None
-        length = max(LEAST, min(seconds, case.requests / pilot.throughput))
-        told = measure(replace(plan, seconds=round(length, 1), warm_up=0.0)).round
+        told = measure(replace(plan, seconds=length_of(case.requests, pilot.throughput, seconds), warm_up=0.0)).round
         return point_of(offered, [told], None), place
     finally:
         server.call("DELETE", path("models", case.served_as)).body()
@@ -181,6 +180,11 @@ def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point
 def _of_its_store(url: str) -> str:
     """As a server that runs takes it: a URL, or the name of a file in its model store, wherever the archive lies here."""
     return url if "://" in url else Path(url).name
+
+
+def length_of(requests: int, rate: float, most: float) -> float:
+    """Seconds that so many requests take; the rate is 0 where each takes longer than the pilot did."""
+    return round(max(LEAST, min(most, requests / rate if rate else most)), 1)
 
 
 def _results(group: Sequence[Done], against: Running | None, here: Environment, started: str, command: str) -> Results:
