@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from tsx_archiver import ArchiveError
 from tsx_cli.failure import CliError, UsageError, report, where
-from tsx_cli.main import Commands, hoist_debug, main
+from tsx_cli.main import Commands, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
 
 from .conftest import Run
@@ -180,3 +181,13 @@ def test_a_reader_that_goes_away_is_no_defect() -> None:
 def test_the_exit_code_of_help_is_zero(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "--debug" in capsys.readouterr().out
+
+
+def test_what_a_stream_of_another_character_set_cannot_hold_is_told_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(said, "ascii"))
+    app = typer.Typer()
+    app.command()(lambda: print("\u00b1 2 %, bad\udcff.mar"))
+    assert run(typer.main.get_command(app), "say", []) == 0
+    sys.stdout.flush()
+    assert said.getvalue() == b"\\xb1 2 %, bad\\udcff.mar\n"
