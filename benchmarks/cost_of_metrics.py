@@ -1,12 +1,13 @@
 """What times, histograms and counters cost: a server as it is, and one that counts nothing, in turns of a tenth of a second.
 
-    python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--blocks 150] [--turn 0.1]
+    python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--pairs 4] [--blocks 30] [--turn 0.1]
 
-The other server is the same but for what `BLIND` takes out of its code: in the front end the counters of each request and all that is
+The other server is the same but for what `blind.py` takes out of its code: in the front end the counters of each request and all that is
 kept of a batch, in the worker the times that it tells. `ok` is a handler that answers `OK` and does nothing else, so that the share is as
 large as it can be; `mlp` is a small model. Each block of four turns (see `turns.py`) gives two ratios: of the time that a request takes
 (1 / throughput), and of the processor's time that front end and worker spend on it, which is the steadier one. Told are the medians of
-the blocks, between what they are with 95 % confidence, and whether that is under the 3 % that are allowed. It needs Linux and `wrk`.
+the blocks of all pairs of servers, between what they are with 95 % confidence, and whether that is under the 3 % that are allowed.
+It needs Linux and `wrk`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks import machine, servers, turns
 from benchmarks.peers.measure import bare_round
@@ -58,29 +60,45 @@ def is_blind(server: servers.Server) -> bool:
     return not json.loads(server.call("/debug/slowest", management=True))["requests"]
 
 
-def row(name: str, seeing: Sequence[Cost], blind: Sequence[Cost]) -> tuple[str, Effect, Effect]:
+class Load(NamedTuple):
+    model: Path
+    body: Path
+    connections: list[int]
+
+
+class Compared(NamedTuple):
+    """What requests cost on both sides, of one pair of servers, block by block."""
+
+    seeing: list[Cost]
+    blind: list[Cost]
+
+
+def row(name: str, pairs: Sequence[Compared]) -> tuple[str, Effect, Effect]:
     """A line of the table, and the two effects that are in it: on the time that a request takes, and on the processor's."""
-    of_time = effect([one.time / other.time for one, other in zip(seeing, blind, strict=True)])
-    of_processor = effect([one.processor / other.processor for one, other in zip(seeing, blind, strict=True)])
-    rates = [f"{1 / median(cost.time for cost in side):,.0f}" for side in (seeing, blind)]
-    parts = [
-        f"{1e6 * median(cost.front for cost in side):.2f} + {1e6 * median(cost.worker for cost in side):.2f}" for side in (seeing, blind)
-    ]
+    of_time = effect([[one.time / other.time for one, other in zip(*pair, strict=True)] for pair in pairs])
+    of_processor = effect([[one.processor / other.processor for one, other in zip(*pair, strict=True)] for pair in pairs])
+    sides = [[cost for pair in pairs for cost in pair[which]] for which in (0, 1)]
+    rates = [f"{1 / median(cost.time for cost in side):,.0f}" for side in sides]
+    parts = [f"{1e6 * median(cost.front for cost in side):.2f} + {1e6 * median(cost.worker for cost in side):.2f}" for side in sides]
     return f"| {' | '.join((name, *rates, *parts, str(of_time), str(of_processor)))} |", of_time, of_processor
 
 
-def measure(model: Path, connections: list[int], blocks: int, turn: float, place: Path) -> Iterator[tuple[str, list[Cost], list[Cost]]]:
-    body = place / "body"
-    bare_round(model, body, 0)  # which writes the model's own sample
+def measure(load: Load, blocks: int, turn: float, place: Path, *, blind_first: bool) -> list[Compared]:
+    """For each number of connections, on a new pair of servers."""
+    model, body, connections = load
+    found = []
     with ExitStack() as stack:
-        both = [stack.enter_context(serving(place / name, model, blind=name == "blind")) for name in ("seeing", "blind")]
+        order = (True, False) if blind_first else (False, True)
+        made = {blind: stack.enter_context(serving(place / ("blind" if blind else "seeing"), model, blind=blind)) for blind in order}
+        both = [made[False], made[True]]
         path = f"/predictions/{model.stem}"
         for server in both:
             servers.first_answer(server, path, body.read_bytes())
         assert [is_blind(server) for server in both] == [False, True]
         for count in connections:
             with turns.loads([server.inference + path for server in both], count, body, [server.process.pid for server in both]) as loads:
-                yield f"{model.stem}, {count}", *turns.run(*loads, blocks, turn)
+                found.append(Compared(*turns.run(*loads, blocks, turn)))
+    return found
 
 
 def wanted(text: str) -> dict[str, list[int]]:
@@ -95,18 +113,28 @@ def wanted(text: str) -> dict[str, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=wanted, default=wanted("ok:1,ok:16,ok:64,mlp:16"), help="handlers, each with its connections")
-    parser.add_argument("--blocks", type=int, default=150, help="of four turns each, for each load")
+    parser.add_argument("--pairs", type=int, default=4, help="of servers, one after the other, for each handler")
+    parser.add_argument("--blocks", type=int, default=30, help="of four turns each, for each load and pair")
     parser.add_argument("--turn", type=float, default=0.1, help="seconds")
     options = parser.parse_args()
-    print(f"{machine.describe()}; {options.blocks} blocks of four turns of {options.turn:g} s\n")
+    print(
+        f"{machine.describe()}; {options.pairs} pairs of servers, {options.blocks} blocks of four turns of {options.turn:g} s with each\n"
+    )
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     verdicts: list[str] = []
     for name, connections in options.loads.items():
         with tempfile.TemporaryDirectory() as root:
-            for load, seeing, blind in measure(MODELS / f"{name}.py", connections, options.blocks, options.turn, Path(root)):
-                line, of_time, of_processor = row(load, seeing, blind)
-                print(line, flush=True)
-                verdicts.append(f"- {load}: time {of_time.verdict(MOST)}; processor {of_processor.verdict(MOST)}")
+            load = Load(MODELS / f"{name}.py", Path(root) / "body", connections)
+            bare_round(load.model, load.body, 0)  # which writes the model's own sample
+            pairs = []
+            for number in range(options.pairs):
+                place = Path(root) / str(number)
+                place.mkdir()
+                pairs.append(measure(load, options.blocks, options.turn, place, blind_first=number % 2 == 1))
+        for count, compared in zip(connections, zip(*pairs, strict=True), strict=True):
+            line, of_time, of_processor = row(f"{name}, {count}", compared)
+            print(line, flush=True)
+            verdicts.append(f"- {name}, {count}: time {of_time.verdict(MOST)}; processor {of_processor.verdict(MOST)}")
     print("\n" + "\n".join(verdicts))
 
 

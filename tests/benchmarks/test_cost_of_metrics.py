@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import servers, turns
-from benchmarks.cost_of_metrics import MODELS, is_blind, row, serving, wanted
+from benchmarks.cost_of_metrics import MODELS, Compared, is_blind, row, serving, wanted
 
 PATH = "/predictions/ok"
 
@@ -23,16 +23,16 @@ def test_a_blind_server_answers_and_counts_nothing(tmp_path: Path) -> None:
 def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
     blind = [turns.Cost(1 / rate, 10e-6, 5e-6) for rate in (1000, 2000, 4000)]
     seeing = [turns.Cost(1.02 / rate, 10.3e-6, 5e-6) for rate in (1000, 2000, 4000)]
-    line, of_time, of_processor = row("ok, 16", seeing, blind)
+    line, of_time, of_processor = row("ok, 16", [Compared(seeing, blind)] * 2)
     assert line == "| ok, 16 | 1,961 | 2,000 | 10.30 + 5.00 | 10.00 + 5.00 | +2.0 % (+2.0 to +2.0) | +2.0 % (+2.0 to +2.0) |"
     assert (of_time.verdict(3), of_processor.verdict(1)) == ("under 3 %", "over 1 %")
 
 
 def test_an_interval_that_holds_the_bound_decides_nothing() -> None:
-    found = turns.effect([1.0, 1.01, 1.02, 1.04, 1.05, 1.06] * 3)
+    found = turns.effect([[1.0, 1.01, 1.02], [1.04, 1.05, 1.06]])
     assert found.low < 3 < found.high
     assert found.verdict(3) == "not decided: 3 % is within the interval"
-    assert turns.effect([1.01] * 5) == turns.effect([1.01])
+    assert turns.effect([[1.01] * 5] * 3) == turns.effect([[1.01]])
 
 
 def test_loads_are_named_by_handler_and_connections() -> None:

@@ -58,6 +58,7 @@ class Model(NamedTuple):
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
     mode: str = "batch"  # as in the load order
     stops: bool = False  # whether a handler that streams is stopped once nobody waits for its batch
+    has_steps: bool = True  # that tell how long they take (`stages.watch`)
 
 
 class Outcome(NamedTuple):

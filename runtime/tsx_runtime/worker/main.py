@@ -202,10 +202,15 @@ def _reply(
     """Answer one batch, which was begun at `began` (time.monotonic()) if not now. Whether this process can answer another."""
     channel.begin(batch)
     start = time.monotonic()
-    laps = stages.begin_next() if ahead is None else stages.begin(ahead.laps)
+    if ahead is not None:
+        laps = stages.begin(ahead.laps)
+    elif model.has_steps:
+        laps = stages.begin_next()
+    else:
+        laps = []
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead, start)
     done = time.monotonic()
-    if model.prediction_time is not None:
+    if model.prediction_time is not None and done >= model.prediction_time.due:
         model.prediction_time.report(start, done)
     pending = model.metrics.pending
     extra = json.dumps(pending.take()).encode() if pending else b""
@@ -255,7 +260,7 @@ def load_model(order: LoadOrder) -> Model:
     coroutines = loader.Coroutines()
     adapt = partial(with_micro_batches, context=context)
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
-    stages.watch(entry.instance)
+    has_steps = stages.watch(entry.instance)
     if not heeds_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml changes nothing: %s does not heed it. %s", entry.name, _HOW_TO_HEED)
     if order["mode"] == "async" and order["envelope"]:
@@ -277,6 +282,7 @@ def load_model(order: LoadOrder) -> Model:
         version=order["model_version"],
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],
+        has_steps=has_steps,
     )
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
 

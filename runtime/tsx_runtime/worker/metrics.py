@@ -241,13 +241,12 @@ class PredictionTime:
     def __init__(self, metrics: Metrics, every: bool) -> None:
         self._metrics = metrics
         self._apart = 0.0 if every else 1.0  # seconds
-        self._next = 0.0
+        self.due = 0.0  # time.monotonic() from which on a batch is reported
 
     def report(self, began: float, done: float) -> None:
         """Both are time.monotonic()."""
-        if done >= self._next:
-            self._next = done + self._apart
-            self._metrics.add_time("PredictionTime", round(1000 * (done - began), 2), None, "ms")
+        self.due = done + self._apart
+        self._metrics.add_time("PredictionTime", round(1000 * (done - began), 2), None, "ms")
 
 
 def _check_name(name: Any) -> None:

@@ -48,7 +48,7 @@ def current() -> Laps | None:
     return _laps.get()
 
 
-def times(began: float, done: float, laps: Laps) -> bytes:
+def times(began: float, done: float, laps: Sequence[tuple[int, float]]) -> bytes:
     """`wire.TIMES` of a batch, from when to when (time.monotonic()) the worker had it."""
     seconds = done - began
     if not laps:  # the quick way for most
@@ -56,7 +56,7 @@ def times(began: float, done: float, laps: Laps) -> bytes:
     return TIMES.pack(began, *totals(seconds, laps))
 
 
-def totals(seconds: float, laps: Laps) -> tuple[float, float, float, float]:
+def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, float, float, float]:
     """The seconds in all, and in each step."""
     if not laps:  # a handler without steps
         return seconds, NAN, seconds, NAN
@@ -128,16 +128,22 @@ def _as_it_was(method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def watch(handler: Any) -> None:
-    """Have the steps of this object tell how long they take, as far as they can be told apart; what they do stays the same."""
+def watch(handler: Any) -> bool:
+    """Have the steps of this object tell how long they take, as far as they can be told apart; what they do stays the same.
+
+    Whether there are any.
+    """
     own = getattr(handler, "__dict__", None)
     if own is None:
-        return
+        return False
+    found = False
     for stage, name in enumerate(STAGES):
         method = getattr(handler, name, None)
         if not callable(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             continue
         own[name] = _awaited(method, stage) if inspect.iscoroutinefunction(method) else Step(method, stage)
+        found = True
+    return found
 
 
 def _awaited(method: Callable[..., Any], stage: int) -> Callable[..., Any]:
