@@ -31,8 +31,8 @@ def blind_front_end() -> None:
         "on_reply",
         {
             "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
-            "self.stats.newest = batch = (sent.free, sent.at, now, len(sent.jobs), told)": "",
-            "self.stats.add_batch(batch, sent.jobs, frame.codes)": "",
+            "self.stats.newest = batch = (free, at, now, size, told)": "",
+            "self.stats.add_batch(batch, jobs, codes)": "",
         },
     )
     without(Exchange, "answer", {"lane.counts.classes[2] += 1": ""})

@@ -199,21 +199,23 @@ class Dispatcher:
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
-        extra = frame.extra
+        _, jobs, at, _, free = sent  # by name, each field costs as much as all of them
+        _, _, codes, items, extra = frame
+        size = len(jobs)
         told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
-        self.stats.newest = batch = (sent.free, sent.at, now, len(sent.jobs), told)
-        self.pace.add(len(sent.jobs), now - max(sent.at, channel.replied), now - sent.at)
+        self.stats.newest = batch = (free, at, now, size, told)
+        self.pace.add(size, now - max(at, channel.replied), now - at)
         channel.replied = now
         self._full = None
-        for job, (status, headers, body) in zip(sent.jobs, frame.items, strict=False):  # the channel has counted them
+        for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
-        self.stats.add_batch(batch, sent.jobs, frame.codes)  # while the answers are on their way: no client waits for it
-        self._close(len(sent.jobs))
+        self.stats.add_batch(batch, jobs, codes)  # while the answers are on their way: no client waits for it
+        self._close(size)
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
             if self.stats.journal is not None:
-                self.stats.journal.add_values(values, sent.jobs)
+                self.stats.journal.add_values(values, jobs)
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return headers
