@@ -173,9 +173,12 @@ class Servers:
         return configuration in self._running
 
     def end(self, configuration: Configuration) -> None:
-        found = self._running.pop(configuration, None)
+        found = self._running.get(configuration)
         if found is not None:
-            found[0].close()
+            try:
+                found[0].close()
+            finally:  # and not before: a second Ctrl-C has to find it
+                self._running.pop(configuration, None)
 
     def close(self) -> None:
         for configuration in list(self._running):

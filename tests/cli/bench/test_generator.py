@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -229,6 +230,13 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
     assert told.ok > 0
     assert told.sent == ends(told)
     assert set(told.errors) <= {"closed"}
+
+
+def test_a_generator_that_gets_no_plan_ends_without_a_word() -> None:
+    command = [sys.executable, "-c", "from tsx_cli.bench.generator.child import main; main()"]
+    for cut in (b"", b'{"url"'):
+        ended = subprocess.run(command, input=cut, capture_output=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_large_bodies_go_and_come_whole() -> None:

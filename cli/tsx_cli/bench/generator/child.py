@@ -25,7 +25,10 @@ def main() -> None:
         print(json.dumps(what), file=out, flush=True)
 
     try:
-        measured = _run(_main(read_plan(sys.stdin.buffer), lambda progress: tell(progress=list(progress))))
+        plan = read_plan(sys.stdin.buffer)
+        if plan is None:
+            return
+        measured = _run(_main(plan, lambda progress: tell(progress=list(progress))))
     except CliError as error:
         tell(error=error.message, usage=isinstance(error, UsageError))
         return

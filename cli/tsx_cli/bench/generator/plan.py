@@ -120,8 +120,12 @@ def write_plan(plan: LoadPlan, to: IO[bytes]) -> None:
     to.flush()
 
 
-def read_plan(source: IO[bytes]) -> LoadPlan:
-    told: dict[str, Any] = json.loads(source.readline())
+def read_plan(source: IO[bytes]) -> LoadPlan | None:
+    """None where it ends before there was a plan: who wanted it was interrupted."""
+    line = source.readline()
+    if not line.endswith(b"\n"):
+        return None
+    told: dict[str, Any] = json.loads(line)
     payloads = [
         Payload(source.read(size), kind, tuple((name, value) for name, value in headers), query, at)
         for size, kind, headers, query, at in told.pop("payloads")
