@@ -39,11 +39,11 @@ class Asked:
     devices: str | None = None  # what the archive says, else a GPU where there is one
     precisions: str | None = None  # the archive's own
     compiled: str | None = None
-    threads: str | None = None
+    threads: str | None = None  # on a CPU the runtime's share of the cores, and fewer
     mode: Literal["closed", "open"] = "closed"
     loads: tuple[float, ...] = ()  # connections or rates; found where none are given
     arrivals: Literal["constant", "poisson", "recorded"] = "poisson"
-    duration: float = 3.0
+    duration: float | None = None  # of a round; as long as the time allows
     rounds: int = 3
     width: float = 0.05
     exhaustive: bool = False
@@ -125,18 +125,26 @@ def configurations(asked: Asked, config: ModelConfig, cores: int, gpus: int) -> 
     """All that the options allow, the devices' in the order given. Raises UsageError for what this machine or model cannot have."""
     devices = _devices(asked, config, gpus)
     compiled: Sequence[bool | None] = [None] if asked.compiled is None else [SWITCHES[word] for word in _words_of_compile(asked)]
-    threads: Sequence[int | None] = [None] if asked.threads is None else numbers(asked.threads, "--threads")
     precisions = [AS_IS] if asked.precisions is None else words(asked.precisions, PRECISIONS, "--precision")
     found = []
     for device in devices:
         workers = numbers(asked.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
         sizes = numbers(asked.batch_sizes, "--batch-sizes")
-        for compilation, thread, count, size in itertools.product(compiled, threads, workers, sizes):
-            for precision in precisions:
-                found.append(Configuration(device, precision, compilation, thread, count, size))
+        for compilation, count in itertools.product(compiled, workers):
+            for threads, size, precision in itertools.product(_threads(asked, config, device, count, cores), sizes, precisions):
+                found.append(Configuration(device, precision, compilation, threads, count, size))
     if len(found) > MOST_CONFIGURATIONS:
         raise UsageError(f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make some of them smaller")
     return found
+
+
+def _threads(asked: Asked, config: ModelConfig, device: str, workers: int, cores: int) -> Sequence[int | None]:
+    """Those that were asked for. Otherwise what the runtime gives each worker, and fewer: one, and on many cores a number between."""
+    if asked.threads is not None:
+        return numbers(asked.threads, "--threads")
+    given = Configuration(workers=workers).threads_each(cores, config.threads)
+    fewer = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
+    return [None, *sorted(each for each in fewer if each < given)]
 
 
 def _words_of_compile(asked: Asked) -> list[str]:

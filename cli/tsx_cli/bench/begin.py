@@ -12,6 +12,7 @@ from pathlib import Path
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.whole import whole_file
 from tsx_cli.bench.asked import Asked, command_line, plain
+from tsx_cli.bench.budget import FULL
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.interrupts import interruptible
@@ -85,7 +86,8 @@ def carry_out(order: Order, settings: Settings) -> Results:
                     fingerprint=results.environment.fingerprint,
                     started=results.started,
                 )
-            target = Target(archive, payloads, order.asked.duration, order.asked.seed, sizes=sizes(settings, payloads))
+            seconds = order.asked.duration or FULL
+            target = Target(archive, payloads, seconds, order.asked.seed, sizes=sizes(settings, payloads))
             bench = Bench(order.asked, target, results, journal, progress, ends)
             with interruptible(bench.servers.abandon):
                 try:

@@ -27,6 +27,10 @@ class Configuration:
         """Configurations of one variant share its curve t(n)."""
         return (self.device, self.precision, self.compiled, self.threads)
 
+    def threads_each(self, cores: int, own: int | None = None) -> int:
+        """That each worker has: where nobody says it, the runtime shares the cores out; `own` is what the archive says."""
+        return self.threads or own or max(1, cores // self.workers)
+
     def keys(self) -> dict[str, Any]:
         """The keys of model-config.yaml that make a model run like this; None takes a key away."""
         keys: dict[str, Any] = {"minWorkers": self.workers, "maxWorkers": self.workers, "batchSize": self.batch_size}

@@ -1,17 +1,25 @@
-"""The end of a run: the best, the next best and the baseline measured again in turn, so that what disturbs one disturbs all."""
+"""The end of a run: the best, the next best and the baseline measured again in turn, so that what disturbs one disturbs all; and how
+many requests the best stands that come at random."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tsx_cli.bench.asked import Asked
-from tsx_cli.bench.points import confirmed_best
-from tsx_cli.bench.results import Offered, Paired, Round, Trial
+from tsx_cli.bench.budget import AT_RANDOM, COMPARED
+from tsx_cli.bench.ladder import AIM
+from tsx_cli.bench.points import confirmed_best, winner_of
+from tsx_cli.bench.results import Offered, Paired, Point, Trial
 from tsx_cli.bench.statistics import enough, real_difference
 
-ATTEMPTS = 3  # one that no longer holds its bounds makes room for another
+ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20
 CALM = 0.8  # of its most: the rate of requests that come at random, which it should stand
+LEAST_STEP, MOST_STEP = 0.6, 0.9  # times a load that no longer holds the bounds: the next that is tried
+NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
 class Measuring(Protocol):
@@ -20,7 +28,8 @@ class Measuring(Protocol):
     asked: Asked
 
     @property
-    def round_seconds(self) -> float: ...
+    def round_seconds(self) -> float:
+        """That a round takes."""
 
     def order(self) -> list[int]: ...
 
@@ -34,60 +43,110 @@ class Measuring(Protocol):
 
 
 def confirm(run: Measuring) -> list[Paired]:
-    """The comparisons of the winner with the others. Its points have more rounds afterwards, and one of requests that come at random."""
-    pairs: list[Paired] = []
-    for _ in range(ATTEMPTS):
+    """The comparisons of the winner with the others. Its points have more rounds afterwards, and some of requests that come at random."""
+    turns = Turns(run)
+    for number in range(ATTEMPTS):
         order = run.order()
         if not order:
             return []
-        group = list(dict.fromkeys([order[0], *order[1:2], *([first] if (first := run.first()) is not None else [])]))
-        loads = {at: _best(run, at) for at in group}
-        figures = _in_turn(run, {at: load for at, load in loads.items() if load is not None})
-        if run.order()[:1] == group[:1] and _holds(run, group[0], loads[group[0]]):
-            pairs = _compare(group, figures)
+        if number and run.seconds_left() < COMPARED * run.round_seconds:
             break
-    order = run.order()
-    if order:
-        _at_random(run, order[0])
-    return pairs
-
-
-def _in_turn(run: Measuring, loads: dict[int, Offered]) -> dict[int, list[float]]:
-    """The throughput of each round, by trial, all at the same times."""
-    figures: dict[int, list[float]] = {at: [] for at in loads}
-    winner = next(iter(loads))
-    for number in range(MOST_ROUNDS):
-        sure = number >= run.asked.rounds and enough(_rounds(run, winner, loads[winner]), run.asked.width)
-        late = run.seconds_left() < len(loads) * run.round_seconds
-        if (number >= run.asked.rounds and (sure or late)) or (number > 0 and run.seconds_left() < 0):
+        if turns.stays(_group(run, order)):
             break
-        for at in list(loads):
-            if run.attempt(at, loads[at]):
-                figures[at].append(_rounds(run, at, loads[at])[-1].throughput)
-            else:
-                del loads[at], figures[at]
-        if winner not in loads:
-            break
-    return figures
+    if (winner := winner_of(run.order(), run.trial)) is not None and run.seconds_left() > 0:
+        turns.measure(turns.loads(_group(run, [winner, *run.order()])))  # nothing, where it was measured often enough
+        winner = winner_of(run.order(), run.trial)
+    if winner is None:
+        return []
+    at_random(run, winner)
+    return turns.compared(winner, _group(run, [winner, *run.order()]))
 
 
-def _compare(group: list[int], figures: dict[int, list[float]]) -> list[Paired]:
-    pairs = []
-    for other in group[1:]:
-        one, two = figures.get(other, []), figures.get(group[0], [])
-        if min(len(one), len(two)) > 1 and min(*one, *two) > 0:  # one round each tells nothing, nor does none; and no file holds infinity
-            told = real_difference(one, two)
-            pairs.append(Paired(first=group[0], second=other, ratio=told.ratio, low=told.low, high=told.high, real=told.real))
-    return pairs
+def _group(run: Measuring, order: Sequence[int]) -> list[int]:
+    """The best, the next best, and the baseline, where it was measured."""
+    first = run.first()
+    return list(dict.fromkeys([*list(dict.fromkeys(order))[:2], *([] if first is None else [first])]))
 
 
-def _at_random(run: Measuring, at: int) -> None:
-    """One open loop: a closed one spaces its requests by itself, clients do not."""
+@dataclass
+class Turns:
+    """What was measured in turn: `figures` has the throughput of each trial's load by the turn. Attempts share the turns that they have in
+    common, so that a change of the best costs no more than what is new."""
+
+    run: Measuring
+    number: int = 0
+    figures: defaultdict[tuple[int, str], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def loads(self, group: Iterable[int]) -> dict[int, Offered]:
+        return {at: load for at in group if (load := _best(self.run, at)) is not None}
+
+    def stays(self, group: Sequence[int]) -> bool:
+        """Measures them; whether the first, with its load, still is the best. Where that breaks the bounds, a lower one is tried."""
+        best, loads = group[0], self.loads(group)
+        load = loads[best]
+        self.measure(loads)
+        if self.run.trial(best).state == "measured" and not _holds(self.run, best, load):
+            lower = _lower(self.run, best, load)
+            if lower is not None:
+                self.run.attempt(best, lower)
+            return False
+        return self.run.order()[:1] == [best] and _best(self.run, best) == load
+
+    def measure(self, loads: dict[int, Offered]) -> None:
+        """Until the winner, which is the first, is known well enough, no longer holds its bounds, or the time is over."""
+        winner, begun = next(iter(loads)), self.number
+        while not self._enough(winner, loads, self.number - begun):
+            for at in list(loads):
+                if self.run.attempt(at, loads[at]):
+                    self._of(at, loads[at])[self.number] = _point(self.run, at, loads[at]).rounds[-1].throughput
+                else:
+                    del loads[at]
+            self.number += 1
+            if winner not in loads or (self.number > begun + 1 and not _holds(self.run, winner, loads[winner])):
+                return
+
+    def compared(self, winner: int, others: Iterable[int]) -> list[Paired]:
+        """The winner with each of them, by the turns that both were measured in: one alone tells nothing, and no file holds infinity."""
+        pairs = []
+        for other in others:
+            loads = _best(self.run, winner), _best(self.run, other)
+            if other == winner or loads[0] is None or loads[1] is None:
+                continue
+            mine, its = self._of(winner, loads[0]), self._of(other, loads[1])
+            common = sorted(mine.keys() & its.keys())
+            two, one = [its[turn] for turn in common], [mine[turn] for turn in common]
+            if len(common) > 1 and min(*one, *two) > 0:
+                told = real_difference(two, one)
+                pairs.append(Paired(first=winner, second=other, ratio=told.ratio, low=told.low, high=told.high, real=told.real))
+        return pairs
+
+    def _of(self, at: int, load: Offered) -> dict[int, float]:
+        return self.figures[at, load.model_dump_json()]
+
+    def _enough(self, winner: int, loads: dict[int, Offered], turns: int) -> bool:
+        mine, left = self._of(winner, loads[winner]), self.run.seconds_left()
+        common = min(len(mine.keys() & self._of(at, load).keys()) for at, load in loads.items())
+        if common < self.run.asked.rounds:
+            return left < 0 and (turns > 0 or common > 1)
+        late = left < (len(loads) + AT_RANDOM) * self.run.round_seconds
+        return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).rounds, self.run.asked.width)
+
+
+def at_random(run: Measuring, at: int) -> None:
+    """Open loops: a closed one spaces its requests by itself, clients do not. Where bounds break, a rate is looked for that holds them."""
     best = _best(run, at)
     if best is None or best.mode == "open" or run.seconds_left() < -run.round_seconds:
         return
-    point = next(point for point in run.trial(at).points if point.offered == best)
-    run.attempt(at, Offered(mode="open", rate=float(f"{CALM * point.throughput.value:.3g}"), arrivals="poisson"))
+    most = _point(run, at, best).throughput.value
+    low, high, share = 0.0, 1.0, CALM
+    while high - low > NEAR:
+        offered = Offered(mode="open", rate=float(f"{share * most:.3g}"), arrivals="poisson")
+        if not run.attempt(at, offered):
+            return
+        low, high = (share, high) if _holds(run, at, offered) else (low, share)
+        if run.seconds_left() < 0:
+            return
+        share = (low + high) / 2
 
 
 def _holds(run: Measuring, at: int, offered: Offered | None) -> bool:
@@ -103,5 +162,18 @@ def _best(run: Measuring, at: int) -> Offered | None:
     return None if position is None else points[position].offered
 
 
-def _rounds(run: Measuring, at: int, offered: Offered) -> list[Round]:
-    return next((point.rounds for point in run.trial(at).points if point.offered == offered), [])
+def _lower(run: Measuring, at: int, broken: Offered) -> Offered | None:
+    """Lower by as much as the bounds were broken; None where that was measured already."""
+    bounds = run.asked.bounds
+    slack = 1.0 if bounds is None else bounds.slack(_point(run, at, broken).latency.model_dump())
+    share = min(max(AIM / slack, LEAST_STEP), MOST_STEP) if slack > 0 else MOST_STEP
+    if broken.mode == "open":
+        lower = broken.model_copy(update={"rate": float(f"{share * (broken.rate or 0.0):.3g}")})
+    else:
+        lower = broken.model_copy(update={"connections": int(share * broken.connections)})
+    levels = [point.offered for point in run.trial(at).points]
+    return None if lower in levels or lower.connections < 1 else lower
+
+
+def _point(run: Measuring, at: int, offered: Offered) -> Point:
+    return next(point for point in run.trial(at).points if point.offered == offered)

@@ -44,12 +44,18 @@ Precisions = Annotated[str | None, typer.Option(metavar="LIST", help="Of fp32, f
 Compiled = Annotated[
     str | None, typer.Option("--compile", metavar="LIST", help="torch.compile: off, on, or off,on; as the archive says if not given.")
 ]
-Threads = Annotated[str | None, typer.Option(metavar="RANGE", help="Threads of each worker.")]
+Threads = Annotated[
+    str | None, typer.Option(metavar="RANGE", help="Threads of each worker; its share of the cores, and fewer, if not given.")
+]
 LoadMode = Annotated[Mode, typer.Option(help="closed: a connection asks again once it is answered. open: requests come at a rate.")]
 Connections = Annotated[str | None, typer.Option(metavar="LIST", help="Only with so many connections, such as 1,8,64.")]
 Rates = Annotated[str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.")]
 ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: how requests come; poisson if not given.")]
 Duration = Annotated[str, typer.Option(help="Of one round, without its warm-up.")]
+RoundTime = Annotated[
+    str | None,
+    typer.Option("--duration", help="Of one round, without its warm-up; 1 to 3 seconds, as the time allows, if not given."),
+]
 Rounds = Annotated[int, typer.Option(min=1, max=20, help="Rounds of the best, the next best and the baseline, in turn.")]
 Width = Annotated[str, typer.Option(metavar="SHARE", help="More rounds until the winner's throughput is known so well.")]
 TimeLimit = Annotated[str | None, typer.Option(help=f"Of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.")]

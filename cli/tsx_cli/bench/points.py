@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tsx_cli.bench import statistics
-from tsx_cli.bench.results import Offered, Point, Round
-from tsx_cli.bench.search import best_point
+from tsx_cli.bench.results import Offered, Point, Round, Trial
 from tsx_cli.bench.slo import Slo
 
-KEPT_UP = 0.95  # of the requests of an open loop; a server that answers fewer of them in the time is behind for good
+KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
 
 
 def point_of(offered: Offered, rounds: Sequence[Round], slo: Slo | None) -> Point:
@@ -18,7 +17,8 @@ def point_of(offered: Offered, rounds: Sequence[Round], slo: Slo | None) -> Poin
     error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
     broken = (slo or Slo(())).broken(latency.model_dump(), error_rate)
     in_time = sum(each.throughput * each.seconds for each in rounds)
-    behind = offered.mode == "open" and in_time < KEPT_UP * sent
+    due = sent + sum(each.unsent for each in rounds)
+    behind = offered.mode == "open" and in_time < KEPT_UP * due
     return Point(
         offered=offered,
         throughput=throughput,
@@ -40,8 +40,39 @@ def with_round(points: list[Point], offered: Offered, fresh: Round, slo: Slo | N
     return at
 
 
+def best_point(points: Sequence[Point]) -> int | None:
+    """The one with the most throughput of those within the bounds; of equals that with the least latency."""
+    holding = [position for position, point in enumerate(points) if point.holds]
+    return max(holding, key=lambda each: (points[each].throughput.value, -points[each].latency.p99_ms), default=None)
+
+
 def confirmed_best(points: Sequence[Point]) -> int | None:
-    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck."""
+    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck.
+
+    So is one that holds the bounds where a lower load did not when it was measured again.
+    """
     again = [each if len(each.rounds) > 1 else each.model_copy(update={"holds": False}) for each in points]
     best = best_point(again)
-    return best_point(points) if best is None else best
+    if best is not None:
+        return best
+    broken = [each.offered for each in points if len(each.rounds) > 1 and not each.holds]
+    return best_point([each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)}) for each in points])
+
+
+def _beyond(offered: Offered, broken: Iterable[Offered]) -> bool:
+    return any(
+        (offered.mode, offered.arrivals) == (each.mode, each.arrivals)
+        and (offered.connections >= each.connections if offered.mode == "closed" else (offered.rate or 0.0) >= (each.rate or 0.0))
+        for each in broken
+    )
+
+
+def winner_of(order: Iterable[int], trial: Callable[[int], Trial]) -> int | None:
+    """Of trials in their order, the best first: the first that was measured again, where one was; else the first."""
+
+    def rounds(at: int) -> int:
+        best = confirmed_best(trial(at).points)
+        return 0 if best is None else len(trial(at).points[best].rounds)
+
+    positions = list(order)
+    return next((at for at in positions if rounds(at) > 1), positions[0] if positions else None)

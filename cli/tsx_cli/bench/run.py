@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from tsx_cli.bench import budget
 from tsx_cli.bench.accuracy import Guard
 from tsx_cli.bench.asked import Asked, configurations
 from tsx_cli.bench.configuration import Configuration, Variant
 from tsx_cli.bench.confirm import confirm
-from tsx_cli.bench.curve import BUDGET, measure_variant
+from tsx_cli.bench.curve import measure_variant
 from tsx_cli.bench.environment import NOISY
 from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.journal import Journal
-from tsx_cli.bench.points import confirmed_best, with_round
+from tsx_cli.bench.points import best_point, confirmed_best, winner_of, with_round
 from tsx_cli.bench.progress import Progress
 from tsx_cli.bench.results import Offered, Results, Trial
-from tsx_cli.bench.search import MOST_CONNECTIONS, State, baseline, best_point, next_trial, passed_over, ranking
+from tsx_cli.bench.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
 from tsx_cli.bench.search import Candidate as Proposal
 from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.verdict import conclude
 from tsx_cli.failure import CliError
 from tsx_runtime.core.devices import cpu_count, gpu_count
 
-CURVES = 0.25  # of the time that is left, for all curves together
-FOR_THE_END = 0.4  # of the whole time, at most
 START_GUESS = 4.0  # seconds that a server takes to start, before one did
-AUTO_WARM_UP = 5.0  # seconds at most, of the generator's
 
 
 @dataclass
@@ -48,6 +47,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self._began = self.clock()
+        self._seconds = self.target.seconds  # of a round
         self.slo = self.asked.bounds
         self.servers = Servers(self.target, lambda configuration: self.progress.doing(f"starting {configuration}"))
         self.guard = Guard(self.target.payloads, self.asked.compare)
@@ -73,7 +73,7 @@ class Bench:
         results.ended = datetime.now().astimezone().isoformat(timespec="seconds")
         for trial in results.trials:
             trial.best = confirmed_best(trial.points)
-        results.winner = next(iter(self.order()), None)
+        results.winner = winner_of(self.order(), self.trial)
         results.baseline = self.first()
         if self.guard.note:
             self.note(self.guard.note)
@@ -88,21 +88,30 @@ class Bench:
 
     def pass_over(self) -> None:
         """What was not measured, and why: once the search has come to its end."""
-        for configuration, predicted, why in passed_over(self._state()):
+        left_out = passed_over(self._state())
+        late = sum(why == OUT_OF_TIME for _, _, why in left_out)
+        if late:
+            several = f"{late} configurations that may do more were" if late > 1 else "a configuration that may do more was"
+            self.note(f"{several} not measured, since the time was over; --resume with a longer --time-limit goes on with them")
+        for configuration, predicted, why in left_out:
             self.results.trials.append(Trial(configuration=configuration.as_json(), state="predicted", reason=why, predicted=predicted))
 
     @property
     def round_seconds(self) -> float:
-        return self.target.seconds + min(AUTO_WARM_UP, self.target.seconds) + 0.5
+        return budget.round_cost(self._seconds)
+
+    @property
+    def _start(self) -> float:
+        """Seconds that a server takes to start."""
+        return sum(self._starts) / len(self._starts) if self._starts else START_GUESS
 
     def _state(self) -> State:
-        start = sum(self._starts) / len(self._starts) if self._starts else START_GUESS
-        left = self.ends - self.clock()
+        left = self.seconds_left()
         if not self.asked.exhaustive:
-            # What the end takes: the best three started once more, and measured so often in turn, and one open loop.
-            left -= min(3 * start + (3 * self.asked.rounds + 1) * self.round_seconds, FOR_THE_END * (self.ends - self._began))
+            left -= budget.kept_for_the_end(self.asked.duration, self.asked.rounds, self.ends - self._began, self._start)
+        one = self._start + budget.round_cost(self.asked.duration or budget.SHORT)
         if self.first() is None:  # without the baseline there is nothing to tell
-            left = max(left, start + self.round_seconds)
+            left = max(left, one)
         return State(
             configurations=self.space,
             curves=self.results.curves,
@@ -112,10 +121,11 @@ class Bench:
             arrivals=self.asked.arrivals,
             loads=self.asked.loads,
             cores=self.results.environment.cores,
+            threads=self.target.archive.config.threads,
             excluded=self.excluded,
             exhaustive=self.asked.exhaustive,
             seconds_left=max(0.0, left),
-            seconds_per_point=start + self.round_seconds,
+            seconds_per_point=one,
             most_connections=min(MOST_CONNECTIONS, most_connections()),
         )
 
@@ -127,10 +137,10 @@ class Bench:
             return
         if any(variant[0] != "cpu" for variant in variants):
             self.servers.close()  # one that idles takes no core, but memory of the GPU
+        share = budget.of_a_curve(self.seconds_left(), len(variants))
         for variant in variants:
             one = next(each for each in self.space if each.variant == variant)
             sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
-            share = min(BUDGET, CURVES * max(0.0, min(self.seconds_left(), 3600.0)) / len(variants))
             alone = replace(one, workers=1, batch_size=1)
             self.progress.doing(f"timing batches without a server: {alone.worker}")
             curve = measure_variant(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share).curve
@@ -174,13 +184,22 @@ class Bench:
                     self.journal.trial(at, trial)
                     return
                 self.journal.trial(at, trial)
+            self._seconds = self._round_of(proposal, trial)
             self.load(at, candidate, proposal.offered)
+
+    def _round_of(self, proposal: Proposal, trial: Trial) -> float:
+        """Seconds of a round of the search."""
+        if math.isinf(self.ends):
+            return self.target.seconds
+        predicted = None if proposal.predicted is None else proposal.predicted.throughput
+        expected = max((point.throughput.value for point in trial.points), default=predicted)
+        return budget.of_the_search(self.asked.duration, expected)
 
     def load(self, at: int, candidate: Candidate, offered: Offered) -> None:
         """One round, into the trial's point of that load. Raises TrialFailed."""
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")
-        told = candidate.load(offered, self.progress.load)
+        told = candidate.load(offered, self.progress.load, seconds=self._seconds)
         number = with_round(trial.points, offered, told.round, self.slo)
         point = trial.points[number]
         best = best_point(trial.points)
@@ -224,6 +243,8 @@ class Bench:
         return True
 
     def _confirm(self) -> None:
+        rounds, starting = self.asked.rounds, (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
+        self._seconds = budget.of_the_end(self.asked.duration, rounds, self.seconds_left(), starting)
         self.results.paired = confirm(self)
         self.pass_over()
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from tsx_cli.bench.configuration import Configuration, Variant
 from tsx_cli.bench.ladder import Rung, next_level
+from tsx_cli.bench.points import confirmed_best
 from tsx_cli.bench.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
 from tsx_cli.bench.results import Curve, Offered, Point, Prediction, Trial
 from tsx_cli.bench.slo import Slo
@@ -22,12 +23,14 @@ from tsx_cli.failure import UsageError
 
 GAIN = 1.01  # who cannot do more than so many times the best is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
+WRONG = (-1.4, 0.7)  # the same, of one measurement at most: what is further off tells of a curve that was disturbed, and nothing of others
 SIGMAS = 1.6  # that a prediction may be wrong by
 PRIOR = 0.5  # measurements, next to a configuration, that weigh as much as what was thought before
 CLEARLY = 1.1  # times the bound: less may be noise
-OTHER_VARIANT = 2.0  # as far away as four times the workers
+OTHER_KIND = 2.0  # another variant, or other threads: as far away as four times the workers
 LARGEST = 4096  # of a range
 MOST_CONNECTIONS = 1024
+OUT_OF_TIME = "the time was over"
 _RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
@@ -52,6 +55,7 @@ class State:
     arrivals: Literal["constant", "poisson", "recorded"] = "poisson"  # of an open loop
     loads: Sequence[float] = ()  # connections or rates: only these are measured, where some are given
     cores: int = 1
+    threads: int | None = None  # that the archive itself gives each worker
     overhead_ms: float = OVERHEAD_MS
     excluded: Mapping[Variant, str] = field(default_factory=dict)  # variants that may not win, and why
     exhaustive: bool = False
@@ -105,7 +109,8 @@ def next_trial(state: State) -> Candidate | None:
     open_ones = [each for each in left if state.exhaustive or each.most > best * GAIN]
     if not open_ones:
         return None
-    chosen = max(open_ones, key=lambda each: (each.expected, -_distance(each.configuration, _nearest_to_win(state)), _small(each)))
+    nearest = _nearest_to_win(state)
+    chosen = max(open_ones, key=lambda each: (each.expected, -_distance(state, each.configuration, nearest), _small(each)))
     return _candidate(state, chosen, _why(chosen, best))
 
 
@@ -123,14 +128,14 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
         smaller = other.workers <= configuration.workers and other.batch_size <= configuration.batch_size
         if trial.state == "failed" and other.variant == configuration.variant and smaller:
             return f"{other} failed, which asks for less: {trial.reason}"
-    if _too_slow_alone(state, configuration.variant):
+    if _too_slow_alone(state, configuration):
         return "one request at a time breaks a bound, and no number of workers or batch size makes that quicker"
     return None
 
 
-def _too_slow_alone(state: State, variant: Variant) -> bool:
-    """Whether a single connection broke a bound: by so much that it is no noise, or twice."""
-    trials = [trial for trial in state.trials if trial.how().variant == variant]
+def _too_slow_alone(state: State, configuration: Configuration) -> bool:
+    """Whether a single connection broke a bound with a worker like its: by so much that it is no noise, or twice."""
+    trials = [trial for trial in state.trials if _kind(state, trial.how()) == _kind(state, configuration)]
     alone = [point for trial in trials for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
     slacks = [_rung(state, point).slack for point in alone]
     return any(slack > CLEARLY for slack in slacks) or sum(slack > 1 for slack in slacks) > 1
@@ -148,7 +153,7 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
         why = ruled_out(state, configuration)
         if why is None:
             could = one.most > best * GAIN
-            why = "the time was over" if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
+            why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
         told.append((configuration, one.predicted, why))
     return told
 
@@ -156,12 +161,6 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
 def _tried(state: State) -> set[Configuration]:
     """What was begun; not what an earlier run only predicted."""
     return {trial.how() for trial in state.trials if trial.state != "predicted"}
-
-
-def best_point(points: Sequence[Point]) -> int | None:
-    """The one with the most throughput of those within the bounds; of equals that with the least latency."""
-    holding = [position for position, point in enumerate(points) if point.holds]
-    return max(holding, key=lambda each: (points[each].throughput.value, -points[each].latency.p99_ms), default=None)
 
 
 def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = None) -> list[int]:
@@ -197,7 +196,7 @@ def _chance(state: State, configuration: Configuration) -> float:
     chance = 1.0
     for trial in state.trials:
         if trial.state == "failed" and trial.how().variant == configuration.variant:
-            chance *= 1 - 2 ** -_distance(trial.how(), configuration)
+            chance *= 1 - 2 ** -_distance(state, trial.how(), configuration)
     return chance
 
 
@@ -210,7 +209,7 @@ def learned(state: State, configuration: Configuration) -> tuple[tuple[float, fl
     for trial in state.trials:
         curve = _curve(state, trial.how())
         if trial.points and curve is not None:
-            weight = 2 ** -_distance(trial.how(), configuration)
+            weight = 2 ** -_distance(state, trial.how(), configuration)
             errors.append((weight, *_errors(state, curve, trial)))
     total = sum(weight for weight, _, _ in errors)
     told = []
@@ -226,20 +225,25 @@ def _errors(state: State, curve: Curve, trial: Trial) -> tuple[float, float]:
     for point in trial.points:
         told = predict(curve, trial.how(), point.offered, state.overhead_ms, state.cores)
         if point.throughput.value > 0 and point.latency.p99_ms > 0 and math.isfinite(told.p99_ms):
-            rates.append(math.log(point.throughput.value / told.throughput))
-            tails.append(math.log(point.latency.p99_ms / told.p99_ms))
+            rates.append(_within(math.log(point.throughput.value / told.throughput), *WRONG))
+            tails.append(_within(math.log(point.latency.p99_ms / told.p99_ms), -WRONG[1], -WRONG[0]))
     count = len(rates) or 1
     return sum(rates) / count, sum(tails) / count
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
 
 
 def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
     """The next load of a configuration that is being measured; None once what it can do is known, or known not to win."""
     configuration = trial.how()
+    points = [point for point in trial.points if point.offered.mode == state.mode]  # an earlier run has confirmed its best by others
     if state.loads:
-        measured = {_level(point.offered) for point in trial.points}
+        measured = {_level(point.offered) for point in points}
         level = next((load for load in state.loads if load not in measured), None)
     else:
-        rungs = [_rung(state, point) for point in trial.points]
+        rungs = [_rung(state, point) for point in points]
         least = 0.0 if state.exhaustive or configuration == baseline(state.configurations) else best
         start = outlook(state, configuration).level if not rungs else 1.0
         most = state.most_connections if state.mode == "closed" else math.inf
@@ -309,21 +313,42 @@ def _nearest_to_win(state: State) -> Configuration:
 
 
 def _chosen(trial: Trial) -> Point | None:
-    best = best_point(trial.points)
+    best = confirmed_best(trial.points)
     return None if best is None or trial.state != "measured" else trial.points[best]
 
 
 def _curve(state: State, configuration: Configuration) -> Curve | None:
-    """That of its variant, where it has points."""
-    for curve in state.curves:
-        if curve.variant == configuration.variant and curve.points:
-            return curve
-    return None
+    """That of a worker with as many threads as its have, or with the next number of them that was timed."""
+    threads = configuration.threads_each(state.cores, state.threads)
+
+    def off(curve: Curve) -> tuple[float, bool]:
+        alone = curve.threads or state.threads or state.cores  # a worker by itself is given all cores
+        return abs(math.log2(alone / threads)), curve.threads != configuration.threads
+
+    like = [
+        curve for curve in state.curves if curve.points and (curve.device, curve.precision, curve.compiled) == configuration.variant[:3]
+    ]
+    found = min(like, key=off, default=None)
+    return None if found is None else undisturbed(found)
 
 
-def _distance(one: Configuration, other: Configuration) -> float:
+def undisturbed(curve: Curve) -> Curve:
+    """A batch takes no longer than a larger one: where it did, something else on the machine took its time."""
+    least, points = math.inf, []
+    for point in sorted(curve.points, key=lambda point: -point.batch_size):
+        least = min(least, point.median_ms)
+        points.append(point if point.median_ms == least else point.model_copy(update={"median_ms": least}))
+    return curve.model_copy(update={"points": points[::-1]})
+
+
+def _kind(state: State, configuration: Configuration) -> tuple[Any, ...]:
+    """What its workers are: as the variant, but with the threads that they come to have."""
+    return (*configuration.variant[:3], configuration.threads_each(state.cores, state.threads))
+
+
+def _distance(state: State, one: Configuration, other: Configuration) -> float:
     steps = abs(math.log2(one.workers / other.workers)) + 0.5 * abs(math.log2(one.batch_size / other.batch_size))
-    return steps + (OTHER_VARIANT if one.variant != other.variant else 0.0)
+    return steps + (OTHER_KIND if _kind(state, one) != _kind(state, other) else 0.0)
 
 
 def _small(one: Outlook) -> tuple[Any, ...]:

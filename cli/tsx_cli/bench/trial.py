@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -72,8 +71,8 @@ class Candidate:
     target: Target
     rounds: int = field(default=0)
 
-    def load(self, offered: Offered, on_progress: OnProgress | None = None) -> Sampled:
-        """Raises TrialFailed where the server did not come through it whole."""
+    def load(self, offered: Offered, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> Sampled:
+        """For so many seconds, or the target's. Raises TrialFailed where the server did not come through it whole."""
         target = self.target
         plan = LoadPlan(
             url=self.server.inference,
@@ -83,7 +82,7 @@ class Candidate:
             connections=min(OPEN_CONNECTIONS, most_connections()) if offered.mode == "open" else offered.connections,
             rate=None if offered.arrivals == "recorded" else offered.rate,
             arrivals=offered.arrivals or "poisson",
-            seconds=target.seconds,
+            seconds=target.seconds if seconds is None else seconds,
             timeout=target.timeout,
             seed=target.seed + self.rounds,
         )
@@ -137,10 +136,11 @@ class Candidate:
 
 
 @contextmanager
-def running(configuration: Configuration, target: Target) -> Iterator[Candidate]:
-    """Raises TrialFailed where it does not start."""
+def running(configuration: Configuration, target: Target, places: list[Path]) -> Iterator[Candidate]:
+    """The directory of its files is added to `places`. Raises TrialFailed where it does not start."""
     with ExitStack() as held:
         place = held.enter_context(new_place(target.name[:20]))
+        places.append(place)
         try:
             directory = lay_out(target.archive, configuration, place / "model")
             patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
@@ -157,6 +157,7 @@ class Servers:
         self.target = target
         self._on_start = on_start
         self._running: dict[Configuration, tuple[ExitStack, Candidate]] = {}
+        self._places: list[Path] = []
 
     def get(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
         """That of this configuration; all others end, unless it is to run beside them. Raises TrialFailed."""
@@ -166,7 +167,7 @@ class Servers:
         if configuration not in self._running:
             self._on_start(configuration)
             stack = ExitStack()
-            self._running[configuration] = stack, stack.enter_context(running(configuration, self.target))
+            self._running[configuration] = stack, stack.enter_context(running(configuration, self.target, self._places))
         return self._running[configuration][1]
 
     def __contains__(self, configuration: Configuration) -> bool:
@@ -185,8 +186,9 @@ class Servers:
             self.end(configuration)
 
     def abandon(self) -> None:
-        """End all at once, and leave nothing of them."""
-        for _, candidate in self._running.values():
-            with suppress(OSError):
-                os.killpg(candidate.server.pid, signal.SIGKILL)
-            shutil.rmtree(candidate.server.log.parent, ignore_errors=True)
+        """End all at once that this process has started, and leave nothing of it."""
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
+        for place in self._places:
+            shutil.rmtree(place, ignore_errors=True)

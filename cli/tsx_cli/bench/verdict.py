@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tsx_cli.bench.results import Point, Results, Trial
 
@@ -28,11 +29,28 @@ def _winner(results: Results, winner: int) -> str:
             told.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
         else:
             told.append(f"{name[0].upper()}{name[1:]} is not really different ({pair.low:.2f} to {pair.high:.2f} times).")
-    calm = next((each for each in trial.points if each.offered.mode == "open" and each is not point), None)
-    if calm is not None:
-        holds = "" if calm.holds else ", which breaks the bounds: plan with less"
-        told.append(f"With {calm.offered.rate:,.4g} requests/s that come at random: {_tail(calm)}{holds}.")
+    if point.offered.mode == "closed":
+        told += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
     return " ".join(told)
+
+
+def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[str]:
+    """What the winner does where clients do not wait for answers before they ask again, which no closed loop tells."""
+    most = max((each for each in tried if each.holds), key=_rate, default=None)
+    least = min((each for each in tried if not each.holds and (most is None or _rate(each) > _rate(most))), key=_rate, default=None)
+    if least is None:
+        return [] if most is None else [f"With {_rate(most):,.4g} requests/s that come at random: {_tail(most)}."]
+    fails = f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(least)})"
+    if most is not None:
+        return [
+            f"Of requests that come at random it holds {_rate(most):,.4g} a second ({_tail(most)}); with {_rate(least):,.4g} it {fails}."
+        ]
+    waits = f"the bound holds for {chosen.offered}, asking again only once answered"
+    return [f"With {_rate(least):,.4g} requests/s that come at random it {fails}: {waits}."]
+
+
+def _rate(point: Point) -> float:
+    return point.offered.rate or 0.0
 
 
 def _nobody(results: Results) -> str:

@@ -117,10 +117,14 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
     assert found[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
     assert {each.workers for each in configurations(Asked(), ModelConfig(), 6, 0)} == {1, 2, 4, 6}
     assert {each.device for each in configurations(Asked(), ModelConfig(), 6, 1)} == {"cuda"}
+    shares = {(each.workers, each.threads) for each in configurations(Asked(workers="1..16"), ModelConfig(), 16, 0)}
+    assert shares == {(1, None), (1, 1), (1, 4), (2, None), (2, 1), (2, 4), (4, None), (4, 1), (8, None), (8, 1), (16, None)}
+    assert {each.threads for each in configurations(Asked(), ModelConfig(threads=1), 16, 0)} == {None}, "the archive settles it"
+    assert {each.threads for each in configurations(Asked(), ModelConfig(), 16, 1)} == {None}
     assert {each.device for each in configurations(Asked(), ModelConfig(device_type="cpu"), 6, 1)} == {"cpu"}
     many = ",".join(map(str, range(1, 300)))
     with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
-        configurations(Asked(batch_sizes=many, workers=many, compiled="off,on"), ModelConfig(), 6, 0)
+        configurations(Asked(batch_sizes=many, workers=many, compiled="off,on", threads="1"), ModelConfig(), 6, 0)
     with pytest.raises(UsageError, match="no GPU is visible here"):
         configurations(Asked(devices="cpu,cuda"), ModelConfig(), 6, 0)
 

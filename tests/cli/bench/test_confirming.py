@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
+
+from tsx_cli.bench import budget
 from tsx_cli.bench.asked import Asked
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.confirm import _compare, confirm
-from tsx_cli.bench.points import confirmed_best, point_of, with_round
+from tsx_cli.bench.confirm import confirm
+from tsx_cli.bench.points import confirmed_best, point_of, winner_of, with_round
 from tsx_cli.bench.results import Environment, Inputs, Latency, ModelInfo, Offered, Results, Round, Trial
 from tsx_cli.bench.search import ranking
 from tsx_cli.bench.slo import parse_slo
@@ -29,6 +33,8 @@ def test_a_point_holds_where_its_bounds_do_and_all_were_answered() -> None:
     assert not point_of(Offered(), [one_round(100, 40, lost=1)], None).holds
     assert point_of(Offered(), [one_round(100, 900)], None).holds
     assert not point_of(Offered(mode="open", rate=100), [one_round(90, 10)], SLO).holds, "it is behind for good"
+    unsent = one_round(100, 10).model_copy(update={"unsent": 20})
+    assert not point_of(Offered(mode="open", rate=120), [unsent], SLO).holds, "what found no free connection counts as well"
 
 
 def test_what_was_measured_again_counts_before_what_was_higher_once() -> None:
@@ -92,19 +98,121 @@ def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
     assert [(pair.first, pair.second, pair.real, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, True, 1.3), (2, 0, True, 2.0)]
 
 
-def test_rounds_are_compared_where_there_are_two_of_each() -> None:
-    assert _compare([0, 1], {0: [190.0], 1: [75.0]}) == []
-    assert _compare([0, 1], {0: [190.0, 191.0]}) == []
-    (pair,) = _compare([0, 1], {0: [190.0, 191.0, 189.0], 1: [75.0, 76.0, 75.0]})
-    assert pair.real
-    assert pair.low > 2
-
-
-def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next() -> None:
+def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_rounds_still_count() -> None:
     machine = Machine(lambda at, number: one_round((100, 150, 200)[at], 80 if at == 2 else 20), trials(100, 150, 200))
     pairs = confirm(machine)
     assert machine.order()[0] == 1
-    assert {pair.first for pair in pairs} == {1}
+    assert [(pair.first, pair.second) for pair in pairs] == [(1, 0)]
+    tried_lower = [point.offered.connections for point in machine.trials[2].points]
+    assert tried_lower == [4, 2]
+    assert machine.attempts == [2, 1, 0, 2, 1, 0, 2, 1, 0, 1], (
+        "two turns of all, one with less load, a third turn of those left, one at random"
+    )
+
+
+@dataclass
+class Latent(Machine):
+    """The best takes 15 ms for each connection; it did better once."""
+
+    def attempt(self, at: int, offered: Offered) -> bool:
+        told = one_round((100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20)
+        self.does = lambda at, number: told
+        return super().attempt(at, offered)
+
+
+def test_one_that_holds_its_bounds_with_less_load_may_still_win() -> None:
+    machine = Latent(lambda at, number: None, trials(100, 150, 200), Asked(slo="p99<50ms", width=0.99))
+    pairs = confirm(machine)
+    best = machine.trials[2].points[confirmed_best(machine.trials[2].points) or 0]
+    assert (best.offered.connections, best.throughput.value, len(best.rounds)) == (3, 180, 4)
+    assert [(pair.first, pair.second, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, 1.2), (2, 0, 1.8)]
+
+
+def test_what_holds_a_bound_once_where_a_lower_load_broke_it_twice_was_luck() -> None:
+    trial = Trial(configuration=Configuration().as_json())
+    for connections, p99 in ((12, 40), (12, 70), (15, 49), (8, 30)):
+        with_round(trial.points, Offered(connections=connections), one_round(10 * connections, p99), SLO)
+    best = confirmed_best(trial.points)
+    assert best is not None
+    assert trial.points[best].offered.connections == 8
+
+
+def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
+    asked = Asked(slo="p99<50ms", width=0.99)
+    machine = Machine(lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20), trials(100, 195, 200), asked)
+    pairs = confirm(machine)
+    assert machine.order()[0] == 1
+    assert machine.attempts[:-1] == [2, 1, 0] * 3
+    assert [(pair.first, pair.second, pair.real) for pair in pairs] == [(1, 2, True), (1, 0, True)]
+
+
+def test_one_round_each_is_no_comparison() -> None:
+    asked = Asked(slo="p99<50ms", rounds=1, width=0.99)
+    assert confirm(Machine(lambda at, number: one_round((75, 190)[at], 20), trials(75, 190), asked, left=-0.5)) == []
+
+
+def test_a_figure_that_was_measured_once_does_not_win_over_those_that_were_measured_again() -> None:
+    made = trials(100, 150, 200)
+    with_round(made[1].points, Offered(connections=4), one_round(150, 20), SLO)
+    assert winner_of(ranking(made), made.__getitem__) == 1
+    assert winner_of([2, 0], made.__getitem__) == 2
+    assert winner_of([], made.__getitem__) is None
+
+
+@dataclass
+class OpenMachine(Machine):
+    """At random it stands so many requests a second."""
+
+    stands: float = 0.0
+
+    def attempt(self, at: int, offered: Offered) -> bool:
+        if offered.mode == "open":
+            rate = offered.rate or 0.0
+            told = one_round(rate, 600 if rate > self.stands else 30).model_copy(update={"sent": round(rate), "ok": round(rate)})
+            self.does = lambda at, number: told
+        return super().attempt(at, offered)
+
+
+@pytest.mark.parametrize(
+    ("stands", "rates", "said"),
+    [
+        (170, [160], "With 160 requests/s that come at random: p99 30 ms."),
+        (
+            130,
+            [160, 80, 120],
+            "Of requests that come at random it holds 120 a second (p99 30 ms); with 160 it breaks the bounds (p99 600 ms).",
+        ),
+        (90, [160, 80, 120], "it holds 80 a second (p99 30 ms); with 120 it breaks"),
+        (
+            10,
+            [160, 80, 40],
+            "With 40 requests/s that come at random it breaks the bounds (p99 600 ms): the bound holds for 4 connections, asking",
+        ),
+    ],
+)
+def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(stands: float, rates: list[float], said: str) -> None:
+    machine = OpenMachine(lambda at, number: one_round((100, 200)[at], 20), trials(100, 200), stands=stands)
+    confirm(machine)
+    assert [point.offered.rate for point in machine.trials[1].points[1:]] == rates
+    results = results_of(machine.trials)
+    conclude(results)
+    assert said in results.why
+    assert results.trials[1].best == 0
+
+
+def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
+    for whole in (30, 45, 80, 120, 400, 3600):
+        kept = budget.kept_for_the_end(None, 3, whole, 4)
+        assert kept <= 0.35 * whole
+        seconds = budget.of_the_end(None, 3, kept, 8)
+        assert budget.SHORT <= seconds <= budget.FULL
+        if whole >= 120:
+            assert 8 + 12 * budget.round_cost(seconds) <= kept + 1e-9
+    assert budget.kept_for_the_end(None, 3, 3600, 4) < 100
+    assert budget.of_the_end(5, 3, 10, 8) == budget.of_the_search(5, 1000) == 5, "what was asked for is done"
+    assert [budget.of_the_search(None, rate) for rate in (10_000, 75, 1, None)] == [1, 2, 3, 3]
+    assert budget.of_a_curve(math.inf, 2) == 20
+    assert budget.of_a_curve(100, 3) == pytest.approx(5)
 
 
 def test_one_that_fails_now_cannot_win_and_time_that_is_over_ends_it() -> None:

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_archiver import ModelConfig
+from tsx_cli.bench.asked import Asked
+from tsx_cli.bench.asked import configurations as configurations_of
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.ladder import Rung, next_level
+from tsx_cli.bench.points import best_point
 from tsx_cli.bench.predict import predict
 from tsx_cli.bench.results import Accuracy, Curve, CurvePoint, Figure, Latency, Offered, Point, Trial
-from tsx_cli.bench.search import State, baseline, best_point, next_trial, numbers, passed_over, ranking, ruled_out
+from tsx_cli.bench.search import State, baseline, next_trial, numbers, outlook, passed_over, ranking, ruled_out, undisturbed
 from tsx_cli.bench.simulate import simulate
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.failure import UsageError
@@ -218,6 +222,52 @@ def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
     assert any("out of memory" in why for _, _, why in passed_over(ended))
 
 
+def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
+    """Two cores: a worker by itself is given two threads, and each of two workers one. One thread does ten times as much here."""
+    curves = [curve(10, 10, cpu=2.0), curve(1, 1, threads=1)]
+    configurations = configurations_of(Asked(), ModelConfig(), 2, 0)
+    assert {(each.workers, each.threads) for each in configurations} == {(1, None), (1, 1), (2, None)}
+    state = State(configurations, curves, slo=parse_slo("p99<100ms"), cores=2)
+    two = outlook(state, Configuration(workers=2))
+    assert (
+        two.expected
+        == outlook(state, Configuration(workers=2, threads=1)).expected
+        > 1.5 * outlook(state, Configuration(threads=1)).expected
+    )
+
+    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+        threads = configuration.threads_each(2)
+        told = predict(curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2)
+        return told.throughput, told.p99_ms
+
+    ended = run(state, machine)
+    assert won(ended)[0] >= 0.95 * optimum(state, machine)
+    assert points(ended) <= 15
+
+
+def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() -> None:
+    """As measured: two threads on two cores, of which something else takes one now and then."""
+    times = {1: 63.5, 2: 5.95, 4: 8.8, 8: 17.2, 16: 32.9, 32: 83.0}
+    disturbed = curve(1, 1)
+    for point in disturbed.points:
+        point.median_ms = times[point.batch_size]
+    assert [point.median_ms for point in undisturbed(disturbed).points] == [5.95, 5.95, 8.8, 17.2, 32.9, 83.0]
+    state = State(configurations_of(Asked(), ModelConfig(), 2, 0), [disturbed, curve(1, 2, threads=1)], cores=2)
+    first = Trial(configuration=Configuration().as_json(), points=[measured(None, Offered(), 346, 8)])
+    state = replace(state, trials=[first])
+    assert outlook(state, Configuration(batch_size=2)).expected < outlook(state, Configuration(workers=2, batch_size=32)).expected
+
+
+def test_few_threads_are_not_ruled_out_because_many_are_too_slow_alone() -> None:
+    """A pool of busy threads may take the cores that the server needs."""
+    state = State(configurations_of(Asked(batch_sizes="1"), ModelConfig(), 2, 0), [curve(5, 1)], slo=parse_slo("p99<10ms"), cores=2)
+    slow = Trial(configuration=Configuration().as_json(), points=[measured(state.slo, Offered(), 11, 88)])
+    state = replace(state, trials=[slow])
+    assert "one request at a time breaks a bound" in str(ruled_out(state, Configuration(batch_size=8)))
+    assert ruled_out(state, Configuration(threads=1)) is ruled_out(state, Configuration(workers=2)) is None
+    assert "one request" in str(ruled_out(replace(state, threads=1), Configuration(workers=2))), "the archive gives all the same"
+
+
 def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
     curves = [curve(20, 2), curve(10, 1, precision="fp16")]
     excluded = {Configuration(precision="fp16").variant: "its answers differ"}
@@ -276,6 +326,17 @@ def test_the_search_goes_on_where_it_was_interrupted() -> None:
     machine = modelled(curve(5, 3), 2)
     halfway = replace(run(replace(state, seconds_left=5.5, seconds_per_point=1), machine), seconds_left=None)
     assert [trial.model_dump() for trial in run(halfway, machine).trials] == [trial.model_dump() for trial in run(state, machine).trials]
+
+
+def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_its_ladder() -> None:
+    state = State(space((1,), (8,)), [curve(5, 3)], slo=parse_slo("p99<500ms"), cores=2, seconds_left=4.5, seconds_per_point=1)
+    machine = modelled(curve(5, 3), 2)
+    begun = replace(run(state, machine), seconds_left=None)
+    following = next_trial(begun)
+    assert following is not None
+    trials = [trial.model_copy(update={"points": list(trial.points)}) for trial in begun.trials]
+    trials[-1].points.append(measured(state.slo, Offered(mode="open", rate=3.0, arrivals="poisson"), 3, 700))
+    assert next_trial(replace(begun, trials=trials)) == following
 
 
 def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:

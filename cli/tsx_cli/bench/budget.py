@@ -1,0 +1,47 @@
+"""How the time of a run is shared out: for timing the model alone, for the search, and for the comparison at its end."""
+
+from __future__ import annotations
+
+import math
+
+from tsx_cli.bench.generator.plan import AUTO_SECONDS
+
+FULL, SHORT = 3.0, 1.0  # seconds of a round where there is time for it, and where there is not
+ANSWERS = 300  # that a round of the search sees, if `FULL` suffices: fewer tell no p99
+BESIDE = 0.6  # seconds of a round in which nothing is measured: the generator starts, and the server tells its metrics
+COMPARED = 3  # the best, the next best and the baseline
+AT_RANDOM = 3  # rounds of requests that come at random
+FOR_CURVES = 0.15  # of the time that is left, for all curves together
+FOR_THE_END = 0.35  # of the whole time, at most
+CURVE = 20.0  # seconds that a curve may take at most
+
+
+def round_cost(seconds: float) -> float:
+    """What a round takes whose figures are of so many seconds; its warm-up counts as well where it turns out to be none."""
+    return seconds + min(AUTO_SECONDS, seconds) + BESIDE
+
+
+def of_the_search(asked: float | None, throughput: float | None) -> float:
+    """Seconds of a round, where so many answers a second are expected: no more than it takes to see enough of them."""
+    if asked is not None:
+        return asked
+    return FULL if not throughput else min(max(ANSWERS / 2 / throughput, SHORT), FULL)
+
+
+def of_the_end(asked: float | None, rounds: int, left: float, starting: float) -> float:
+    """Seconds of a round, so that all rounds of the comparison come into the time that is left; servers start for so long."""
+    if asked is not None:
+        return asked
+    each = (left - starting) / (COMPARED * rounds + AT_RANDOM)
+    return min(max((each - BESIDE) / 2, SHORT), FULL)
+
+
+def kept_for_the_end(asked: float | None, rounds: int, whole: float, start: float) -> float:
+    """Seconds that the search leaves over, of so many in all, where a server takes `start` seconds to start."""
+    needed = COMPARED * start + (COMPARED * rounds + AT_RANDOM) * round_cost(FULL if asked is None else asked)
+    return min(needed, FOR_THE_END * whole)
+
+
+def of_a_curve(left: float, curves: int) -> float:
+    """Seconds for each of so many curves."""
+    return CURVE if math.isinf(left) else min(CURVE, FOR_CURVES * max(0.0, left) / curves)
