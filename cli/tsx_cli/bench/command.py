@@ -107,8 +107,9 @@ def bench_command(
         order = new_order(model, asked, output, limit, quiet=as_json)
     if limit is None and not order.asked.exhaustive:
         order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
-    if order.time_limit is not None and order.asked.duration > order.time_limit:
-        raise UsageError(f"--duration: one round of {order.asked.duration:g} s is longer than the run may take; give more --time-limit")
+    one_round = order.asked.duration or 0.0
+    if order.time_limit is not None and one_round > order.time_limit:
+        raise UsageError(f"--duration: one round of {one_round:g} s is longer than the run may take; give more --time-limit")
     if write:
         check_writable(order.model)
     results = carry_out(replace(order, profile=profile), settings)
