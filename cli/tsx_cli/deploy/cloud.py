@@ -1,0 +1,113 @@
+"""One AWS account and region: clients that are made when they are needed, and errors in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from tsx_cli.failure import CliError
+
+ABSENT = frozenset(
+    {
+        "404",
+        "NoSuchEntity",
+        "NotFound",
+        "NotFoundException",
+        "NoSuchBucket",
+        "NoSuchKey",
+        "ResourceNotFound",
+        "ResourceNotFoundException",
+        "RepositoryNotFoundException",
+    }
+    | {"ImageNotFoundException", "ObjectNotFoundException", "QueueDoesNotExist"}
+)
+NO_CREDENTIALS = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"}
+)
+
+
+class CloudError(CliError):
+    """What AWS said, with its code."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Cloud:
+    """AWS as the environment says: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool."""
+
+    def __init__(self, region: str | None = None, profile: str | None = None) -> None:
+        import boto3  # here, as it is slow to import and only this needs it
+
+        with told("starting a session"):
+            self._session: Any = boto3.session.Session(region_name=region, profile_name=profile)
+        found = self._session.region_name
+        if not found:
+            raise CliError("no region: give --region eu-central-1, or set AWS_REGION")
+        self.region: str = found
+        self._clients: dict[str, Any] = {}
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            from botocore.config import Config
+
+            config = Config(retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70)
+            self._clients[service] = self._session.client(service, config=config)
+        return self._clients[service]
+
+    @cached_property
+    def _caller(self) -> dict[str, str]:
+        with told("asking who you are (sts:GetCallerIdentity)"):
+            return dict(self.client("sts").get_caller_identity())
+
+    @property
+    def account(self) -> str:
+        return self._caller["Account"]
+
+    @property
+    def partition(self) -> str:
+        return self._caller["Arn"].split(":")[1]
+
+    def arn(self, service: str, resource: str, *, region: bool = True) -> str:
+        return f"arn:{self.partition}:{service}:{self.region if region else ''}:{self.account}:{resource}"
+
+
+@contextmanager
+def told(doing: str) -> Generator[None, None, None]:
+    """Errors of boto3 as one sentence that says what was being done, and what to do next where that is known."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, ProfileNotFound
+
+    try:
+        yield
+    except ClientError as error:
+        code, said = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "").rstrip(".")
+        raise CloudError(f"{doing}: {code}: {said}{_advice(code, error.operation_name)}", code) from error
+    except ParamValidationError as error:
+        raise CloudError(f"{doing}: AWS would not take it: {error}", "ParamValidation") from error
+    except NoCredentialsError as error:
+        raise CloudError(f"{doing}: no AWS credentials were found; run `aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID") from error
+    except ProfileNotFound as error:
+        raise CloudError(f"{doing}: {error}; `aws configure list-profiles` lists them") from error
+    except BotoCoreError as error:
+        raise CloudError(f"{doing}: {str(error).rstrip('.')}") from error
+
+
+def is_absent(error: CloudError) -> bool:
+    """Whether it says that there is no such thing."""
+    missing = ("could not find", "does not exist", "not found", "cannot find")  # SageMaker has one code for every mistake
+    return error.code in ABSENT or (
+        error.code in ("ValidationException", "ValidationError") and any(word in error.message.lower() for word in missing)
+    )
+
+
+def _advice(code: str, operation: str) -> str:
+    if code in NO_CREDENTIALS:
+        return ". Renew the credentials (`aws sso login`, or new keys)"
+    if "AccessDenied" in code or code == "UnauthorizedOperation":
+        return f". Who deploys needs the permission for {operation}: infra/iam has the policy"
+    if code in ("ResourceLimitExceeded", "LimitExceededException"):
+        return ". Ask for more in Service Quotas, or choose another size"
+    return ""

@@ -1,0 +1,123 @@
+"""Carries a plan out: one change after the other, each waited for, with a word on what exists where it fails.
+
+There is no state file. What is there is asked for before each run, so a run that was interrupted is picked up by running it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tsx_cli.deploy.cloud import Cloud, CloudError
+from tsx_cli.deploy.kinds.base import Kind
+from tsx_cli.deploy.plan import Change, Plan, plan, resolved
+from tsx_cli.deploy.resources import Observed, Resource
+from tsx_cli.failure import CliError
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show: of which change, and how far it is."""
+
+    change: Change
+    stage: Literal["begun", "waiting", "done", "failed"]
+    seconds: float = 0.0
+    text: str = ""
+
+
+OnEvent = Callable[[Event], None]
+
+
+class DeployFailed(CliError):
+    """One change failed: what was made before it is there, and running the command again goes on from there."""
+
+    def __init__(self, message: str, change: Change) -> None:
+        super().__init__(message)
+        self.change = change
+
+
+@dataclass
+class Engine:
+    cloud: Cloud
+    kinds: Mapping[str, Kind]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    on_event: OnEvent = lambda event: None
+    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of what is there, by id
+
+    def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
+        """Looks at all that is wanted, and at what else belongs to the deployment. Nothing is changed."""
+        observed = {resource.id: found for resource in desired if (found := self.observe(resource)) is not None}
+        self.outputs = {id: found.outputs for id, found in observed.items()}
+        leftover = [(resource, found) for resource in unwanted if (found := self.observe(resource)) is not None]
+        return plan(desired, observed, {kind: each.traits for kind, each in self.kinds.items()}, leftover)
+
+    def observe(self, resource: Resource) -> Observed | None:
+        return self.kinds[resource.kind].observe(self.cloud, resource.name)
+
+    def apply(self, planned: Plan) -> None:
+        """Raises DeployFailed. What is interrupted (Ctrl-C) goes on at AWS, and is waited for by the next run."""
+        done: list[Change] = []
+        for change in planned.changes:
+            if change.action == "same" and (change.observed is None or change.observed.state == "ready"):
+                continue
+            start = self.clock()
+            self.on_event(Event(change, "begun"))
+            try:
+                self._carry_out(change, start)
+            except CloudError as error:
+                self.on_event(Event(change, "failed", self.clock() - start, error.message))
+                raise DeployFailed(_story(error.message, change, done), change) from error
+            self.on_event(Event(change, "done", self.clock() - start))
+            done.append(change)
+
+    def _carry_out(self, change: Change, start: float) -> None:
+        kind, resource = self.kinds[change.resource.kind], change.resource
+        if change.action == "delete":
+            assert change.observed is not None
+            kind.delete(self.cloud, change.observed)
+            self._until_gone(change, start)
+            return
+        resource = replace(resource, properties=resolved(resource.properties, self.outputs))
+        if change.observed is not None and change.observed.state == "changing":  # by a run that was interrupted, or by somebody else
+            change = replace(change, observed=self._until_settled(change, start))
+        assert change.action == "create" or change.observed is not None
+        if change.action == "replace" and change.observed is not None:
+            kind.delete(self.cloud, change.observed)
+            self._until_gone(change, start)
+        if change.action in ("create", "replace"):
+            kind.create(self.cloud, resource)
+        elif change.action == "update" and change.observed is not None:
+            kind.update(self.cloud, resource, change.observed, change.fields)
+        settled = self._until_settled(change, start)
+        if settled.state == "failed":
+            raise CloudError(f"{resource.name} has failed: {settled.reason or 'AWS gives no reason'}")
+        self.outputs[resource.id] = settled.outputs
+
+    def _until_settled(self, change: Change, start: float) -> Observed:
+        kind = self.kinds[change.resource.kind]
+        while True:
+            found = kind.observe(self.cloud, change.resource.name)
+            if found is not None and found.state != "changing":
+                return found
+            self._wait(change, start, kind, "is not to be seen yet" if found is None else found.reason)
+
+    def _until_gone(self, change: Change, start: float) -> None:
+        kind = self.kinds[change.resource.kind]
+        while kind.observe(self.cloud, change.resource.name) is not None:
+            self._wait(change, start, kind, "is being removed")
+
+    def _wait(self, change: Change, start: float, kind: Kind, text: str) -> None:
+        seconds = self.clock() - start
+        if seconds > kind.patience:
+            raise CloudError(f"{change.resource.name}: nothing has come of it for {seconds:.0f} s ({text})")
+        self.on_event(Event(change, "waiting", seconds, text))
+        self.sleep(kind.poll)
+
+
+def _story(said: str, change: Change, done: Sequence[Change]) -> str:
+    made = [f"{each.resource.kind.rpartition('::')[2]} {each.resource.name}" for each in done if each.action != "delete"]
+    exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
+    return f"{said}. {exists} Run the same command again to go on from here, or `tsx deploy destroy` to remove all of it."

@@ -1,0 +1,43 @@
+"""What the engine asks of a kind of resource, and what several kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.resources import Observed, Resource, Traits
+
+
+class Kind(Protocol):
+    traits: Traits
+    poll: float  # seconds between two looks at one that is changing
+    patience: float  # seconds after which a change is given up as stuck
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        """What is there under this name; None where nothing is. Raises CloudError."""
+        ...
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        """Begin to make it: `observe` says when it is ready. Its properties hold no Ref."""
+        ...
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None: ...
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        """Begin to remove it: `observe` says when it is gone."""
+        ...
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tag_map(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def only(answer: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Of an answer, what a resource's properties may say."""
+    return {key: answer[key] for key in keys if answer.get(key) is not None}

@@ -1,0 +1,80 @@
+"""Buckets, and the objects that a deployment puts there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.kinds.base import tag_list
+from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.resources import Observed, Resource, Traits
+
+SHA = "tsx-sha256"  # an object's metadata: what it holds
+
+
+class Bucket:
+    traits = Traits(
+        is_kept=True, is_tagged=False, unseen=frozenset({"PublicAccessBlockConfiguration", "BucketEncryption"}), replace_failed=False
+    )
+    poll, patience = 1.0, 60.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        """Only that it is there: a bucket is often somebody else's, with tags of their own."""
+        try:
+            with told(f"looking for the bucket {name}"):
+                cloud.client("s3").head_bucket(Bucket=name)
+        except CloudError as error:
+            if is_absent(error):
+                return None
+            raise
+        return Observed(name, {}, outputs={"BucketName": name})
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        client = cloud.client("s3")
+        where = {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
+        with told(f"creating the bucket {resource.name}"):
+            client.create_bucket(Bucket=resource.name, **where)
+            client.put_public_access_block(
+                Bucket=resource.name, PublicAccessBlockConfiguration=resource.properties["PublicAccessBlockConfiguration"]
+            )
+            client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        pass  # nothing of it is looked at
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        with told(f"deleting the bucket {found.name}; it must be empty"):
+            cloud.client("s3").delete_bucket(Bucket=found.name)
+
+
+class Object:
+    """A file in a bucket; its name there is `bucket/key`. `Path` is where the file lies on this machine."""
+
+    traits = Traits(is_kept=True, is_tagged=False, unseen=frozenset({"Path"}))
+    poll, patience = 1.0, 60.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        bucket, _, key = name.partition("/")
+        try:
+            with told(f"looking for s3://{name}"):
+                head = cloud.client("s3").head_object(Bucket=bucket, Key=key)
+        except CloudError as error:
+            if is_absent(error):
+                return None
+            raise
+        return Observed(name, {"Sha256": head["Metadata"].get(SHA)}, outputs={"Url": f"s3://{name}"})
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        bucket, _, key = resource.name.partition("/")
+        extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
+        with told(f"uploading {Path(resource.properties['Path']).name} to s3://{resource.name}"):
+            cloud.client("s3").upload_file(str(resource.properties["Path"]), bucket, key, ExtraArgs=extra)
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        self.create(cloud, resource)
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        bucket, _, key = found.name.partition("/")
+        with told(f"deleting s3://{found.name}"):
+            cloud.client("s3").delete_object(Bucket=bucket, Key=key)

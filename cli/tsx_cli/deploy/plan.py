@@ -1,0 +1,157 @@
+"""What has to be done so that what is there becomes what is wanted: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Literal
+
+from tsx_cli.deploy.resources import Observed, Ref, Resource, Traits
+
+Action = Literal["create", "update", "replace", "delete", "same"]
+
+SIGNS: Mapping[Action, str] = {"create": "+", "update": "~", "replace": "-/+", "delete": "-", "same": "="}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value that changes. `path` is dotted, `old` None where there was none."""
+
+    path: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True)
+class Change:
+    action: Action
+    resource: Resource
+    observed: Observed | None
+    fields: tuple[Field, ...] = ()
+    reason: str = ""  # where the fields do not say it
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"action": self.action, "id": self.resource.id, "kind": self.resource.kind, "name": self.resource.name}
+        told["fields"] = [{"path": each.path, "old": _plain(each.old), "new": _plain(each.new)} for each in self.fields]
+        if self.reason:
+            told["reason"] = self.reason
+        return told
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Changes in the order in which they can be made."""
+
+    changes: tuple[Change, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return all(change.action == "same" for change in self.changes)
+
+    def count(self, *actions: Action) -> int:
+        return sum(change.action in actions for change in self.changes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"changes": [change.as_json() for change in self.changes], "is_empty": self.is_empty}
+
+
+def plan(
+    desired: Sequence[Resource],
+    observed: Mapping[str, Observed],
+    traits: Mapping[str, Traits],
+    unwanted: Iterable[tuple[Resource, Observed]] = (),
+) -> Plan:
+    """`observed` has, by id, what is there of the desired; `unwanted` is what else belongs to this deployment.
+
+    1. What is wanted and not there is created.
+    2. What is there and differs is updated, or replaced where a property that cannot be changed differs or it has failed.
+    3. What is there and not wanted is deleted, last, and in the order opposite to its making.
+    """
+    ordered = in_order(desired)
+    coming: set[str] = set()  # ids whose outputs are not those that are observed
+    changes = []
+    for resource in ordered:
+        change = _change(resource, observed, traits.get(resource.kind, Traits()), coming)
+        if change.action in ("create", "replace"):
+            coming.add(resource.id)
+        changes.append(change)
+    leftover = {resource.id: (resource, found) for resource, found in unwanted}
+    gone = [leftover[resource.id] for resource in reversed(in_order([resource for resource, _ in leftover.values()]))]
+    changes += [Change("delete", resource, found) for resource, found in gone]
+    return Plan(tuple(changes))
+
+
+def in_order(resources: Sequence[Resource]) -> list[Resource]:
+    """Each after what it needs; otherwise as given. Needs that are not among them are met by what is there."""
+    by_id = {resource.id: resource for resource in resources}
+    if len(by_id) < len(resources):
+        raise ValueError("two resources have one id")
+    sorter = TopologicalSorter({each.id: [need for need in each.needs if need in by_id] for each in resources})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ValueError(f"resources need one another: {error.args[1]}") from error
+    place = {resource.id: number for number, resource in enumerate(resources)}
+    ordered = []
+    while sorter.is_active():
+        for ready in sorted(sorter.get_ready(), key=place.__getitem__):
+            ordered.append(by_id[ready])
+            sorter.done(ready)
+    return ordered
+
+
+def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]) -> Change:
+    found = observed.get(resource.id)
+    if found is None:
+        fields = differences({}, resource.properties, observed, coming)
+        return Change("create", resource, None, tuple(fields))
+    fields = differences(found.properties, {k: v for k, v in resource.properties.items() if k not in traits.unseen}, observed, coming)
+    if traits.is_tagged:
+        fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
+    if found.state == "failed" and traits.replace_failed:
+        return Change("replace", resource, found, tuple(fields), f"it has failed: {found.reason}" if found.reason else "it has failed")
+    if not fields:
+        return Change("same", resource, found)
+    if any(field.path.split(".")[0] in traits.fixed for field in fields):
+        return Change("replace", resource, found, tuple(fields))
+    return Change("update", resource, found, tuple(fields))
+
+
+def differences(old: Any, new: Any, observed: Mapping[str, Observed], coming: set[str], path: str = "") -> list[Field]:
+    """Where `new` says something else than `old`. What `new` does not name is the platform's own and no difference."""
+    if isinstance(new, Ref):
+        known = None if new.id in coming or new.id not in observed else observed[new.id].outputs.get(new.attribute)
+        return [] if known is not None and known == old else [Field(path, old, new if known is None else known)]
+    if isinstance(new, Mapping):
+        before = old if isinstance(old, Mapping) else {}
+        found = []
+        for key, value in new.items():
+            found += differences(before.get(key), value, observed, coming, f"{path}.{key}" if path else str(key))
+        return found if found or isinstance(old, Mapping) or not path else [Field(path, old, new)]
+    if isinstance(new, (list, tuple)):
+        same = isinstance(old, (list, tuple)) and len(old) == len(new)
+        same = same and not any(differences(*pair, observed, coming, path) for pair in zip(old, new, strict=True))
+        return [] if same else [Field(path, old, new)]
+    return [] if old == new and isinstance(old, bool) == isinstance(new, bool) else [Field(path, old, new)]
+
+
+def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
+    """`value` with what its Refs ask for. Raises KeyError for what is not there."""
+    if isinstance(value, Ref):
+        return outputs[value.id][value.attribute]
+    if isinstance(value, Mapping):
+        return {key: resolved(each, outputs) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [resolved(each, outputs) for each in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Ref):
+        return {"known_after": value.id, "attribute": value.attribute}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value

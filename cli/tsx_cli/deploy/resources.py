@@ -1,0 +1,67 @@
+"""What a deployment is made of: resources in the words of the platform's API, and what is there of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["ready", "changing", "failed"]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value that another resource has only once it is there, such as the number of a function's version."""
+
+    id: str  # of that resource, in this deployment
+    attribute: str  # as CloudFormation's `Fn::GetAtt` names it; `Ref` for what `Ref` gives
+
+    def __str__(self) -> str:
+        return f"({self.attribute} of {self.id}, known when that is there)"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One thing that is to be there.
+
+    `kind` is CloudFormation's type and `properties` are its properties, which are those of the API: what is carried out and what is
+    exported are the same. They hold no tags: `tags` are put on everything that can carry them.
+    """
+
+    id: str  # the same in each plan of this deployment: letters and digits, as CloudFormation wants logical ids
+    kind: str
+    name: str  # on the platform
+    properties: Mapping[str, Any]
+    needs: tuple[str, ...] = ()  # ids of what must be there before it
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A resource as it is found."""
+
+    name: str
+    properties: Mapping[str, Any]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)  # what a Ref may ask for
+    state: State = "ready"
+    reason: str = ""  # why it failed, in the platform's words
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a plan must know of a kind of resource."""
+
+    fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
+    unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
+    replace_failed: bool = True  # one that failed is removed and made anew
+    is_tagged: bool = True  # whether it can carry tags, and tells them
+    is_kept: bool = False  # holds what was deployed before: left alone unless it is asked for by name (`--purge`)
+
+
+def digest(value: Any, length: int = 8) -> str:
+    """The beginning of a SHA-256, for names: the same for equal values, whatever the order of their keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

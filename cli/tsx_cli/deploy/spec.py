@@ -1,0 +1,240 @@
+"""What a person wants deployed, and where: the flags of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml.
+
+A key that is not known is an error that names the nearest; a value that no platform takes is an error before anything is asked of it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from tsx_cli.failure import CliError, UsageError
+from tsx_runtime.nearest import suggestion
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
+TARGETS: tuple[str, ...] = get_args(Target)
+NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
+LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def seconds(value: object) -> object:
+    """`90`, `90s`, `10m` or `1h` as seconds."""
+    if isinstance(value, str):
+        match = _SPAN.fullmatch(value.strip())
+        if match is None:
+            raise ValueError("write a time such as 90s, 10m or 1h")
+        return round(float(match[1]) * _SECONDS[match[2] or "s"])
+    return value
+
+
+def percent(value: object) -> object:
+    return value.strip().removesuffix("%") if isinstance(value, str) else value
+
+
+Seconds = Annotated[int, BeforeValidator(seconds)]
+Percent = Annotated[float, BeforeValidator(percent)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Canary(Part):
+    """The new version gets a share first, and goes back by itself when an alarm goes off while it does."""
+
+    percent: Percent = Field(default=10, ge=1, le=50)
+    bake: Annotated[Seconds, Field(ge=0, le=3600)] = 600
+    alarms: tuple[str, ...] = ("5xx>0",)  # `5xx>N` in a minute, `p95>300ms`, `p99>1s`, or the name of an alarm that is there
+
+
+class Autoscaling(Part):
+    min: int = Field(default=1, ge=0)
+    max: int = Field(default=4, ge=1)
+    target: float = Field(
+        default=4, gt=0
+    )  # requests in flight for each instance; of Lambda: the share of its provisioned concurrency in use
+    scale_in: Annotated[Seconds, Field(ge=0)] = 300
+    scale_out: Annotated[Seconds, Field(ge=0)] = 60
+
+
+class Serverless(Part):
+    memory: Literal[1024, 2048, 3072, 4096, 5120, 6144] = 4096
+    concurrency: int = Field(default=20, ge=1, le=200)
+    provisioned: int | None = Field(default=None, ge=1, le=200)
+
+
+class Asynchronous(Part):
+    output: str  # s3://bucket/prefix
+    failures: str | None = None
+    success_topic: str | None = None
+    error_topic: str | None = None
+    concurrency: int | None = Field(default=None, ge=1, le=1000)  # of one instance
+
+
+class DataCapture(Part):
+    percent: Percent = Field(default=100, ge=0, le=100)
+    to: str  # s3://bucket/prefix
+
+
+class SageMaker(Part):
+    role: str | None = None  # ARN of the execution role
+    bucket: str | None = None
+    instance_type: str = "ml.c6i.xlarge"
+    instances: int = Field(default=1, ge=1)
+    startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
+    download_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
+    multi_model: bool = False
+    network_isolation: bool = False
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None
+    ami: str | None = None
+    routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM"] = "LEAST_OUTSTANDING_REQUESTS"
+    serverless: Serverless | None = None
+    asynchronous: Asynchronous | None = None
+    autoscaling: Autoscaling | None = None
+    data_capture: DataCapture | None = None
+
+
+class Queue(Part):
+    """An SQS queue whose messages are the function's requests."""
+
+    arn: str
+    batch_size: int = Field(default=10, ge=1, le=10_000)
+    window: Annotated[Seconds, Field(ge=0, le=300)] = 1
+    concurrency: int | None = Field(default=None, ge=2, le=1000)
+
+
+class Lambda(Part):
+    role: str | None = None
+    memory: int = Field(default=3008, ge=128, le=32_768)
+    timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
+    storage: int = Field(default=512, ge=512, le=10_240)  # MiB of /tmp
+    architecture: Literal["x86_64", "arm64"] = "x86_64"
+    url: Literal["off", "iam", "public"] = "iam"
+    streaming: bool = False
+    reserved: int | None = Field(default=None, ge=0)
+    provisioned: int | None = Field(default=None, ge=1)
+    autoscaling: Autoscaling | None = None
+    queue: Queue | None = None
+    capacity_provider: str | None = None  # ARN: runs on Lambda Managed Instances
+    concurrency: int | None = Field(default=None, ge=1, le=1600)  # of one environment there
+
+
+class Container(Part):
+    engine: Literal["auto", "docker", "podman"] = "auto"
+    port: int = Field(default=8080, ge=1, le=65_535)
+    management_port: int | None = Field(default=None, ge=1, le=65_535)
+    gpus: int = Field(default=0, ge=0)
+    cpus: float | None = Field(default=None, gt=0)
+    memory: str | None = None  # such as 4g
+    grace: Annotated[Seconds, Field(ge=1)] = 60
+
+
+class Kubernetes(Part):
+    namespace: str = "default"
+    context: str | None = None
+    replicas: int = Field(default=2, ge=0)
+    most_replicas: int = Field(default=8, ge=1)
+    queue_target: float = Field(default=4, gt=0)  # requests waiting for each replica, above which more replicas start
+    cpu: str = "2"
+    memory: str = "4Gi"
+    gpus: int = Field(default=0, ge=0)
+    grace: Annotated[Seconds, Field(ge=1)] = 60
+    kserve: bool = False
+
+
+class DeploySpec(Part):
+    name: str
+    target: Target
+    model: Path
+    region: str | None = None
+    profile: str | None = None
+    image: str | None = None  # one that is built and pushed already
+    repository: str | None = None  # where images are pushed
+    env: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict)
+    canary: Canary | None = None
+    keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
+    sagemaker: SageMaker = Field(default_factory=SageMaker)
+    lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
+    container: Container = Field(default_factory=Container)
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+            raise ValueError(f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between them")
+        return name
+
+
+def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
+    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError."""
+    said = _tables(file)
+    own = {key: value for key, value in said.items() if not _is_deployment(key, value)}
+    named = said.get(str(given.get("name")), {})
+    values = _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None})
+    try:
+        return DeploySpec.model_validate(values)
+    except ValidationError as error:
+        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+
+
+def _tables(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        found = tomllib.loads(file.read_text()).get("deploy", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CliError(f"{file} is no TOML: {error}") from error
+    if not isinstance(found, dict):
+        raise CliError(f"{file}: deploy is a table, [deploy]")
+    return found
+
+
+def _is_deployment(key: str, value: object) -> bool:
+    return isinstance(value, dict) and key not in _fields(DeploySpec)
+
+
+def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(low)
+    for key, value in high.items():
+        both[key] = _merged(low[key], value) if isinstance(value, Mapping) and isinstance(low.get(key), Mapping) else value
+    return both
+
+
+def _in_words(problem: Mapping[str, Any]) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"deploy has no key '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
+    if problem["type"] == "missing":
+        return f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in tsx.toml"
+    return f"{place}: {str(problem['msg']).removeprefix('Value error, ')} (it is {problem['input']!r})"
+
+
+def _known(place: tuple[Any, ...]) -> list[str]:
+    model: Any = DeploySpec
+    for key in place:
+        field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
+        parts = [] if field is None else [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        model = next((kind for kind in parts if issubclass(kind, Part)), None)
+        if model is None:
+            return []
+    return _fields(model)
+
+
+def _fields(model: type[Part]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
