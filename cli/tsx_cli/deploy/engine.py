@@ -27,6 +27,7 @@ class Event:
     text: str = ""
 
 
+OWNER = "tsx:name"  # the tag that says which deployment a resource belongs to
 OnEvent = Callable[[Event], None]
 
 
@@ -50,6 +51,8 @@ class Engine:
     def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
         """Looks at all that is wanted, and at what else belongs to the deployment. Nothing is changed."""
         observed = {resource.id: found for resource in desired if (found := self.observe(resource)) is not None}
+        for resource in desired:
+            _refuse_strangers(resource, observed.get(resource.id))
         self.outputs = {id: found.outputs for id, found in observed.items()}
         leftover = [(resource, found) for resource in unwanted if (found := self.observe(resource)) is not None]
         return plan(desired, observed, {kind: each.traits for kind, each in self.kinds.items()}, leftover)
@@ -95,6 +98,9 @@ class Engine:
         if settled.state == "failed":
             raise CloudError(f"{resource.name} has failed: {settled.reason or 'AWS gives no reason'}")
         self.outputs[resource.id] = settled.outputs
+        again = plan([resource], {resource.id: settled}, {resource.kind: kind.traits}).changes[0]
+        if again.action != "same":  # an alarm went off, or it did not start: AWS has put the former back
+            raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
 
     def _until_settled(self, change: Change, start: float) -> Observed:
         kind = self.kinds[change.resource.kind]
@@ -115,6 +121,15 @@ class Engine:
             raise CloudError(f"{change.resource.name}: nothing has come of it for {seconds:.0f} s ({text})")
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)
+
+
+def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
+    """What somebody else has made under the name that is wanted is not taken over."""
+    wanted = resource.tags.get(OWNER)
+    if found is not None and wanted is not None and found.tags.get(OWNER) != wanted:
+        whose = found.tags.get(OWNER)
+        made = f"it belongs to the deployment '{whose}'" if whose else "tsx deploy did not make it"
+        raise CliError(f"{resource.kind.rpartition('::')[2]} {resource.name} is there already, and {made}; choose another --name")
 
 
 def _story(said: str, change: Change, done: Sequence[Change]) -> str:

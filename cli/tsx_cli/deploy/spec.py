@@ -181,16 +181,28 @@ class DeploySpec(Part):
         return name
 
 
+def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Name, target, region and profile alone, for verbs that need no model. Raises UsageError and CliError."""
+    values = _values(file, given)
+    for key in ("name", "target"):
+        if not isinstance(values.get(key), str):
+            raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
+    return {key: values.get(key) for key in ("name", "target", "region", "profile")}
+
+
 def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
     """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError."""
+    try:
+        return DeploySpec.model_validate(_values(file, given))
+    except ValidationError as error:
+        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+
+
+def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     said = _tables(file)
     own = {key: value for key, value in said.items() if not _is_deployment(key, value)}
     named = said.get(str(given.get("name")), {})
-    values = _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None})
-    try:
-        return DeploySpec.model_validate(values)
-    except ValidationError as error:
-        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+    return _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None})
 
 
 def _tables(file: Path | None) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.facts import model_data
 from tsx_cli.deploy.kinds.base import tag_list
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.resources import Observed, Resource, Traits
@@ -49,7 +51,7 @@ class Bucket:
 
 
 class Object:
-    """A file in a bucket; its name there is `bucket/key`. `Path` is where the file lies on this machine."""
+    """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it. Its name there is `bucket/key`."""
 
     traits = Traits(is_kept=True, is_tagged=False, unseen=frozenset({"Path"}))
     poll, patience = 1.0, 60.0
@@ -68,8 +70,9 @@ class Object:
     def create(self, cloud: Cloud, resource: Resource) -> None:
         bucket, _, key = resource.name.partition("/")
         extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
-        with told(f"uploading {Path(resource.properties['Path']).name} to s3://{resource.name}"):
-            cloud.client("s3").upload_file(str(resource.properties["Path"]), bucket, key, ExtraArgs=extra)
+        archive = Path(resource.properties["Path"])
+        with tempfile.TemporaryDirectory(prefix="tsx-deploy-") as directory, told(f"uploading {archive.name} to s3://{resource.name}"):
+            cloud.client("s3").upload_file(str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         self.create(cloud, resource)

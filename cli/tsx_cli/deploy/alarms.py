@@ -1,0 +1,69 @@
+"""Alarms in the words of `--alarm`: `5xx>0`, `p95>300ms`, or the name of one that is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tsx_cli.deploy.resources import Resource, digest
+from tsx_cli.failure import UsageError
+
+_BOUND = re.compile(r"(5xx|p\d{1,2}(?:\.\d+)?)\s*>\s*(\d+(?:\.\d+)?)\s*(ms|s)?", re.IGNORECASE)
+_NAME = re.compile(r"[^>]{1,255}")
+
+
+class Metrics(NamedTuple):
+    """Where a target counts failures and times."""
+
+    namespace: str
+    errors: str
+    latency: str
+    per_millisecond: float  # the unit of its times
+    dimensions: Mapping[str, str]
+
+
+class Alarms(NamedTuple):
+    made: list[Resource]
+    names: list[str]  # of these, and of those that are there already
+
+
+def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[str, str]) -> Alarms:
+    """Raises UsageError for what is neither a bound nor a name."""
+    made: list[Resource] = []
+    names: list[str] = []
+    for text in texts:
+        bound = _BOUND.fullmatch(text.strip())
+        if bound is None:
+            if not _NAME.fullmatch(text):
+                raise UsageError(f"--alarm: '{text}' is no alarm; write 5xx>0, p95>300ms, or the name of an alarm that is there")
+            names.append(text)
+            continue
+        properties = _properties(bound, metrics)
+        name = f"{prefix}-{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')}-{digest(properties, 4)}"
+        made.append(Resource(f"Alarm{len(made) + 1}", "AWS::CloudWatch::Alarm", name, properties, tags=tags))
+        names.append(name)
+    return Alarms(made, names)
+
+
+def _properties(bound: re.Match[str], metrics: Metrics) -> dict[str, Any]:
+    what, number, unit = bound[1].lower(), float(bound[2]), bound[3]
+    if what == "5xx":
+        if unit:
+            raise UsageError(f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}")
+        measured: dict[str, Any] = {"MetricName": metrics.errors, "Statistic": "Sum", "Threshold": number}
+    else:
+        if not unit or not 0 < float(what[1:]) <= 100:
+            raise UsageError(f"--alarm: '{bound[0]}' is no bound of a latency; write p95>300ms")
+        threshold = number * (1000 if unit.lower() == "s" else 1) * metrics.per_millisecond
+        measured = {"MetricName": metrics.latency, "ExtendedStatistic": what, "Threshold": threshold}
+    return {
+        "AlarmDescription": f"{bound[0]} of what tsx deploy made",
+        "Namespace": metrics.namespace,
+        **measured,
+        "Dimensions": [{"Name": name, "Value": value} for name, value in metrics.dimensions.items()],
+        "Period": 60,
+        "EvaluationPeriods": 1,
+        "ComparisonOperator": "GreaterThanThreshold",
+        "TreatMissingData": "notBreaching",
+    }

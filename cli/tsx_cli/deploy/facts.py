@@ -1,0 +1,60 @@
+"""What is deployed: an archive, looked at once, and an image by its digest."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsx_archiver import Inspection, inspect_archive
+from tsx_cli.failure import CliError
+
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    archive: Path
+    sha256: str  # of the archive
+    model_name: str
+    model_version: str
+    image: str  # repository@sha256:...
+    account: str
+    region: str
+    partition: str = "aws"
+
+    @property
+    def image_digest(self) -> str:
+        return self.image.partition("@")[2]
+
+    def arn(self, service: str, resource: str, *, region: bool = True) -> str:
+        return f"arn:{self.partition}:{service}:{self.region if region else ''}:{self.account}:{resource}"
+
+
+def look_at(archive: Path) -> tuple[Inspection, str]:
+    """What the archive says of itself, and the SHA-256 of its file. Raises ArchiveError and CliError."""
+    if archive.is_dir():
+        raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
+    inspection = inspect_archive(archive)
+    sha256 = hashlib.sha256()
+    with archive.open("rb") as file:
+        while block := file.read(BLOCK):
+            sha256.update(block)
+    return inspection, sha256.hexdigest()
+
+
+def model_data(archive: Path, directory: Path) -> Path:
+    """`model.tar.gz` as SageMaker wants it, with the archive in it: the same bytes for the same archive, whenever they are made."""
+    made = directory / "model.tar.gz"
+    with (
+        made.open("wb") as file,
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+        archive.open("rb") as content,
+    ):
+        member = tarfile.TarInfo(archive.name)
+        member.size, member.mode = archive.stat().st_size, 0o644
+        tar.addfile(member, content)
+    return made

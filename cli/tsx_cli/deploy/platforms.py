@@ -1,0 +1,60 @@
+"""What the verbs of `tsx deploy` ask of a target that is a service of AWS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.spec import DeploySpec
+
+
+class Version(NamedTuple):
+    """What was deployed once and can be gone back to."""
+
+    number: int  # 1 is the oldest that is kept
+    id: str  # its name on the platform
+    made: datetime
+    tags: Mapping[str, str]
+    is_current: bool
+
+    @property
+    def model(self) -> str:
+        return self.tags.get("tsx:model", "")
+
+
+class Answer(NamedTuple):
+    body: bytes
+    content_type: str
+    facts: Mapping[str, Any]  # what else the platform says, for `--json`
+
+
+class Platform(Protocol):
+    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
+
+    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+        """All of a deployment that is there, each with what it needs; with `purge` also files and images."""
+        ...
+
+    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+        """Earlier versions beyond those that are kept."""
+        ...
+
+    def versions(self, cloud: Cloud, name: str) -> list[Version]:
+        """The oldest first."""
+        ...
+
+    def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+        """What is wanted where an earlier version is."""
+        ...
+
+    def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
+        """What `tsx deploy status` shows; None where there is no such deployment."""
+        ...
+
+    def log_group(self, name: str) -> str: ...
+
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Answer: ...

@@ -1,0 +1,153 @@
+"""What is there of a SageMaker endpoint: its parts, its earlier versions, how it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.kinds.base import tag_map
+from tsx_cli.deploy.platforms import Answer, Version
+from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources
+
+DIMENSIONS = ("sagemaker:variant:DesiredInstanceCount", "sagemaker:variant:DesiredProvisionedConcurrency")
+
+
+class SageMaker:
+    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return resources(spec, facts)
+
+    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+        models = [Resource(f"Model{n}", "AWS::SageMaker::Model", each, {}) for n, each in enumerate(_names(cloud, "model", name))]
+        needs = tuple(each.id for each in models)
+        kind = "AWS::SageMaker::EndpointConfig"
+        configs = [Resource(f"Config{n}", kind, each, {}, needs) for n, each in enumerate(_names(cloud, "endpoint_config", name))]
+        alarms = [Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(_alarms(cloud, name))]
+        endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
+        found = [*models, *configs, *alarms]
+        if endpoint is not None and endpoint.tags.get("tsx:name") == name:
+            needs = tuple(each.id for each in (*configs, *alarms))
+            found += [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs), *_scaling(cloud, name)]
+        return [*(_objects(cloud, models) if purge else []), *found]
+
+    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+        """Configurations beyond the newest `keep`, and models that no other configuration names."""
+        names = {each.name for each in wanted}
+        others = [each for each in self.versions(cloud, spec.name) if each.id not in names]
+        gone = {each.id for each in others[: -(spec.keep - 1) or None] if not each.is_current}
+        belongings = self.belongings(cloud, spec.name)
+        configs = [each for each in belongings if each.kind == "AWS::SageMaker::EndpointConfig"]
+        used = {model for each in configs if each.name not in gone for model in _models_of(cloud, each.name)} | names
+        models = [each for each in belongings if each.kind == "AWS::SageMaker::Model" and each.name not in used]
+        return [*models, *(each for each in configs if each.name in gone)]
+
+    def versions(self, cloud: Cloud, name: str) -> list[Version]:
+        endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
+        current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
+        with told(f"listing the configurations of {name}"):
+            client = cloud.client("sagemaker")
+            found = [client.describe_endpoint_config(EndpointConfigName=each) for each in _names(cloud, "endpoint_config", name)]
+            tags = [tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"]) for each in found]
+        pairs = sorted(zip(found, tags, strict=True), key=lambda pair: pair[0]["CreationTime"])
+        return [
+            Version(number, each["EndpointConfigName"], each["CreationTime"], own, each["EndpointConfigName"] == current)
+            for number, (each, own) in enumerate(pairs, start=1)
+        ]
+
+    def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+        return [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {"EndpointConfigName": version.id}, tags=version.tags)]
+
+    def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
+        endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
+        if endpoint is None:
+            return None
+        config = KINDS["AWS::SageMaker::EndpointConfig"].observe(cloud, endpoint.properties["EndpointConfigName"])
+        variants = [] if config is None else config.properties["ProductionVariants"]
+        now = {each["VariantName"]: each for each in endpoint.outputs["variants"]}
+        return {
+            "name": name,
+            "target": "sagemaker",
+            "region": cloud.region,
+            "status": endpoint.outputs["status"],
+            "reason": endpoint.reason,
+            "model": endpoint.tags.get("tsx:model"),
+            "image": endpoint.tags.get("tsx:image-digest"),
+            "configuration": endpoint.properties["EndpointConfigName"],
+            "variants": [_variant(each, now.get(each["VariantName"], {})) for each in variants],
+            "alarms": {each: _alarm_state(cloud, each) for each in _alarms(cloud, name)},
+            "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if "ScalableTarget" in each.kind],
+        }
+
+    def log_group(self, name: str) -> str:
+        return f"/aws/sagemaker/Endpoints/{name}"
+
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Answer:
+        with told(f"asking {name}"):
+            given = {"EndpointName": name, "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
+            answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
+            content = answer["Body"].read()
+        facts = {"variant": answer.get("InvokedProductionVariant"), "request_id": answer["ResponseMetadata"].get("RequestId")}
+        return Answer(content, answer.get("ContentType", ""), facts)
+
+
+def _names(cloud: Cloud, what: str, name: str) -> list[str]:
+    """Of models or configurations that this deployment has made: `tsx-NAME-` and eight digits, so that `a` has none of `a-b`."""
+    key = "".join(map(str.title, what.split("_")))
+    own = re.compile(re.escape(prefix(name)) + "[0-9a-f]{8}")
+    with told(f"listing what there is of {name}"):
+        pages = cloud.client("sagemaker").get_paginator(f"list_{what}s").paginate(NameContains=prefix(name))
+        return sorted(each[f"{key}Name"] for page in pages for each in page[f"{key}s"] if own.fullmatch(each[f"{key}Name"]))
+
+
+def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
+    found = KINDS["AWS::SageMaker::EndpointConfig"].observe(cloud, config)
+    if found is not None:
+        yield from (variant["ModelName"] for variant in found.properties["ProductionVariants"])
+
+
+def _alarms(cloud: Cloud, name: str) -> list[str]:
+    own = re.compile(re.escape(prefix(name)) + "[0-9a-z-]+-[0-9a-f]{4}")
+    with told(f"listing the alarms of {name}"):
+        pages = cloud.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=prefix(name))
+        found = [each for page in pages for each in page["MetricAlarms"]]
+    of = {"Name": "EndpointName", "Value": name}
+    return [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in each["Dimensions"]]
+
+
+def _alarm_state(cloud: Cloud, name: str) -> str:
+    found = KINDS["AWS::CloudWatch::Alarm"].observe(cloud, name)
+    return "" if found is None else found.outputs["status"]
+
+
+def _scaling(cloud: Cloud, name: str) -> list[Resource]:
+    found = []
+    for number, dimension in enumerate(DIMENSIONS):
+        which = f"sagemaker|endpoint/{name}/variant/{VARIANT}|{dimension}"
+        if KINDS["AWS::ApplicationAutoScaling::ScalableTarget"].observe(cloud, which) is None:
+            continue
+        policy = f"{which}|tsx-{name}-in-flight"
+        target = Resource(f"ScalableTarget{number}", "AWS::ApplicationAutoScaling::ScalableTarget", which, {}, ("Endpoint",))
+        found += [
+            target,
+            Resource(f"ScalingPolicy{number}", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (target.id,)),
+        ]
+    return found
+
+
+def _objects(cloud: Cloud, models: Sequence[Resource]) -> list[Resource]:
+    urls = set()
+    for model in models:
+        found = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
+        if found is not None:
+            urls.add(found.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
+    return [Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls)) if not url.endswith("/")]
+
+
+def _variant(said: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {key: said[key] for key in ("VariantName", "ModelName", "InstanceType", "ServerlessConfig") if key in said}
+    return shown | {key: now[key] for key in ("CurrentInstanceCount", "DesiredInstanceCount", "CurrentWeight") if key in now}

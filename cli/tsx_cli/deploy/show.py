@@ -1,0 +1,115 @@
+"""What a person sees of a deployment: the plan, how far it is, what is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from tsx_cli.deploy.engine import Event
+from tsx_cli.deploy.plan import SIGNS, Change, Plan
+from tsx_cli.deploy.platforms import Version
+from tsx_cli.output import one_line, print_table
+
+LONGEST = 100  # characters of a value
+WORDS = {"create": "created", "update": "updated", "replace": "made anew", "delete": "deleted", "same": "as it should be"}
+
+
+def show_plan(planned: Plan) -> None:
+    """A line for each resource, and under what changes the values that do."""
+    for change in planned.changes:
+        print(f"{SIGNS[change.action]:>3} {_kind(change):<15} {one_line(change.resource.name)}{_because(change)}")
+        if change.action in ("update", "replace"):
+            for field in change.fields:
+                print(f"      {field.path}: {_value(field.old)} -> {_value(field.new)}")
+    counts = [(planned.count("create"), "to create"), (planned.count("update"), "to update")]
+    counts += [
+        (planned.count("replace"), "to make anew"),
+        (planned.count("delete"), "to delete"),
+        (planned.count("same"), "as it should be"),
+    ]
+    print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.")
+
+
+class Steps:
+    """A line for each change that is carried out, and the time it takes; on a terminal the line moves while AWS works."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._status: Status | None = None
+
+    def __enter__(self) -> Steps:
+        if self._console.is_terminal and not self._console.quiet:
+            self._status = self._console.status("")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, event: Event) -> None:
+        what = f"{_kind(event.change)} {event.change.resource.name}"
+        if event.stage in ("done", "failed"):
+            if self._status is not None:
+                self._status.stop()
+            word = WORDS[event.change.action] if event.stage == "done" else "failed"
+            self._console.print(f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True)
+        elif self._status is not None:
+            self._status.update(f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s)".replace("[", r"\["))
+            self._status.start()
+
+
+def show_versions(versions: list[Version]) -> None:
+    rows = [
+        (each.number, each.made.astimezone().strftime("%Y-%m-%d %H:%M"), each.model, each.id, "now" if each.is_current else "")
+        for each in reversed(versions)
+    ]
+    print_table(["version", "made", "model", "configuration", ""], rows)
+
+
+def show_status(told: Mapping[str, Any]) -> None:
+    rows = []
+    for key, value in told.items():
+        if value in (None, "", [], {}):
+            continue
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            for number, part in enumerate(value, start=1):
+                rows += [(f"{key.rstrip('s')} {number} {name}", _value(each)) for name, each in part.items()]
+        else:
+            rows.append((key, _value(value)))
+    print_table(["", ""], rows)
+
+
+def plain(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def confirm(planned: Plan, question: str) -> bool:
+    """Only a person at a terminal can be asked."""
+    if not sys.stdin.isatty():
+        return False
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _kind(change: Change) -> str:
+    return change.resource.kind.rpartition("::")[2]
+
+
+def _because(change: Change) -> str:
+    return f"  ({one_line(change.reason)})" if change.reason else ""
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key}={each}" for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(map(str, value))
+    text = one_line(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

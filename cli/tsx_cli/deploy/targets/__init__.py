@@ -1,0 +1,1 @@
+"""What each target is made of: from what is wanted to resources. Pure functions."""

@@ -1,0 +1,209 @@
+"""A SageMaker endpoint as resources: bucket and model data, model, configuration, endpoint, scaling, alarms.
+
+Models and configurations cannot be changed, so their names are made of what they say: what was deployed before stays there under its
+own name, and going back is giving the endpoint its earlier configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.resources import Resource, digest
+from tsx_cli.deploy.spec import Autoscaling, DeploySpec
+from tsx_cli.failure import UsageError
+
+VARIANT = "AllTraffic"
+
+
+def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
+    """Everything of one endpoint. Raises UsageError for what SageMaker does not do."""
+    own = spec.sagemaker
+    _check(spec)
+    tags = tags_of(spec, facts)
+    bucket = own.bucket or f"tsx-{facts.account}-{facts.region}"
+    key = f"tsx/{spec.name}/{'models/' if own.multi_model else facts.sha256[:16] + '/'}"
+    url = f"s3://{bucket}/{key}" + ("" if own.multi_model else "model.tar.gz")
+    file = f"{facts.model_name}.tar.gz" if own.multi_model else "model.tar.gz"
+    made = [] if own.bucket else [_bucket(bucket, tags)]
+    needs = tuple(each.id for each in made)
+    content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
+    made.append(Resource("ModelData", "Tsx::S3::Object", f"{bucket}/{key}{file}", content, needs))
+    model = _named("Model", "AWS::SageMaker::Model", spec, _model(spec, facts, url), ("ModelData",), tags)
+    config = _named("EndpointConfig", "AWS::SageMaker::EndpointConfig", spec, _config(spec, model.name), ("Model",), tags)
+    watched = _alarms(spec, tags)
+    endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
+    if own.serverless is None:
+        endpoint["DeploymentConfig"] = _deployment(spec, watched.names)
+    if own.autoscaling is not None:
+        endpoint |= _retained()
+    needs = ("EndpointConfig", *(alarm.id for alarm in watched.made))
+    made += [model, config, *watched.made, Resource("Endpoint", "AWS::SageMaker::Endpoint", spec.name, endpoint, needs, tags)]
+    if own.autoscaling is not None:
+        made += _scaling(spec, own.autoscaling)
+    return made
+
+
+def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
+    """By which a deployment is found again: there is no other state."""
+    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags"})
+    return {
+        **spec.tags,
+        "tsx:name": spec.name,
+        "tsx:target": spec.target,
+        "tsx:spec-sha": digest(wanted, 16),
+        "tsx:model-sha": facts.sha256[:16],
+        "tsx:model": f"{facts.model_name}/{facts.model_version}",
+        "tsx:image-digest": facts.image_digest,
+    }
+
+
+def prefix(name: str) -> str:
+    """Of the names of a deployment's models, configurations and alarms."""
+    return f"tsx-{name}-"
+
+
+def _check(spec: DeploySpec) -> None:
+    own = spec.sagemaker
+    if own.role is None:
+        raise UsageError("sagemaker.role is not given: the ARN of the role that the endpoint runs with; infra/iam has what it needs")
+    if own.serverless is None:
+        return
+    clashes = {
+        "canary": spec.canary,
+        "sagemaker.multi_model": own.multi_model,
+        "sagemaker.subnets": own.subnets,
+        "sagemaker.network_isolation": own.network_isolation,
+        "sagemaker.data_capture": own.data_capture,
+        "sagemaker.asynchronous": own.asynchronous,
+    }
+    said = [key for key, value in clashes.items() if value]
+    if said:
+        raise UsageError(f"a serverless endpoint has no {', '.join(said)}: SageMaker offers it on instances only. Take one of both away")
+    if own.autoscaling is not None and own.serverless.provisioned is None:
+        raise UsageError(
+            "a serverless endpoint scales by itself; sagemaker.autoscaling is for its provisioned concurrency, which is not given"
+        )
+
+
+def _bucket(name: str, tags: Mapping[str, str]) -> Resource:
+    closed = dict.fromkeys(("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True)
+    shared = {"tsx:target": tags["tsx:target"]}  # it serves every endpoint of this account and region
+    return Resource("Bucket", "AWS::S3::Bucket", name, {"PublicAccessBlockConfiguration": closed}, tags=shared)
+
+
+def _named(
+    id: str, kind: str, spec: DeploySpec, properties: Mapping[str, Any], needs: tuple[str, ...], tags: Mapping[str, str]
+) -> Resource:
+    return Resource(id, kind, prefix(spec.name) + digest(properties), properties, needs, tags)
+
+
+def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
+    own = spec.sagemaker
+    container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "MultiModel" if own.multi_model else "SingleModel"}
+    if spec.env:
+        container["Environment"] = dict(spec.env)
+    properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role}
+    if own.subnets:
+        properties["VpcConfig"] = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
+    if own.network_isolation:
+        properties["EnableNetworkIsolation"] = True
+    return properties
+
+
+def _config(spec: DeploySpec, model: str) -> dict[str, Any]:
+    own = spec.sagemaker
+    variant: dict[str, Any] = {"VariantName": VARIANT, "ModelName": model, "InitialVariantWeight": 1.0}
+    if own.serverless is not None:
+        variant["ServerlessConfig"] = {"MemorySizeInMB": own.serverless.memory, "MaxConcurrency": own.serverless.concurrency}
+        if own.serverless.provisioned is not None:
+            variant["ServerlessConfig"]["ProvisionedConcurrency"] = own.serverless.provisioned
+    else:
+        variant |= {
+            "InstanceType": own.instance_type,
+            "InitialInstanceCount": own.instances,
+            "ContainerStartupHealthCheckTimeoutInSeconds": own.startup_timeout,
+            "ModelDataDownloadTimeoutInSeconds": own.download_timeout,
+            "RoutingConfig": {"RoutingStrategy": own.routing},
+        }
+        if own.ami is not None:
+            variant["InferenceAmiVersion"] = own.ami
+    properties: dict[str, Any] = {"ProductionVariants": [variant]}
+    if own.kms_key is not None:
+        properties["KmsKeyId"] = own.kms_key
+    if own.data_capture is not None:
+        properties["DataCaptureConfig"] = {
+            "EnableCapture": True,
+            "InitialSamplingPercentage": round(own.data_capture.percent),
+            "DestinationS3Uri": own.data_capture.to,
+            "CaptureOptions": [{"CaptureMode": "Input"}, {"CaptureMode": "Output"}],
+        }
+    if own.asynchronous is not None:
+        properties["AsyncInferenceConfig"] = _asynchronous(own.asynchronous.model_dump(exclude_none=True))
+    return properties
+
+
+def _asynchronous(said: Mapping[str, Any]) -> dict[str, Any]:
+    output: dict[str, Any] = {"S3OutputPath": said["output"]}
+    if "failures" in said:
+        output["S3FailurePath"] = said["failures"]
+    topics = {"SuccessTopic": said.get("success_topic"), "ErrorTopic": said.get("error_topic")}
+    if any(topics.values()):
+        output["NotificationConfig"] = {key: value for key, value in topics.items() if value}
+    config: dict[str, Any] = {"OutputConfig": output}
+    if "concurrency" in said:
+        config["ClientConfig"] = {"MaxConcurrentInvocationsPerInstance": said["concurrency"]}
+    return config
+
+
+def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
+    if spec.canary is None:
+        return Alarms([], [])
+    where = {"EndpointName": spec.name, "VariantName": VARIANT}
+    metrics = Metrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)  # it counts microseconds
+    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # an alarm outlives the version that it was made for
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own)
+
+
+def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
+    if spec.canary is None:
+        routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
+    else:
+        size = {"Type": "CAPACITY_PERCENT", "Value": round(spec.canary.percent)}
+        routing = {"Type": "CANARY", "WaitIntervalInSeconds": spec.canary.bake, "CanarySize": size}
+    policy = {"TrafficRoutingConfiguration": routing, "TerminationWaitInSeconds": 0 if spec.canary is None else 60}
+    deployment: dict[str, Any] = {"BlueGreenUpdatePolicy": policy}
+    if alarm_names:
+        deployment["AutoRollbackConfiguration"] = {"Alarms": [{"AlarmName": name} for name in alarm_names]}
+    return deployment
+
+
+def _retained() -> dict[str, Any]:
+    """A new version starts with as many instances as scaling has come to, not with those of its first day."""
+    ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
+    return {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": ours}
+
+
+def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
+    serverless = spec.sagemaker.serverless is not None
+    dimension = "sagemaker:variant:" + ("DesiredProvisionedConcurrency" if serverless else "DesiredInstanceCount")
+    metric = (
+        "SageMakerVariantProvisionedConcurrencyUtilization" if serverless else "SageMakerVariantConcurrentRequestsPerModelHighResolution"
+    )
+    which = {"ServiceNamespace": "sagemaker", "ResourceId": f"endpoint/{spec.name}/variant/{VARIANT}", "ScalableDimension": dimension}
+    bounds = {"MinCapacity": wanted.min, "MaxCapacity": wanted.max}
+    policy = f"tsx-{spec.name}-in-flight"
+    rule = {
+        "TargetValue": float(wanted.target),
+        "PredefinedMetricSpecification": {"PredefinedMetricType": metric},
+        "ScaleInCooldown": wanted.scale_in,
+        "ScaleOutCooldown": wanted.scale_out,
+    }
+    tracking = {"PolicyName": policy, "PolicyType": "TargetTrackingScaling", **which, "TargetTrackingScalingPolicyConfiguration": rule}
+    name = "|".join(which.values())
+    return [
+        Resource("ScalableTarget", "AWS::ApplicationAutoScaling::ScalableTarget", name, {**which, **bounds}, ("Endpoint",)),
+        Resource("ScalingPolicy", "AWS::ApplicationAutoScaling::ScalingPolicy", f"{name}|{policy}", tracking, ("ScalableTarget",)),
+    ]

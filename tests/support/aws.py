@@ -1,0 +1,113 @@
+"""AWS on this machine: moto's server, with what it lacks of SageMaker and is documented filled in.
+
+`UpdateEndpoint` is not there, instance types are those of 2020, and what is created is there at once: here endpoints take as many looks
+as a test says, fail with a reason, and go back where a test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+REGION, ACCOUNT = "eu-central-1", "123456789012"
+
+
+@dataclass
+class Course:
+    """How endpoints get on: for how many looks they are changing, and whether they then fail."""
+
+    looks: int = 0
+    failure: str = ""
+    left: dict[str, int] = field(default_factory=dict)
+    target: dict[str, tuple[str, str]] = field(default_factory=dict)  # by endpoint: the configuration it moves to, and its way
+    calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
+
+
+@contextmanager
+def aws(patch: pytest.MonkeyPatch) -> Generator[Course, None, None]:
+    """An empty account, which boto3 finds by the environment; yields what decides how endpoints get on."""
+    from moto.sagemaker.models import FakeEndpointConfig
+    from moto.sagemaker.responses import SageMakerResponse
+    from moto.server import ThreadedMotoServer
+
+    course = Course()
+    given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION}
+    for name, value in given.items():
+        patch.setenv(f"AWS_{name}", value)
+    patch.delenv("AWS_PROFILE", raising=False)
+    patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
+    patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, course), raising=False)
+    for name in ("create_endpoint", "describe_endpoint"):
+        patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), course))
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    try:
+        yield course
+    finally:
+        from urllib.request import Request, urlopen
+
+        urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
+        server.stop()
+
+
+def _endpoint(response: Any) -> Any:
+    name = response._get_param("EndpointName")
+    response.sagemaker_backend.describe_endpoint(name)  # raises where there is none
+    return response.sagemaker_backend.endpoints[name]
+
+
+def _update(response: Any, course: Course) -> Any:
+    """https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_UpdateEndpoint.html"""
+    from moto.core.responses import ActionResult
+    from moto.sagemaker.exceptions import ValidationError
+
+    endpoint, config = _endpoint(response), response._get_param("EndpointConfigName")
+    response.sagemaker_backend.describe_endpoint_config(config)
+    name = endpoint.endpoint_name
+    if course.left.get(name):
+        raise ValidationError(f"Cannot update in-progress endpoint {name}.")
+    course.calls.append(f"UpdateEndpoint {config}")
+    course.target[name] = (config, "update")
+    _begin(endpoint, course, "Updating")
+    return ActionResult({"EndpointArn": endpoint.arn})
+
+
+def _watched(name: str, real: Any, course: Course) -> Any:
+    def create_endpoint(response: Any) -> Any:
+        answer = real(response)
+        endpoint = _endpoint(response)
+        course.calls.append(f"CreateEndpoint {endpoint.endpoint_config_name}")
+        course.target[endpoint.endpoint_name] = (endpoint.endpoint_config_name, "create")
+        _begin(endpoint, course, "Creating")
+        return answer
+
+    def describe_endpoint(response: Any) -> Any:
+        endpoint = _endpoint(response)
+        name = endpoint.endpoint_name
+        if course.left.get(name, 0) > 0:
+            course.left[name] -= 1
+        elif name in course.target:
+            _settle(endpoint, course, *course.target.pop(name))
+        return real(response)
+
+    return create_endpoint if name == "create_endpoint" else describe_endpoint
+
+
+def _begin(endpoint: Any, course: Course, status: str) -> None:
+    endpoint.endpoint_status = status
+    course.left[endpoint.endpoint_name] = course.looks
+
+
+def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
+    """A creation that fails is Failed; an update that fails goes back, and says why."""
+    if course.failure:
+        endpoint.endpoint_status = "Failed" if way == "create" else "InService"
+        endpoint.failure_reason = course.failure
+        return
+    endpoint.endpoint_status, endpoint.endpoint_config_name, endpoint.failure_reason = "InService", config, None
