@@ -6,11 +6,15 @@ as a test says, fail with a reason, and go back where a test says so.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+from urllib.request import Request, urlopen
 
+import boto3
 import pytest
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
@@ -27,33 +31,47 @@ class Course:
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
 
 
+class Account:
+    """What boto3 finds by the environment; `emptied` begins anew."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.course = Course()
+
+    def emptied(self) -> Course:
+        urlopen(Request(f"{self.url}/moto-api/reset", method="POST")).close()
+        self.course = Course()
+        return self.course
+
+
 @contextmanager
-def aws(patch: pytest.MonkeyPatch) -> Generator[Course, None, None]:
-    """An empty account, which boto3 finds by the environment; yields what decides how endpoints get on."""
+def aws() -> Generator[Account, None, None]:
+    """One server and one session of boto3, whose descriptions of the services take half a second to read, for many tests."""
     from moto.sagemaker.models import FakeEndpointConfig
     from moto.sagemaker.responses import SageMakerResponse
     from moto.server import ThreadedMotoServer
 
-    course = Course()
-    given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION}
-    for name, value in given.items():
-        patch.setenv(f"AWS_{name}", value)
-    patch.delenv("AWS_PROFILE", raising=False)
-    patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
-    patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, course), raising=False)
-    for name in ("create_endpoint", "describe_endpoint"):
-        patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), course))
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    try:
-        yield course
-    finally:
-        from urllib.request import Request, urlopen
-
-        urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
-        server.stop()
+    account = Account(f"http://{host}:{port}")
+    make = boto3.session.Session
+    with pytest.MonkeyPatch.context() as patch:
+        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION, "ENDPOINT_URL": account.url}
+        for name, value in given.items():
+            patch.setenv(f"AWS_{name}", value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        patch.setattr("boto3.session.Session", cache(lambda **which: make(**which)))
+        patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
+        patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, account.course), raising=False)
+        for name in ("create_endpoint", "describe_endpoint"):
+            patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
+        patch.setattr(logging.getLogger("werkzeug"), "level", logging.ERROR)
+        try:
+            yield account
+        finally:
+            account.emptied()
+            server.stop()
 
 
 def _endpoint(response: Any) -> Any:
@@ -78,9 +96,9 @@ def _update(response: Any, course: Course) -> Any:
     return ActionResult({"EndpointArn": endpoint.arn})
 
 
-def _watched(name: str, real: Any, course: Course) -> Any:
+def _watched(name: str, real: Any, account: Account) -> Any:
     def create_endpoint(response: Any) -> Any:
-        answer = real(response)
+        answer, course = real(response), account.course
         endpoint = _endpoint(response)
         course.calls.append(f"CreateEndpoint {endpoint.endpoint_config_name}")
         course.target[endpoint.endpoint_name] = (endpoint.endpoint_config_name, "create")
@@ -88,7 +106,7 @@ def _watched(name: str, real: Any, course: Course) -> Any:
         return answer
 
     def describe_endpoint(response: Any) -> Any:
-        endpoint = _endpoint(response)
+        endpoint, course = _endpoint(response), account.course
         name = endpoint.endpoint_name
         if course.left.get(name, 0) > 0:
             course.left[name] -= 1

@@ -135,4 +135,4 @@ def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
 def _story(said: str, change: Change, done: Sequence[Change]) -> str:
     made = [f"{each.resource.kind.rpartition('::')[2]} {each.resource.name}" for each in done if each.action != "delete"]
     exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
-    return f"{said}. {exists} Run the same command again to go on from here, or `tsx deploy destroy` to remove all of it."
+    return f"{said.rstrip('.')}. {exists} Run the same command again to go on from here, or `tsx deploy destroy` to remove all of it."

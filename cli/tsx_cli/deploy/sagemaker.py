@@ -15,7 +15,7 @@ from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources
 
-DIMENSIONS = ("sagemaker:variant:DesiredInstanceCount", "sagemaker:variant:DesiredProvisionedConcurrency")
+BESIDE = frozenset({"AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"})
 
 
 class SageMaker:
@@ -36,7 +36,7 @@ class SageMaker:
         return [*(_objects(cloud, models) if purge else []), *found]
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """Configurations beyond the newest `keep`, and models that no other configuration names."""
+        """Configurations beyond the newest `keep`, models that no other configuration names, alarms and scaling that nobody asks for."""
         names = {each.name for each in wanted}
         others = [each for each in self.versions(cloud, spec.name) if each.id not in names]
         gone = {each.id for each in others[: -(spec.keep - 1) or None] if not each.is_current}
@@ -44,7 +44,8 @@ class SageMaker:
         configs = [each for each in belongings if each.kind == "AWS::SageMaker::EndpointConfig"]
         used = {model for each in configs if each.name not in gone for model in _models_of(cloud, each.name)} | names
         models = [each for each in belongings if each.kind == "AWS::SageMaker::Model" and each.name not in used]
-        return [*models, *(each for each in configs if each.name in gone)]
+        beside = [each for each in belongings if each.kind in BESIDE and each.name not in names]
+        return [*models, *(each for each in configs if each.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[Version]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
@@ -125,17 +126,16 @@ def _alarm_state(cloud: Cloud, name: str) -> str:
 
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
+    which = f"endpoint/{name}/variant/{VARIANT}"
+    with told(f"looking for what scales {name}"):
+        client = cloud.client("application-autoscaling")
+        targets = client.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=[which])["ScalableTargets"]
     found = []
-    for number, dimension in enumerate(DIMENSIONS):
-        which = f"sagemaker|endpoint/{name}/variant/{VARIANT}|{dimension}"
-        if KINDS["AWS::ApplicationAutoScaling::ScalableTarget"].observe(cloud, which) is None:
-            continue
-        policy = f"{which}|tsx-{name}-in-flight"
-        target = Resource(f"ScalableTarget{number}", "AWS::ApplicationAutoScaling::ScalableTarget", which, {}, ("Endpoint",))
-        found += [
-            target,
-            Resource(f"ScalingPolicy{number}", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (target.id,)),
-        ]
+    for number, target in enumerate(targets):
+        place = f"sagemaker|{which}|{target['ScalableDimension']}"
+        own = Resource(f"ScalableTarget{number}", "AWS::ApplicationAutoScaling::ScalableTarget", place, {}, ("Endpoint",))
+        policy = f"{place}|tsx-{name}-in-flight"
+        found += [own, Resource(f"ScalingPolicy{number}", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]
     return found
 
 

@@ -70,7 +70,7 @@ class Autoscaling(Part):
 
 
 class Serverless(Part):
-    memory: Literal[1024, 2048, 3072, 4096, 5120, 6144] = 4096
+    memory: int = Field(default=4096, ge=1024, le=6144, multiple_of=1024)
     concurrency: int = Field(default=20, ge=1, le=200)
     provisioned: int | None = Field(default=None, ge=1, le=200)
 
