@@ -23,8 +23,8 @@ class DeployGroup(DefaultGroup):
 
 
 Model = Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name it.")]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the deployment: of the endpoint, the function, the service.")]
-Target = Annotated[str | None, typer.Option("--target", help="container, sagemaker, lambda or kubernetes.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the deployment, which is that of the endpoint.")]
+Target = Annotated[str | None, typer.Option("--target", help="Where to: sagemaker.")]
 File = Annotated[Path | None, typer.Option("-f", "--file", metavar="tsx.toml", help="Read [deploy] from this file instead of ./tsx.toml.")]
 Region = Annotated[str | None, typer.Option("--region", help="AWS region, if not the one of the environment.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="AWS profile, if not the one of the environment.")]
@@ -44,7 +44,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 app = typer.Typer(
     cls=DeployGroup,
     add_completion=False,
-    help="Bring an archive to SageMaker, Lambda, Kubernetes or a container host.",
+    help="Bring an archive to a SageMaker endpoint, by a plan that is shown first.",
     no_args_is_help=True,
 )
 
@@ -209,9 +209,7 @@ def given_words(
                 raise UsageError(f"--set {key}: '{part}' is no table")
         place[last] = value
     if role is not None:
-        if target not in ("sagemaker", "lambda"):
-            raise UsageError("--role is for --target sagemaker and --target lambda")
-        given.setdefault(target, {})["role"] = role
+        given.setdefault("sagemaker", {})["role"] = role
     said = {"percent": canary, "bake": bake, "alarms": alarms or None}
     if any(value is not None for value in said.values()):
         given["canary"] = {key: value for key, value in said.items() if value is not None}
@@ -220,4 +218,4 @@ def given_words(
 
 def _check_target(target: str | None) -> None:
     if target is not None and target not in TARGETS:
-        raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS)} There are {', '.join(TARGETS)}")
+        raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS)} There is {', '.join(TARGETS)}")

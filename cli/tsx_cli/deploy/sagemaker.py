@@ -145,7 +145,7 @@ def _objects(cloud: Cloud, models: Sequence[Resource]) -> list[Resource]:
         found = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
         if found is not None:
             urls.add(found.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
-    return [Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls)) if not url.endswith("/")]
+    return [Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls))]
 
 
 def _variant(said: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

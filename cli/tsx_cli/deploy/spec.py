@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
+Target = Literal["sagemaker"]
 TARGETS: tuple[str, ...] = get_args(Target)
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
@@ -95,7 +95,6 @@ class SageMaker(Part):
     instances: int = Field(default=1, ge=1)
     startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
     download_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
-    multi_model: bool = False
     network_isolation: bool = False
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
@@ -108,54 +107,6 @@ class SageMaker(Part):
     data_capture: DataCapture | None = None
 
 
-class Queue(Part):
-    """An SQS queue whose messages are the function's requests."""
-
-    arn: str
-    batch_size: int = Field(default=10, ge=1, le=10_000)
-    window: Annotated[Seconds, Field(ge=0, le=300)] = 1
-    concurrency: int | None = Field(default=None, ge=2, le=1000)
-
-
-class Lambda(Part):
-    role: str | None = None
-    memory: int = Field(default=3008, ge=128, le=32_768)
-    timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
-    storage: int = Field(default=512, ge=512, le=10_240)  # MiB of /tmp
-    architecture: Literal["x86_64", "arm64"] = "x86_64"
-    url: Literal["off", "iam", "public"] = "iam"
-    streaming: bool = False
-    reserved: int | None = Field(default=None, ge=0)
-    provisioned: int | None = Field(default=None, ge=1)
-    autoscaling: Autoscaling | None = None
-    queue: Queue | None = None
-    capacity_provider: str | None = None  # ARN: runs on Lambda Managed Instances
-    concurrency: int | None = Field(default=None, ge=1, le=1600)  # of one environment there
-
-
-class Container(Part):
-    engine: Literal["auto", "docker", "podman"] = "auto"
-    port: int = Field(default=8080, ge=1, le=65_535)
-    management_port: int | None = Field(default=None, ge=1, le=65_535)
-    gpus: int = Field(default=0, ge=0)
-    cpus: float | None = Field(default=None, gt=0)
-    memory: str | None = None  # such as 4g
-    grace: Annotated[Seconds, Field(ge=1)] = 60
-
-
-class Kubernetes(Part):
-    namespace: str = "default"
-    context: str | None = None
-    replicas: int = Field(default=2, ge=0)
-    most_replicas: int = Field(default=8, ge=1)
-    queue_target: float = Field(default=4, gt=0)  # requests waiting for each replica, above which more replicas start
-    cpu: str = "2"
-    memory: str = "4Gi"
-    gpus: int = Field(default=0, ge=0)
-    grace: Annotated[Seconds, Field(ge=1)] = 60
-    kserve: bool = False
-
-
 class DeploySpec(Part):
     name: str
     target: Target
@@ -163,15 +114,11 @@ class DeploySpec(Part):
     region: str | None = None
     profile: str | None = None
     image: str | None = None  # one that is built and pushed already
-    repository: str | None = None  # where images are pushed
     env: dict[str, str] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)
     canary: Canary | None = None
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
     sagemaker: SageMaker = Field(default_factory=SageMaker)
-    lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
-    container: Container = Field(default_factory=Container)
-    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
 
     @field_validator("name")
     @classmethod

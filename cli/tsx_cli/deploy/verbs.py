@@ -150,8 +150,8 @@ def _by_digest(image: str, cloud: Cloud) -> str:
 
 
 def _place(name: str, target: str, region: str | None, profile: str | None) -> Place:
-    if target not in PLATFORMS:
-        raise CliError(f"--target {target} is not there yet")
+    if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
+        raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
     return Place(name, PLATFORMS[target], Cloud(region, profile))
 
 

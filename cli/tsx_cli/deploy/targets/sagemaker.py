@@ -24,14 +24,12 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     _check(spec)
     tags = tags_of(spec, facts)
     bucket = own.bucket or f"tsx-{facts.account}-{facts.region}"
-    key = f"tsx/{spec.name}/{'models/' if own.multi_model else facts.sha256[:16] + '/'}"
-    url = f"s3://{bucket}/{key}" + ("" if own.multi_model else "model.tar.gz")
-    file = f"{facts.model_name}.tar.gz" if own.multi_model else "model.tar.gz"
+    place = f"{bucket}/tsx/{spec.name}/{facts.sha256[:16]}/model.tar.gz"
     made = [] if own.bucket else [_bucket(bucket, tags)]
     needs = tuple(each.id for each in made)
     content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
-    made.append(Resource("ModelData", "Tsx::S3::Object", f"{bucket}/{key}{file}", content, needs))
-    model = _named("Model", "AWS::SageMaker::Model", spec, _model(spec, facts, url), ("ModelData",), tags)
+    made.append(Resource("ModelData", "Tsx::S3::Object", place, content, needs))
+    model = _named("Model", "AWS::SageMaker::Model", spec, _model(spec, facts, f"s3://{place}"), ("ModelData",), tags)
     config = _named("EndpointConfig", "AWS::SageMaker::EndpointConfig", spec, _config(spec, model.name), ("Model",), tags)
     watched = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
@@ -73,7 +71,6 @@ def _check(spec: DeploySpec) -> None:
         return
     clashes = {
         "canary": spec.canary,
-        "sagemaker.multi_model": own.multi_model,
         "sagemaker.subnets": own.subnets,
         "sagemaker.network_isolation": own.network_isolation,
         "sagemaker.data_capture": own.data_capture,
@@ -102,7 +99,7 @@ def _named(
 
 def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     own = spec.sagemaker
-    container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "MultiModel" if own.multi_model else "SingleModel"}
+    container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     if spec.env:
         container["Environment"] = dict(spec.env)
     properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role}

@@ -1,0 +1,125 @@
+"""The entry of an image: which platform it is on, which model lies there, and how it serves on SageMaker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_model
+from tests.support.sagemaker_host import container, unpack
+from tests.support.servers import DEADLINE, clean
+from tsx_runtime.errors import SettingError
+from tsx_runtime.targets.entry import chosen, found_model
+from tsx_runtime.targets.sagemaker_env import read_environment
+
+ECHO = """
+def handle(data, context):
+    if data is None:
+        return None
+    for number in range(len(data)):
+        said = context.get_request_header(number, "X-Amzn-SageMaker-Custom-Attributes")
+        if said:
+            context.set_response_header(number, "X-Amzn-SageMaker-Custom-Attributes", said[::-1])
+    return [{"got": row.get("body"), "together": len(data)} for row in data]
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "platform"),
+    [({}, "container"), ({"SAGEMAKER_REGION": "x"}, "sagemaker"), ({"SAGEMAKER_REGION": "x", "TSX_TARGET": "Container"}, "container")],
+)
+def test_the_platform_is_known_by_its_variables_unless_it_is_named(env: dict[str, str], platform: str) -> None:
+    assert chosen(env) == platform
+
+
+def test_a_platform_that_there_is_not_names_those_that_there_are() -> None:
+    with pytest.raises(SettingError, match=r"TSX_TARGET is 'sagmaker'; did you mean 'sagemaker'. There are container, sagemaker"):
+        chosen({"TSX_TARGET": "sagmaker"})
+
+
+def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> None:
+    said = read_environment(
+        {
+            "SAGEMAKER_BIND_TO_PORT": "7777",
+            "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
+            "SAGEMAKER_TS_BATCH_SIZE": "8",
+            "SAGEMAKER_TS_MAX_BATCH_DELAY": "20",
+            "SAGEMAKER_TS_MAX_WORKERS": "1",
+            "SAGEMAKER_MODEL_SERVER_TIMEOUT": "30",
+            "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "40",
+            "SAGEMAKER_STARTUP_TIMEOUT": "",
+        }
+    )
+    assert said.variables["TSX_INFERENCE_ADDRESS"] == said.variables["TSX_METRICS_ADDRESS"] == "http://0.0.0.0:7777"
+    assert said.order == {"initial_workers": 2, "batch_size": 8, "max_batch_delay": 20, "max_workers": 2, "response_timeout": 40}
+    assert said.notices == []
+
+
+def test_variables_that_change_nothing_are_told() -> None:
+    notices = read_environment({"SAGEMAKER_TS_BATCHSIZE": "8", "SAGEMAKER_MODEL_SERVER_VMARGS": "-Xmx1g", "SAGEMAKER_REGION": "x"}).notices
+    assert notices == [
+        "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and changes nothing here",
+        "SAGEMAKER_TS_BATCHSIZE changes nothing; did you mean 'SAGEMAKER_TS_BATCH_SIZE'?",
+    ]
+
+
+@pytest.mark.parametrize(("name", "text"), [("SAGEMAKER_TS_BATCH_SIZE", "many"), ("SAGEMAKER_BIND_TO_PORT", "70000")])
+def test_a_value_that_means_nothing_is_an_error(name: str, text: str) -> None:
+    with pytest.raises(SettingError, match=f"{name} is .*{text}"):
+        read_environment({name: text})
+
+
+def test_the_model_of_a_directory_is_its_only_archive_or_what_was_in_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"holds nothing; it must hold one \.mar"):
+        found_model(tmp_path / "model")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(SettingError, match=r"holds no archive, but notes\.txt;"):
+        found_model(tmp_path)
+    first = make_model(tmp_path / "a.mar", ECHO)
+    assert found_model(tmp_path).path == first
+    make_model(tmp_path / "b.mar", ECHO)
+    with pytest.raises(SettingError, match=r"holds 2 archives: a\.mar, b\.mar;"):
+        found_model(tmp_path)
+    assert found_model(make_model(tmp_path / "c", ECHO)).path == tmp_path / "c"
+
+
+def test_an_uploaded_archive_is_served_as_sagemaker_wants_it(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    unpack(make_model(short_path / "digits.mar", ECHO), short_path)
+    with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false", "SAGEMAKER_TS_BATCH_SIZE": "4"}) as host:
+        host.wait_until_healthy()
+        answered = host.invoke(b'{"a": 1}', attributes="abc")
+        assert (answered.status, answered.body) == (200, b'{"got": {"a": 1}, "together": 1}') or answered.body.replace(b"\n", b"").replace(
+            b" ", b""
+        ) == b'{"got":{"a":1},"together":1}'
+        assert answered.headers["x-amzn-sagemaker-custom-attributes"] == "cba"
+        assert b"ts_inference_requests_total" in host.get("/metrics").body
+        assert host.invoke(b"x" * (6 << 20), "application/octet-stream").status == 200
+        assert host.get("/models").status == 404  # nobody manages it from outside
+        assert host.stop() == 0
+
+
+def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    unpack(make_model(short_path / "broken.mar", "raise RuntimeError('no weights')\n"), short_path)
+    with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:
+        assert host.process.wait(DEADLINE) == 1
+        assert "Error: broken.mar does not load" in host.log
+        assert "RuntimeError: no weights" in host.log
+
+
+def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
+    assert subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True) == "a word\n"
+
+
+def test_what_is_no_archive_is_told_without_a_traceback(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "digits.mar").write_text("no archive")
+    with container(tmp_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:
+        assert host.process.wait(DEADLINE) == 1
+        assert host.log.startswith("Error: ") or "\nError: " in host.log
+        assert "Traceback" not in host.log
