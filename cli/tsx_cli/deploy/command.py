@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.deploy.spec import TARGETS
+from tsx_cli.deploy.targets import TARGETS
 from tsx_cli.failure import UsageError
 from tsx_cli.lazy import DefaultGroup
 from tsx_cli.options import AsJson
 from tsx_runtime.nearest import suggestion
-from tsx_runtime.setting_sources import CONFIG_NAME
 
 CHANGES = 2  # the exit code of a plan that changes something
 
@@ -71,10 +70,9 @@ def apply_command(
     given = given_words(model, target, name, region, profile, image, role, assign, canary, bake, alarm)
     from tsx_cli.deploy.verbs import apply, show_changes  # here, as pydantic is slow to import and help needs none of it
 
-    order = (file or found_file(), given)
     if plan:
-        raise typer.Exit(CHANGES if show_changes(*order, as_json=as_json) else 0)
-    apply(*order, ask=not yes, as_json=as_json)
+        raise typer.Exit(CHANGES if show_changes(file, given, as_json=as_json) else 0)
+    apply(file, given, ask=not yes, as_json=as_json)
 
 
 @app.command("plan")
@@ -97,7 +95,7 @@ def plan_command(
     from tsx_cli.deploy.verbs import show_changes
 
     given = given_words(model, target, name, region, profile, image, role, assign, canary, bake, alarm)
-    raise typer.Exit(CHANGES if show_changes(file or found_file(), given, as_json=as_json) else 0)
+    raise typer.Exit(CHANGES if show_changes(file, given, as_json=as_json) else 0)
 
 
 @app.command()
@@ -107,7 +105,7 @@ def status(
     """Show how a deployment does: its state, its model, its instances, its alarms."""
     from tsx_cli.deploy.verbs import show_state
 
-    show_state(file or found_file(), named(name, target, region, profile), as_json=as_json)
+    show_state(file, named(name, target, region, profile), as_json=as_json)
 
 
 @app.command()
@@ -125,7 +123,7 @@ def invoke(
     from tsx_cli.deploy.verbs import ask
 
     sys.stdout.flush()
-    sys.stdout.buffer.write(ask(file or found_file(), named(name, target, region, profile), body, content_type, accept))
+    sys.stdout.buffer.write(ask(file, named(name, target, region, profile), body, content_type, accept))
 
 
 @app.command()
@@ -135,7 +133,7 @@ def history(
     """List what was deployed and can be gone back to."""
     from tsx_cli.deploy.verbs import show_history
 
-    show_history(file or found_file(), named(name, target, region, profile), as_json=as_json)
+    show_history(file, named(name, target, region, profile), as_json=as_json)
 
 
 @app.command()
@@ -152,7 +150,7 @@ def rollback(
     """Go back to an earlier version."""
     from tsx_cli.deploy.verbs import go_back
 
-    go_back(file or found_file(), named(name, target, region, profile), to, ask=not yes, as_json=as_json)
+    go_back(file, named(name, target, region, profile), to, ask=not yes, as_json=as_json)
 
 
 @app.command()
@@ -169,12 +167,7 @@ def destroy(
     """Remove all of a deployment, after asking for its name."""
     from tsx_cli.deploy.verbs import remove
 
-    remove(file or found_file(), named(name, target, region, profile), purge=purge, ask=not yes, as_json=as_json)
-
-
-def found_file() -> Path | None:
-    here = Path(CONFIG_NAME)
-    return here if here.exists() else None
+    remove(file, named(name, target, region, profile), purge=purge, ask=not yes, as_json=as_json)
 
 
 def named(name: str | None, target: str | None, region: str | None, profile: str | None) -> dict[str, Any]:

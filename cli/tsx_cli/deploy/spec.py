@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.nearest import suggestion
+from tsx_runtime.setting_sources import CONFIG_NAME
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,7 +23,6 @@ else:
     import tomli as tomllib
 
 Target = Literal["sagemaker"]
-TARGETS: tuple[str, ...] = get_args(Target)
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
@@ -153,8 +153,11 @@ def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tables(file: Path | None) -> dict[str, Any]:
+    """Of the file that was named, else of the working directory's, which need not be there."""
     if file is None:
-        return {}
+        file = Path(CONFIG_NAME)
+        if not file.exists():
+            return {}
     try:
         found = tomllib.loads(file.read_text()).get("deploy", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
