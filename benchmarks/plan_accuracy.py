@@ -1,14 +1,20 @@
 """Whether `tsx plan` tells the truth: p50 and p99 by simulation beside those of a real server under the same open-loop load.
 
-    python benchmarks/plan_accuracy.py [--model steady] [--seconds 10] [--rounds 3] [--loads 0.3,0.5,0.7] [--json FILE]
+    python benchmarks/plan_accuracy.py [--model steady] [--seconds 6] [--rounds 3] [--loads 0.3,0.5,0.7,0.8] [--json FILE]
 
-The curve t(n) of a handler is measured in a worker of its own. Each configuration is served by the real runtime. A closed loop tells
-what it does at most, and one request at a time on one worker what the server adds, as every `tsx bench` measures both. Then requests
-come by chance (Poisson) at shares of the most, in rounds, medians of which are compared. What was promised: p50 and p99 agree within 15 %.
+The curve t(n) of a handler is measured in a worker of its own. Each configuration is served by the real runtime. What `tsx plan` learns
+from, as every `tsx bench` measures it, is a closed loop that tells what it does at most, one request at a time on one worker, and a few
+requests that come by chance. Then requests come by chance (Poisson) at shares of the most. All of that goes on in turns, as a machine is
+not as quick in one minute as in the next, and rounds of a load count together. What was promised: p50 and p99 agree within 15 %.
+
+The simulation gets the very moments at which the real requests were due: the p99 of some hundred requests hangs on how those happened to
+come, and a simulation of others differs from it by a third without being wrong. `by chance` says what the p99 of that many others would
+be. `range` is what `tsx plan` says itself: the same if batches take as long as in the quickest and in the slowest round that it learned
+from. `as it was` is the error that is left where batches take as long as the server says they did in these very rounds: the simulation's
+own, without what the machine did meanwhile.
 
 `steady` waits as long as its batch tells, so that what differs is the simulation's fault alone. `convolution` computes on the processor,
-and its times follow whatever else the machine does: at 70 % of the most, a tenth more of work is a third more of latency. Short rounds
-prove little: the p99 of a few hundred requests, in queues that come and go, is a matter of chance.
+and its times follow whatever else the machine does. The exit code is 1 where a p50 or p99 is more than 15 % off and out of the range too.
 """
 
 from __future__ import annotations
@@ -19,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import machine
@@ -29,35 +34,59 @@ from models import convolution, steady
 from tsx_archiver import open_archive
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.curve import measure_curve
+from tsx_cli.bench.generator.schedule import poisson as due
+from tsx_cli.bench.kept import quantiles_of, seen_of
 from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.planning import REQUESTS, Replica, Seen, fitted, served
 from tsx_cli.bench.predict import timing_of
+from tsx_cli.bench.replica import Replica, as_it_was, fitted, served
 from tsx_cli.bench.results import Curve, Offered, Round
-from tsx_cli.bench.simulate import poisson
-from tsx_cli.bench.trial import Sampled, Servers, Target
+from tsx_cli.bench.simulate import Simulated, poisson
+from tsx_cli.bench.statistics import latency
+from tsx_cli.bench.trial import Candidate, Servers, Target
 from tsx_runtime.core.devices import cpu_count
 from tsx_runtime.core.queue import Limits
 
 PROMISED = 0.15
-LOADS = "0.3,0.5,0.7"  # of what the configuration can do
+LOADS = "0.3,0.5,0.7,0.8"  # of what the configuration can do
+CALM = 0.3  # of it: the load that is learned from
+APART = 10.0  # simulated seconds between rounds
+OTHERS = 20  # times as many other arrivals
 SIZES = (1, 2, 4, 8)
 BUDGET = 10.0  # seconds for the curve
 CONFIGURATIONS = tuple(Configuration(threads=1, workers=workers, batch_size=size) for workers, size in ((1, 1), (1, 8), (2, 4)))
 MODELS = {"steady": steady, "convolution": convolution}
 
 
+class Sent(NamedTuple):
+    """One round of an open loop: when its requests were due, and what came of it."""
+
+    due: Sequence[float]
+    round: Round
+
+
 class Row(NamedTuple):
+    """Milliseconds; (p50, p99) each."""
+
     configuration: str
+    load: float
     rate: float
-    p50_ms: float
-    p50_told_ms: float
-    p99_ms: float
-    p99_told_ms: float
+    requests: int
+    real: tuple[float, float]
+    told: tuple[float, float]
+    low: tuple[float, float]
+    high: tuple[float, float]
+    as_it_was: tuple[float, float]
+    by_chance: tuple[float, float]
     limited: str | None
 
-    @property
-    def errors(self) -> tuple[float, float]:
-        return self.p50_told_ms / self.p50_ms - 1, self.p99_told_ms / self.p99_ms - 1
+    def errors(self, told: tuple[float, float]) -> tuple[float, float]:
+        return told[0] / self.real[0] - 1, told[1] / self.real[1] - 1
+
+    def agrees(self, which: int) -> bool:
+        return abs(self.errors(self.told)[which]) <= PROMISED
+
+    def ranges(self, which: int) -> bool:
+        return self.low[which] * (1 - PROMISED / 3) <= self.real[which] <= self.high[which] * (1 + PROMISED / 3)
 
 
 def rows_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namespace, noise: machine.Noise) -> list[Row]:
@@ -66,52 +95,109 @@ def rows_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namesp
     print(f"t(n): {times}, spread {curve.spread:.0%}")
     found = []
     with open_archive(archive) as opened:
-        running = Servers(Target(opened, payloads, options.seconds))
+        running = Servers(Target(opened, payloads, options.seconds, seed=options.seed, warm_up=0.0))
         try:
-            alone = running.get(CONFIGURATIONS[0]).load(Offered(connections=1))
             for configuration in CONFIGURATIONS:
-                candidate = running.get(configuration)
-                best = candidate.load(Offered(connections=(configuration.workers + 1) * configuration.batch_size))
-                replica = calibrated(curve, configuration, best, alone)
-                for load in map(float, options.loads.split(",")):
-                    rate = load * best.round.throughput
-                    offered = Offered(mode="open", rate=rate, arrivals="poisson")
-                    found.append(row(replica, rate, [candidate.load(offered).round for _ in range(options.rounds)]))
-                    noise.sample()
+                found += in_turns(running, curve, configuration, options, noise)
         finally:
             running.close()
     return found
 
 
-def calibrated(curve: Curve, configuration: Configuration, best: Sampled, alone: Sampled) -> Replica:
+def in_turns(running: Servers, curve: Curve, configuration: Configuration, options: argparse.Namespace, noise: machine.Noise) -> list[Row]:
+    candidate, loads = running.get(configuration), [float(each) for each in options.loads.split(",")]
+    single = running.get(CONFIGURATIONS[0], beside=True)
+    most = Offered(connections=(configuration.workers + 1) * configuration.batch_size)
+    candidate.load(most)  # the warm-up
+    capacity = candidate.load(most).round.throughput
+    single.load(Offered(connections=1))
+    learned, alone, transports = [], [], []
+    sent: dict[float, list[Sent]] = {load: [] for load in loads}
+    for _ in range(options.rounds):
+        once = single.load(Offered(connections=1))
+        alone.append(once.round)
+        transports.append(once.stages.transport_ms)
+        for offered in (most, at_random(CALM * capacity)):
+            learned.append(seen_of(configuration, offered, candidate.load(offered).round))
+        for load in loads:
+            sent[load].append(open_loop(candidate, load * capacity))
+            noise.sample()
     timing = timing_of(curve)
     assert timing is not None
-    replica = Replica(timing, configuration, cpu_count(), Limits(max_items=configuration.batch_size))
-    connections = (configuration.workers + 1) * configuration.batch_size
-    found = fitted(replica, seen(connections, best.round), seen(1, alone.round), alone.stages.transport_ms)
-    told = f"{configuration}: {best.round.throughput:.0f} requests/s by {connections} connections, {found.scale:.2f} times its curve; "
-    told += f"{found.cold_ms:.1f} ms more on an idle worker, {found.overhead_ms:.1f} ms outside, spread {found.timing.spread:.0%}"
-    print(told, file=sys.stderr)
-    return found
+    plain = Replica(timing, configuration, cpu_count(), Limits(max_items=configuration.batch_size))
+    replica = fitted(plain, learned, quantiles_of(alone), sum(transports) / len(transports))
+    print(f"{configuration}: {learns(replica, capacity)}", file=sys.stderr)
+    return [row(replica, load, load * capacity, rounds) for load, rounds in sent.items()]
 
 
-def seen(connections: int, told: Round) -> Seen:
-    return Seen(Offered(connections=connections), told.throughput, told.latency.p50_ms, told.latency.p99_ms)
+def at_random(rate: float) -> Offered:
+    return Offered(mode="open", rate=rate, arrivals="poisson")
 
 
-def row(replica: Replica, rate: float, rounds: list[Round]) -> Row:
-    told = served(replica, poisson(rate, REQUESTS, seed=1), seed=1)
-    p50, p99 = (median(getattr(each.latency, name) for each in rounds) for name in ("p50_ms", "p99_ms"))
-    limited = next((each.generator.limited for each in rounds if each.generator.limited), None)
-    return Row(str(replica.configuration), rate, p50, told.p50_ms, p99, told.p99_ms, limited)
+def open_loop(candidate: Candidate, rate: float) -> Sent:
+    seed = candidate.target.seed + candidate.rounds
+    return Sent(due(rate, candidate.target.seconds, seed), candidate.load(at_random(rate)).round)
+
+
+def learns(replica: Replica, capacity: float) -> str:
+    low, high = (each.scale for each in replica.quickest_and_slowest)
+    times = f"{replica.scale:.2f} times its curve ({low:.2f} to {high:.2f})"
+    idle = f"{replica.cold_ms:.2f} ms more on a worker that has idled, {replica.wake_ms:.2f} ms on the way there"
+    return f"{capacity:.0f} requests/s at most, {times}; {idle}, {replica.overhead_ms:.2f} ms outside"
+
+
+def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> Row:
+    span = max(each.due[-1] for each in rounds) + APART
+    moments = [number * span + moment for number, each in enumerate(rounds) for moment in each.due]
+
+    def told(replica: Replica) -> Simulated:
+        return served(replica, moments, seed=1, rate=rate, uncounted=0.0)
+
+    ours = told(replica)
+    real = latency([each.round for each in rounds])
+    others = served(replica, poisson(rate, OTHERS * len(moments), seed=1), seed=1)
+    limited = next((each.round.generator.limited for each in rounds if each.round.generator.limited), None)
+    low, high = map(told, replica.quickest_and_slowest)
+    was = as_it_was(replica, [seen_of(replica.configuration, at_random(rate), each.round) for each in rounds])
+    return Row(
+        *(str(replica.configuration), load, rate, len(moments), (real.p50_ms, real.p99_ms)),
+        *(_both(each) for each in (ours, low, high, told(was), others)),
+        limited,
+    )
+
+
+def _both(told: Simulated) -> tuple[float, float]:
+    return told.p50_ms, told.p99_ms
+
+
+def show(rows: Sequence[Row]) -> bool:
+    """Whether all are as promised, or within what the plan says of itself."""
+    print(f"{'configuration':<24}{'load':>5}{'rate':>6}{'n':>6} |{'p50':>7}{'told':>7}{'':>6}{'range':>14}{'as it was':>10}", end="")
+    print(f" |{'p99':>7}{'told':>7}{'':>6}{'range':>14}{'as it was':>10}{'by chance':>10}")
+    for each in rows:
+        print(f"{each.configuration:<24}{each.load:>5.0%}{each.rate:>6.0f}{each.requests:>6}", end="")
+        for which in (0, 1):
+            between = f"{each.low[which]:.1f}-{each.high[which]:.1f}"
+            figures = f"{each.real[which]:>7.1f}{each.told[which]:>7.1f}{each.errors(each.told)[which]:>+6.0%}{between:>14}"
+            print(f" |{figures}{each.errors(each.as_it_was)[which]:>+10.0%}", end="")
+        print(f"{each.by_chance[1]:>10.1f}", f" the generator: {each.limited}" if each.limited else "")
+    for which, name in enumerate(("p50", "p99")):
+        agree = sum(each.agrees(which) for each in rows)
+        else_told = sum(each.ranges(which) and not each.agrees(which) for each in rows)
+        own = sum(abs(each.errors(each.as_it_was)[which]) <= PROMISED for each in rows)
+        worst = max(abs(each.errors(each.told)[which]) for each in rows)
+        print(f"{name}: {agree} of {len(rows)} within {PROMISED:.0%}, {else_told} more within the range that the plan tells, ", end="")
+        print(f"the worst {worst:.0%} off; {own} within {PROMISED:.0%} with the batches as they were")
+    return all(each.agrees(which) or each.ranges(which) for each in rows for which in (0, 1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="steady")
-    parser.add_argument("--seconds", type=float, default=10, help="of a round")
+    parser.add_argument("--seconds", type=float, default=6, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", default=LOADS, help="shares of what a configuration can do")
+    parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     options = parser.parse_args()
     print(machine.describe())
@@ -124,17 +210,10 @@ def main() -> None:
         archive = servers.archive(Path(place), options.model, "--handler", handler, config={})
         rows = rows_of(archive, [Payload(MODELS[options.model].sample(), "application/octet-stream")], options, noise)
     print(noise)
-    print(f"{'configuration':<32}{'rate':>7}{'p50':>9}{'told':>9}{'':>7}{'p99':>9}{'told':>9}")
-    for each in rows:
-        first, second = each.errors
-        print(
-            f"{each.configuration:<32}{each.rate:>7.0f}{each.p50_ms:>9.1f}{each.p50_told_ms:>9.1f}{first:>+7.0%}"
-            f"{each.p99_ms:>9.1f}{each.p99_told_ms:>9.1f}{second:>+7.0%}{'  the generator: ' + each.limited if each.limited else ''}"
-        )
-    worst = [max(map(abs, each.errors)) for each in rows]
-    print(f"{sum(error <= PROMISED for error in worst)} of {len(rows)} within {PROMISED:.0%} in both; the worst is {max(worst):.0%} off")
+    good = show(rows)
     if options.json:
         options.json.write_text(json.dumps([each._asdict() for each in rows], indent=1))
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

@@ -5,35 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.kept import alone_of, read_kept
-from tsx_cli.bench.planning import Planned, Replica, Seen, fitted, plan
+from tsx_cli.bench.kept import Kept, kept_of, read_kept
+from tsx_cli.bench.planning import Planned, plan
 from tsx_cli.bench.predict import timing_of
-from tsx_cli.bench.results import Curve, Environment, Point, read_results
+from tsx_cli.bench.replica import Replica, fitted
+from tsx_cli.bench.results import read_results
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.output import print_json, print_table
-from tsx_runtime.core.hardware import describe, hardware
+from tsx_runtime.core.hardware import describe
 from tsx_runtime.core.queue import Limits
 from tsx_runtime.recordings import NotARecording, read
 
 QUEUE = 100  # requests that may wait where the model says nothing
-
-
-class Measured(NamedTuple):
-    """What a benchmark left: of its winner, and of the machine."""
-
-    curves: list[Curve]
-    environment: Environment
-    configuration: Configuration
-    best: Seen
-    alone: Seen | None  # one request at a time, on one worker
-    transport_ms: float | None
-    date: str
-    slo: str | None
+STEEP = 1.3  # times the p99 that the slowest round would have had more than the quickest: what is told of it then is a matter of luck
+CROWDED = 0.85  # of what a replica can do: beyond it queues grow and shrink by chance for minutes
 
 
 def tell_plan(
@@ -67,33 +57,18 @@ def tell_plan(
         _show(told, planned)
 
 
-def _measured(archive: Path | None, results: Path | None) -> Measured:
+def _measured(archive: Path | None, results: Path | None) -> Kept:
     if results is not None:
-        return _from_results(results)
+        found = read_results(results)
+        if found.winner is None or found.trials[found.winner].chosen is None or not found.curves:
+            raise CliError(f"{results} has no winner with a curve to plan from; run `tsx bench` on an archive until it ends")
+        return kept_of(found)
     if archive is None:
         raise UsageError("name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a benchmark")
     kept = read_kept(archive)
     if kept is None or not kept.curves:
         raise CliError(f"{archive} was never measured. `tsx bench {archive} --write` measures it; or name a --results file")
-    best = kept.best
-    how, seen = Configuration(**best.configuration), Seen(best.offered, best.throughput, best.p50_ms, best.p99_ms)
-    alone = None if kept.alone is None else _seen(kept.alone)
-    return Measured(kept.curves, kept.environment, how, seen, alone, kept.transport_ms, kept.measured, kept.slo)
-
-
-def _from_results(path: Path) -> Measured:
-    found = read_results(path)
-    trial = None if found.winner is None else found.trials[found.winner]
-    point = None if trial is None else trial.chosen
-    if trial is None or point is None or not found.curves:
-        raise CliError(f"{path} has no winner with a curve to plan from; run `tsx bench` on an archive until it ends")
-    alone, transport = alone_of(found)
-    seen, date = _seen(point), found.ended or found.started
-    return Measured(found.curves, found.environment, trial.how(), seen, None if alone is None else _seen(alone), transport, date, found.slo)
-
-
-def _seen(point: Point) -> Seen:
-    return Seen(point.offered, point.throughput.value, point.latency.p50_ms, point.latency.p99_ms)
+    return kept
 
 
 def _config(archive: Path | None) -> ModelConfig:
@@ -142,46 +117,52 @@ def _share(text: str) -> float:
     return share
 
 
-def _replica(measured: Measured, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
-    won = measured.configuration
+def _replica(measured: Kept, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
+    won = Configuration(**measured.best.configuration)
     found = next((curve for curve in measured.curves if curve.variant == won.variant), None)
     timing = None if found is None else timing_of(found)
     if timing is None:
         raise CliError(f"the benchmark kept no curve of {won}; measure again")
+    if config.batch_policy not in (None, "wait"):
+        raise CliError(f"batchPolicy: {config.batch_policy} is a plugin, whose decisions cannot be simulated; leave it out to plan without")
     wait = (100 if config.max_batch_delay is None else config.max_batch_delay) / 1000 if config.batch_policy == "wait" else None
-
     limits = Limits(max_items=won.batch_size, wait=wait)
     replica = Replica(timing, won, measured.environment.cores, limits, config.job_queue_size or QUEUE)
-    replica = fitted(replica, measured.best, measured.alone, measured.transport_ms)
-    asked = replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size)
-    return replica._replace(configuration=asked, limits=limits._replace(max_items=asked.batch_size))
+    replica = fitted(replica, measured.loads or [measured.as_best()], measured.alone_ms, measured.transport_ms)
+    return replica.of(replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size))
 
 
-def _told(measured: Measured, replica: Replica, planned: Planned, rate: float, bounds: Slo | None, price: float | None) -> dict[str, Any]:
-    at = planned.at
+def _told(measured: Kept, replica: Replica, planned: Planned, rate: float, bounds: Slo | None, price: float | None) -> dict[str, Any]:
+    at, low, high = planned.at, planned.quickest, planned.slowest
     batches = sum(at.batch_sizes.values()) or 1
     where = measured.environment
-    machine = describe(where.cpu, where.cores, tuple(where.gpus))
-    here = hardware().fingerprint == where.fingerprint
+    quickest, slowest = replica.quickest_and_slowest
     told: dict[str, Any] = {
         "rps": round(rate, 3),
         "slo": None if bounds is None else str(bounds),
         "replicas": planned.replicas,
+        "replicas_at_slowest": planned.replicas_at_slowest,
         "configuration": replica.configuration.as_json(),
         "describes": str(replica.configuration),
+        "share_of_most": round(rate / planned.replicas / replica.capacity, 4),
         "utilisation": round(at.utilisation, 4),
         "p50_ms": round(at.p50_ms, 3),
+        "p50_range_ms": [round(low.p50_ms, 3), round(high.p50_ms, 3)],
         "p90_ms": round(at.p90_ms, 3),
         "p99_ms": round(at.p99_ms, 3),
+        "p99_range_ms": [round(low.p99_ms, 3), round(high.p99_ms, 3)],
         "p99_with_headroom_ms": round(planned.with_headroom.p99_ms, 3),
         "mean_batch_size": round(at.answered / batches, 2),
+        "cores_left": round(_cores_left(replica), 2),
         "refused": round(at.refused / ((at.refused + at.answered) or 1), 6),
         "most_rps_per_replica": round(replica.capacity, 1),
         "measured": {
-            "date": measured.date,
-            "on": machine,
-            "here": here,
+            "date": measured.measured,
+            "on": describe(where.cpu, where.cores, tuple(where.gpus)),
+            "here": measured.here,
             "server_over_curve": round(replica.scale, 3),
+            "batches_from": round(quickest.scale / replica.scale, 3),  # times as long as in the mean, in a quick round
+            "batches_to": round(slowest.scale / replica.scale, 3),  # in a slow one
         },
     }
     if price is not None:
@@ -190,15 +171,21 @@ def _told(measured: Measured, replica: Replica, planned: Planned, rate: float, b
     return told
 
 
+def _cores_left(replica: Replica) -> float:
+    """By workers that are all at work."""
+    how, busy = replica.configuration, replica.timing.busy
+    taken = how.workers * (busy if busy is not None else float(how.threads or 1)) if how.device == "cpu" else 0.0
+    return max(0.0, replica.cores - taken)
+
+
 def _show(told: dict[str, Any], planned: Planned) -> None:
     rows: list[tuple[str, object]] = [
         ("replicas", told["replicas"]),
         ("each of them", told["describes"]),
-        ("utilisation", f"{told['utilisation']:.0%}"),
-        ("latency p50", f"{told['p50_ms']:.1f} ms"),
-        ("latency p99", f"{told['p99_ms']:.1f} ms"),
-        ("mean batch", f"{told['mean_batch_size']:.1f}"),
-        ("the most that one does", f"{told['most_rps_per_replica']:.0f} requests/s"),
+        ("the most that one does", f"{told['most_rps_per_replica']:,.0f} requests/s, of which this is {told['share_of_most']:.0%}"),
+        ("workers at work", f"{told['utilisation']:.0%} of the time, on {told['mean_batch_size']:.1f} requests each time"),
+        ("latency p50", _with_range(told, "p50")),
+        ("latency p99", _with_range(told, "p99")),
     ]
     if planned.with_headroom is not planned.at and told["p99_with_headroom_ms"] != told["p99_ms"]:
         rows.append(("p99 with the headroom used up", f"{told['p99_with_headroom_ms']:.1f} ms"))
@@ -211,3 +198,27 @@ def _show(told: dict[str, Any], planned: Planned) -> None:
     measured = told["measured"]
     elsewhere = "" if measured["here"] else " This machine is another: the figures are for machines like that one."
     print(f"From a curve that was measured {measured['date'][:10]} on {measured['on']}.{elsewhere}")
+    for warning in _warnings(told):
+        print(warning)
+
+
+def _with_range(told: dict[str, Any], which: str) -> str:
+    low, high = told[f"{which}_range_ms"]
+    return f"{told[f'{which}_ms']:.1f} ms ({low:.1f} to {high:.1f})"
+
+
+def _warnings(told: dict[str, Any]) -> list[str]:
+    """What a reader of the figures must know, in sentences."""
+    measured, (low, high) = told["measured"], told["p99_range_ms"]
+    least, most = measured["batches_from"], measured["batches_to"]
+    found = [f"The ranges: batches may take {least:.2f} to {most:.2f} times as long, as in single rounds of the benchmark."]
+    more = told["replicas_at_slowest"]
+    if more is None:
+        found.append("With batches as long as the longest no number of replicas keeps the bounds.")
+    elif more > told["replicas"]:
+        found.append(f"With batches as long as the longest it takes {more} replicas.")
+    if told["cores_left"] < 1:
+        found.append("Its workers leave no core to the server itself, which then waits for one: p99 may well be longer than this.")
+    if told["share_of_most"] > CROWDED or high > STEEP * low:
+        found.append("So near the limit p99 hangs on the least change, and on chance: --headroom 20% plans with room.")
+    return found

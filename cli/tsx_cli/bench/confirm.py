@@ -19,6 +19,7 @@ ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20
 CALM = 0.8  # of its most: the rate of requests that come at random, which it should stand
 LEAST_STEP, MOST_STEP = 0.6, 0.9  # times a load that no longer holds the bounds: the next that is tried
+IDLE = 0.3  # of its most: a rate that lets workers idle
 NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
@@ -59,6 +60,7 @@ def confirm(run: Measuring) -> list[Paired]:
     if winner is None:
         return []
     at_random(run, winner)
+    with_idle_workers(run, winner)
     return turns.compared(winner, _group(run, [winner, *run.order()]))
 
 
@@ -147,6 +149,14 @@ def at_random(run: Measuring, at: int) -> None:
         if run.seconds_left() < 0:
             return
         share = (low + high) / 2
+
+
+def with_idle_workers(run: Measuring, at: int) -> None:
+    """A calm open loop, by which `tsx plan` learns what a worker takes longer that has idled."""
+    best = _best(run, at)
+    if best is not None and run.seconds_left() > 0:
+        most = _point(run, at, best).throughput.value
+        run.attempt(at, Offered(mode="open", rate=float(f"{IDLE * most:.3g}"), arrivals="poisson"))
 
 
 def _holds(run: Measuring, at: int, offered: Offered | None) -> bool:

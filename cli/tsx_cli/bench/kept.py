@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
-from tsx_cli.bench.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Point, Results
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Results, Round, Seen
+from tsx_cli.bench.statistics import merged, percentile
 from tsx_cli.failure import CliError
 from tsx_runtime.core.hardware import hardware
 from tsx_runtime.core.measured import FILE, FORMAT, LARGEST
+
+QUANTILES = 200  # of what is noted of a distribution
 
 
 class Best(Part):
@@ -38,13 +43,26 @@ class Kept(Part):
     best: Best
     baseline: Best | None = None  # one worker, batch size 1
     curves: list[Curve] = Field(default_factory=list)
-    alone: Point | None = None  # one request at a time on one worker, without its rounds: what a server adds to its curve
-    transport_ms: float | None = None  # of the stages of that worker
+    loads: list[Seen] = Field(default_factory=list)  # every round of the winner: what a server adds to its curve
+    alone_ms: list[float] = Field(default_factory=list)  # latencies of one request at a time on one worker: quantiles, evenly apart
+    transport_ms: float | None = None  # between client and worker then
 
     @property
     def here(self) -> bool:
         """Whether this machine computes as the one that it was measured on."""
         return self.environment.fingerprint == hardware().fingerprint
+
+    def as_best(self) -> Seen:
+        """All that is known of its loads where their rounds were not kept."""
+        how, best = Configuration(**self.best.configuration), self.best
+        return Seen(
+            workers=how.workers,
+            batch_size=how.batch_size,
+            offered=best.offered,
+            throughput=best.throughput,
+            p50_ms=best.p50_ms,
+            p99_ms=best.p99_ms,
+        )
 
     def content(self) -> bytes:
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
@@ -83,20 +101,50 @@ def kept_of(results: Results, curves: list[Curve] | None = None) -> Kept:
         best=best,
         baseline=baseline,
         curves=results.curves if curves is None else curves,
-        alone=None if alone is None else alone.model_copy(update={"rounds": []}),
+        loads=loads_of(results),
+        alone_ms=alone,
         transport_ms=transport,
     )
 
 
-def alone_of(results: Results) -> tuple[Point | None, float | None]:
-    """One request at a time, on one worker of the winner's variant, and that worker's transport; None where it was not measured."""
+def loads_of(results: Results) -> list[Seen]:
+    """Of the winner, round by round."""
+    if results.winner is None:
+        return []
+    trial = results.trials[results.winner]
+    return [seen_of(trial.how(), point.offered, each) for point in trial.points for each in point.rounds if each.ok == each.sent]
+
+
+def seen_of(configuration: Configuration, offered: Offered, told: Round) -> Seen:
+    return Seen(
+        workers=configuration.workers,
+        batch_size=configuration.batch_size,
+        offered=offered,
+        throughput=told.throughput,
+        p50_ms=told.latency.p50_ms,
+        p99_ms=told.latency.p99_ms,
+        served=told.served,
+    )
+
+
+def quantiles_of(rounds: Sequence[Round]) -> list[float]:
+    """Milliseconds, evenly apart; of nothing none."""
+    histogram = merged([each.histogram for each in rounds])
+    return [round(percentile(histogram, (number + 0.5) / QUANTILES), 4) for number in range(QUANTILES)] if histogram else []
+
+
+def alone_of(results: Results) -> tuple[list[float], float | None]:
+    """Latencies of one request at a time on one worker, as quantiles, and that worker's transport; nothing where it was not measured.
+
+    The winner's variant goes before the baseline's: it is their noise that counts, not how long they took."""
     variant = None if results.winner is None else results.trials[results.winner].how().variant
-    for trial in results.trials:
-        if trial.how().variant == variant and trial.how().workers == 1:
-            found = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
-            if found:
-                return found[0], None if trial.stages is None else trial.stages.transport_ms
-    return None, None
+    for trial in sorted(results.trials, key=lambda each: each.how().variant != variant):
+        if trial.how().workers != 1 or trial.state != "measured":
+            continue
+        found = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
+        if found and (quantiles := quantiles_of(found[0].rounds)):
+            return quantiles, None if trial.stages is None else trial.stages.transport_ms
+    return [], None
 
 
 def _best(results: Results, number: int) -> Best | None:

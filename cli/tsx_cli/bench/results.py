@@ -79,6 +79,13 @@ class GeneratorSide(Part):
     limited: str | None = None
 
 
+class Served(Part):
+    """What the server itself told of a round, its warm-up included."""
+
+    batch_ms: float  # that the batch of a request took, from its worker's beginning to the reply: the mean over requests
+    batches: dict[int, int] = Field(default_factory=dict)  # by their size
+
+
 class Round(Part):
     """One repetition, without its warm-up."""
 
@@ -96,6 +103,7 @@ class Round(Part):
     stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
     corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
+    served: Served | None = None  # where the server was asked
 
 
 class Point(Part):
@@ -108,6 +116,21 @@ class Point(Part):
     error_rate: float = 0.0
     holds: bool = True  # the bounds
     rounds: list[Round] = Field(default_factory=list)
+
+
+class Seen(Part):
+    """What `tsx plan` learns from: one round of one configuration."""
+
+    workers: int
+    batch_size: int
+    offered: Offered
+    throughput: float
+    p50_ms: float
+    p99_ms: float
+    served: Served | None = None
+
+    def matches(self, configuration: Configuration) -> bool:
+        return (self.workers, self.batch_size) == (configuration.workers, configuration.batch_size)
 
 
 class Stages(Part):

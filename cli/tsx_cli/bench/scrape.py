@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_cli.bench.results import Stages
+from tsx_cli.bench.results import Served, Stages
 
 _SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket|total)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
@@ -55,6 +55,12 @@ def stages(before: Scraped, after: Scraped, mean_ms: float) -> Stages:
     )
 
 
+def served(before: Scraped, after: Scraped) -> Served | None:
+    """None where nothing was answered."""
+    held = _held(before, after)
+    return Served(batch_ms=1000 * held, batches=batch_sizes(before, after)) if held > 0 else None
+
+
 def batch_sizes(before: Scraped, after: Scraped) -> dict[int, int]:
     """Batches by their size; of sizes that the server counts together it is the largest."""
     below, sizes = 0.0, {}
@@ -72,8 +78,12 @@ def _weight(before: Scraped, after: Scraped) -> float:
     """How much longer the batch of a request took than a batch: large ones take long, and more requests are in them."""
     batches = after.counts.get(BATCHES, 0.0) - before.counts.get(BATCHES, 0.0)
     busy = after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)
-    held = _mean(before, after, REQUESTS) - sum(_mean(before, after, metric) for metric in OF_REQUESTS.values())
-    return max(1.0, held * batches / busy) if busy > 0 else 1.0
+    return max(1.0, _held(before, after) * batches / busy) if busy > 0 else 1.0
+
+
+def _held(before: Scraped, after: Scraped) -> float:
+    """Seconds of a request in its batch."""
+    return _mean(before, after, REQUESTS) - sum(_mean(before, after, metric) for metric in OF_REQUESTS.values())
 
 
 def _mean(before: Scraped, after: Scraped, metric: str) -> float:

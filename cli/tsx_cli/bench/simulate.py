@@ -13,6 +13,8 @@ from tsx_runtime.core.batching import assign
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
+HALF = 0.002  # seconds of idleness after which a worker is half as slow to begin as it ever is: measured, caches and cores cool down alike
+PHASE = 2.0  # seconds for which a machine is as quick as it is, where it is now quicker and now slower
 NOISES = 4096  # drawn beforehand, since drawing one costs as much as all else of a batch
 
 
@@ -32,6 +34,7 @@ class Simulated(NamedTuple):
     answered: int
     refused: int  # found the queue full
     seconds: float
+    batch_ms: float  # that the batch of a request took, in the mean
 
 
 class _Request:
@@ -48,12 +51,13 @@ class _Request:
 
 
 class _Worker:
-    __slots__ = ("batches", "ended", "held")
+    __slots__ = ("batches", "ended", "held", "late")
     prefetch = suspected = False
 
     def __init__(self) -> None:
         self.batches = 0
         self.ended = -1.0  # when its last batch did
+        self.late = 0.0  # seconds that the batch it runs was later for, on its way to a worker that idled
         self.held: deque[list[Any]] = deque()
 
 
@@ -88,24 +92,33 @@ def simulate(
     connections: int = 0,
     slow: Sequence[float] = (),
     spread: float = 0.0,
+    factors: Sequence[float] = (),
+    drift: float = 0.0,
     cold_ms: float = 0.0,
+    wake_ms: float = 0.0,
     overhead_ms: float = 0.0,
     limits: Limits | None = None,
     queue_size: int | None = None,
+    uncounted: float = UNCOUNTED,
     seed: int = 0,
 ) -> Simulated:
     """`times[n - 1]` is how long a batch of n takes one worker, in milliseconds, and `slow[k]` how many times that beside k - 1 others.
 
     Requests come at `arrivals` (seconds); with `connections` the loop is closed instead: as many requests as there are arrivals, each sent
-    by a connection `overhead_ms` after its last answer. A batch's time is lognormal, with this median; `spread` is its coefficient of
-    variation. A worker that was idle takes `cold_ms` longer.
+    by a connection `overhead_ms` after its last answer. A batch's time is its median times one of the `factors`, drawn by chance; without
+    any it is lognormal, and `spread` its coefficient of variation. For seconds at a time all batches take longer or less: `drift` is the
+    standard deviation of the logarithm of that. A worker that was idle for long takes `cold_ms` longer, and the way to it and back
+    `wake_ms`. The share `uncounted` of the first answers is left out of the latencies.
     """
-    run = _Run(times, workers, slow, _noises(spread, seed), cold_ms, limits or Limits(max_items=len(times)), queue_size)
+    noises = _drawn(factors, seed) if factors else _noises(spread, seed)
+    run = _Run(times, workers, slow, noises, (cold_ms, wake_ms), limits or Limits(max_items=len(times)), queue_size)
+    if drift > 0:
+        run.phases = _phases(drift, seed)
     if connections:
         run.closed(connections, len(arrivals), overhead_ms / 1000)
     else:
         run.open(arrivals)
-    return run.told(overhead_ms)
+    return run.told(overhead_ms, uncounted)
 
 
 def _noises(spread: float, seed: int) -> list[float]:
@@ -117,6 +130,16 @@ def _noises(spread: float, seed: int) -> list[float]:
     return [chance.lognormvariate(0.0, sigma) for _ in range(NOISES)]
 
 
+def _phases(drift: float, seed: int) -> list[float]:
+    chance = random.Random(seed)
+    return [chance.lognormvariate(-drift * drift / 2, drift) for _ in range(NOISES)]
+
+
+def _drawn(factors: Sequence[float], seed: int) -> list[float]:
+    chance = random.Random(seed)
+    return [chance.choice(factors) for _ in range(NOISES)]
+
+
 class _Run:
     """One simulation: its clock, its queue, its workers, and what was answered."""
 
@@ -126,14 +149,15 @@ class _Run:
         workers: int,
         slow: Sequence[float],
         noises: list[float],
-        cold_ms: float,
+        idle_ms: tuple[float, float],
         limits: Limits,
         queue_size: int | None,
     ) -> None:
-        self.cold = cold_ms / 1000
+        self.cold, self.wake_up = (each / 1000 for each in idle_ms)
         self.times = [time / 1000 for time in times]
         self.slow = list(slow) or [1.0] * (workers + 1)
         self.noises = noises
+        self.phases = [1.0]
         self.limits = limits
         self.queue_size = math.inf if queue_size is None else queue_size
         self.queue = JobQueue()
@@ -142,6 +166,8 @@ class _Run:
         self.running: list[tuple[float, int, _Worker]] = []  # (its end, a number, whose) of each batch that runs
         self.started = 0  # batches
         self.work = 0.0  # seconds
+        self.held = 0.0  # seconds, of each request in its batch
+        self.late = 0.0  # of the requests that were answered last
         self.now = 0.0
         self.wake = NEVER
         self.refused = 0
@@ -177,7 +203,7 @@ class _Run:
                 continue
             for _ in self.step():
                 if sent < count:
-                    heapq.heappush(due, self.now + think)
+                    heapq.heappush(due, self.now + think + self.late)
                     sent += 1
 
     def step(self) -> list[_Request]:
@@ -190,7 +216,9 @@ class _Run:
         answered: list[_Request] = worker.held.popleft()
         worker.batches -= 1
         worker.ended = self.now
-        self.latencies += [self.now - request.arrived for request in answered]
+        self.late = worker.late
+        over = self.now + self.late
+        self.latencies += [over - request.arrived for request in answered]
         if worker.held:
             self.begin(worker)
         if self.queue.jobs:
@@ -209,22 +237,28 @@ class _Run:
     def begin(self, worker: _Worker) -> None:
         size = len(worker.held[0])
         self.started += 1
-        took = self.times[size - 1] if self.now == worker.ended else self.times[size - 1] + self.cold
+        idle = self.now - worker.ended
+        cooled = idle / (idle + HALF)
+        worker.late = self.wake_up * cooled
+        took = self.times[size - 1] + self.cold * cooled
         took *= self.slow[len(self.running) + 1] * self.noises[self.started % len(self.noises)]
+        took *= self.phases[int(self.now / PHASE) % len(self.phases)]
         self.work += took
+        self.held += took * size
         self.sizes[size] += 1
         heapq.heappush(self.running, (self.now + took, self.started, worker))
 
-    def told(self, overhead_ms: float) -> Simulated:
+    def told(self, overhead_ms: float, uncounted: float = UNCOUNTED) -> Simulated:
         answered = len(self.latencies)
-        counted = sorted(self.latencies[int(answered * UNCOUNTED) :])
+        counted = sorted(self.latencies[int(answered * uncounted) :])
         mean = sum(counted) / (len(counted) or 1)
         figures = (mean, *(_quantile(counted, share) for share in (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)))
         mean, p50, p90, p95, p99, p999, most = (1000 * figure + overhead_ms for figure in figures)
         seconds = self.now or 1e-9
         use = self.work / seconds / len(self.workers)
         sizes = dict(sorted(self.sizes.items()))
-        return Simulated(answered / seconds, use, mean, p50, p90, p95, p99, p999, most, sizes, answered, self.refused, seconds)
+        held = 1000 * self.held / (answered or 1)
+        return Simulated(answered / seconds, use, mean, p50, p90, p95, p99, p999, most, sizes, answered, self.refused, seconds, held)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 import psutil
@@ -56,6 +56,7 @@ class Target:
     seed: int = 0
     timeout: float = 60.0
     sizes: Mapping[str, int] = field(default_factory=dict)  # settings of the server: what is sent has to be let in
+    warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
 
     @property
     def name(self) -> str:
@@ -83,6 +84,7 @@ class Candidate:
             rate=None if offered.arrivals == "recorded" else offered.rate,
             arrivals=offered.arrivals or "poisson",
             seconds=target.seconds if seconds is None else seconds,
+            warm_up=target.warm_up,
             timeout=target.timeout,
             seed=target.seed + self.rounds,
         )
@@ -100,6 +102,7 @@ class Candidate:
             raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
         self._check()
         stages = scrape.stages(before, after, told.latency.mean_ms)
+        told = told.model_copy(update={"served": scrape.served(before, after)})
         return Sampled(told, stages, scrape.batch_sizes(before, after), sampler.samples)
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:

@@ -93,8 +93,10 @@ def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
     machine = Machine(lambda at, number: one_round((100, 150, 200)[at] * (1 + number % 2 / 100), 20), trials(100, 150, 200))
     pairs = confirm(machine)
     assert machine.attempts[:6] == [2, 1, 0, 2, 1, 0]
-    assert machine.attempts[-1] == 2
-    assert machine.trials[2].points[-1].offered.mode == "open"
+    assert machine.attempts[-2:] == [2, 2]
+    most = machine.trials[2].points[0].throughput.value
+    rates = [point.offered.rate or 0.0 for point in machine.trials[2].points if point.offered.mode == "open"]
+    assert [round(rate / most, 1) for rate in rates] == [0.8, 0.3]
     assert [(pair.first, pair.second, pair.real, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, True, 1.3), (2, 0, True, 2.0)]
 
 

@@ -12,10 +12,25 @@ import pytest
 from tsx_cli.bench import planning
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.kept import kept_of
-from tsx_cli.bench.planning import Planned, Replica, Seen, fitted
+from tsx_cli.bench.planning import Planned
 from tsx_cli.bench.predict import Timing
-from tsx_cli.bench.results import Curve, CurvePoint, Environment, Figure, Inputs, Latency, ModelInfo, Offered, Point, Results, Trial
-from tsx_cli.bench.simulate import Simulated, poisson, simulate
+from tsx_cli.bench.replica import Replica, as_seen, fitted, served
+from tsx_cli.bench.results import (
+    Curve,
+    CurvePoint,
+    Environment,
+    Figure,
+    Inputs,
+    Latency,
+    ModelInfo,
+    Offered,
+    Point,
+    Results,
+    Seen,
+    Served,
+    Trial,
+)
+from tsx_cli.bench.simulate import poisson, simulate
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.main import main
 from tsx_runtime.core.hardware import hardware
@@ -86,32 +101,72 @@ def test_bursts_of_a_recording_take_more_replicas_than_even_chance() -> None:
     assert bursts.replicas > 2 * even.replicas
 
 
+CLOSED, BUSY, CALM = Offered(connections=12), Offered(mode="open", rate=330), Offered(mode="open", rate=90)
+
+
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.6])
 def test_how_much_slower_the_server_was_than_its_curve_is_learned(factor: float) -> None:
     slower = replica(scale=factor)
-    told = simulate(slower.times, range(4000), workers=2, connections=12, slow=slower.slow(0), spread=0.05, overhead_ms=0.3)
-    assert fitted(replica(), seen(told, Offered(connections=12))).scale == pytest.approx(factor, rel=0.05)
-    told = simulate(slower.times, poisson(30, 4000), workers=2, slow=slower.slow(0), spread=0.05)
-    assert fitted(replica(), seen(told, Offered(mode="open", rate=30))).scale == pytest.approx(factor, rel=0.1)
+    assert fitted(replica(), [seen(slower, CLOSED)]).scale == pytest.approx(factor, rel=0.03)
+    busy = seen(slower, Offered(mode="open", rate=250))
+    assert fitted(replica(), [busy]).scale == pytest.approx(factor, rel=0.03)
+    assert fitted(replica(), [busy.model_copy(update={"served": None})]).scale == 1, "its latency hangs on how requests happened to come"
 
 
-def test_what_one_request_alone_took_tells_of_idle_workers_and_of_noise() -> None:
-    best = simulate(replica().times, range(4000), workers=2, connections=12, slow=replica().slow(0), spread=0.3, overhead_ms=1)
-    alone = simulate([12.0], range(4000), connections=1, spread=0.3, overhead_ms=1 + 2)
-    found = fitted(replica(), seen(best, Offered(connections=12)), seen(alone, Offered(connections=1)), 1.0)
-    assert found.scale == pytest.approx(1.04, abs=0.07)  # the curve was thought to be less noisy
-    assert found.cold_ms == pytest.approx(2, abs=1.2)
-    assert found.timing.spread == pytest.approx(0.26, abs=0.06)
-    assert found.overhead_ms == 1
+def test_what_batches_take_longer_on_a_worker_that_idled_and_the_way_to_it_are_told_apart() -> None:
+    server = replica(scale=1.1)._replace(cold_ms=2.5, wake_ms=1.2)
+    found = fitted(replica(), [seen(server, each) for each in (CLOSED, BUSY, CALM)])
+    assert found.scale == pytest.approx(1.1, rel=0.04)
+    assert found.cold_ms == pytest.approx(2.5, abs=0.7)
+    assert found.wake_ms == pytest.approx(1.2, abs=0.7)
+    for offered in (Offered(mode="open", rate=150), Offered(mode="open", rate=250)):
+        assert as_seen(found, seen(server, offered)).p50_ms == pytest.approx(as_seen(server, seen(server, offered)).p50_ms, rel=0.06)
 
 
-def test_a_benchmark_without_answers_teaches_nothing() -> None:
-    nothing = Seen(Offered(), 0.0, 0.0, 0.0)
-    assert fitted(replica(), nothing, nothing) == replica()
+def test_rounds_of_a_machine_that_is_now_quicker_and_now_slower_tell_a_range() -> None:
+    found = fitted(replica(), [seen(replica(scale=factor), CLOSED) for factor in (0.95, 1.0, 1.1)])
+    assert found.scale == pytest.approx(1.015, rel=0.03)
+    assert found.drift == pytest.approx(0.074, rel=0.1)
+    low, high = found.quickest_and_slowest
+    assert (low.scale, high.scale) == pytest.approx((found.scale / 1.155, found.scale * 1.155), rel=0.03)
+    told = plan(found, 330, parse_slo("p99<60ms"))
+    assert told is not None
+    assert told.quickest.p99_ms < told.at.p99_ms < told.slowest.p99_ms
+    assert told.replicas_at_slowest is not None
+    assert told.replicas_at_slowest >= told.replicas
 
 
-def seen(told: Simulated, offered: Offered) -> Seen:
-    return Seen(offered, told.throughput, told.p50_ms, told.p99_ms)
+def test_what_single_requests_took_tells_how_batches_differ() -> None:
+    alone = [10.5] * 90 + [20.5] * 10
+    found = fitted(replica(), [], alone, 0.5)
+    assert sorted(set(found.factors)) == [1.0, 2.0]
+    assert found.overhead_ms == 0.5
+    assert found.capacity == pytest.approx(replica().capacity / 1.1)
+    assert fitted(replica(), [], [0.1, 0.2], 0.5).factors == (), "the way took longer than the whole"
+
+
+def test_a_benchmark_without_answers_and_of_another_configuration_teaches_nothing() -> None:
+    nothing = Seen(workers=2, batch_size=4, offered=Offered(), throughput=0, p50_ms=0, p99_ms=0)
+    other = seen(replica(Configuration(workers=1, batch_size=4)), CLOSED)
+    assert fitted(replica(), [nothing, other]) == replica()
+
+
+def seen(server: Replica, offered: Offered) -> Seen:
+    """A round on a server that is as this says."""
+    if offered.mode == "open":
+        told = served(server, poisson(offered.rate or 0.0, 8000, seed=4), seed=4)
+    else:
+        told = served(server, range(8000), seed=4, connections=offered.connections)
+    how = server.configuration
+    return Seen(
+        workers=how.workers,
+        batch_size=how.batch_size,
+        offered=offered,
+        throughput=told.throughput,
+        p50_ms=told.p50_ms,
+        p99_ms=told.p99_ms,
+        served=Served(batch_ms=told.batch_ms, batches=told.batch_sizes),
+    )
 
 
 def results(fingerprint: str = "another") -> Results:
@@ -148,12 +203,11 @@ def test_a_plan_tells_replicas_latency_and_cost(results_file: Path, capsys: pyte
     assert told["replicas"] >= 3
     assert told["p50_ms"] < told["p99_ms"] <= 50
     assert told["cost_per_million"] == pytest.approx(0.5 * told["replicas"] / (900 * 3600) * 1e6, rel=1e-4)
-    assert told["measured"] | {"server_over_curve": 0} == {
-        "date": "2026-11-21T10:00:00+00:00",
-        "on": "2 cores of Abacus 9",
-        "here": False,
-        "server_over_curve": 0,
-    }
+    assert told["p99_range_ms"][0] <= told["p99_ms"] <= told["p99_range_ms"][1]
+    assert told["replicas_at_slowest"] >= told["replicas"]
+    measured = {name: told["measured"][name] for name in ("date", "on", "here")}
+    assert measured == {"date": "2026-11-21T10:00:00+00:00", "on": "2 cores of Abacus 9", "here": False}
+    assert told["measured"]["batches_from"] < 1 < told["measured"]["batches_to"]
 
 
 def test_a_plan_for_people_says_where_its_curve_is_from(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

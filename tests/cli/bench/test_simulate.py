@@ -87,7 +87,7 @@ def test_every_request_is_answered_or_refused_and_no_worker_does_two_things(
 def test_not_asking_where_nothing_can_leave_changes_nothing(times: list[float], workers: int, rate: float, seed: int) -> None:
     arrivals = poisson(rate, 200, seed)
     quick = simulate(times, arrivals, workers=workers)
-    run = simulation._Run(times, workers, (), [1.0], 0.0, Limits(max_items=len(times)), None)
+    run = simulation._Run(times, workers, (), [1.0], (0.0, 0.0), Limits(max_items=len(times)), None)
     for arrival in arrivals:
         while run.running and run.running[0][0] <= arrival:
             run.step()
@@ -151,8 +151,25 @@ def test_noise_has_the_median_one_and_the_spread_asked_for() -> None:
     assert sum((each / mean - 1) ** 2 for each in noises) / len(noises) == pytest.approx(0.09, rel=0.15)
 
 
+def test_batches_differ_from_their_median_as_the_factors_do() -> None:
+    told = simulate([10.0], constant(10, 4000), factors=(0.9, 1.0, 1.0, 1.0, 2.0), seed=2)
+    assert [told.p50_ms, told.p90_ms, told.max_ms] == pytest.approx([10, 20, 20])
+    assert told.batch_ms == pytest.approx(11.8, rel=0.03)
+    assert told.mean_ms == pytest.approx(told.batch_ms, rel=0.03)
+
+
+def test_a_machine_that_is_now_quicker_and_now_slower_has_a_longer_tail_and_the_same_mean() -> None:
+    steady, drifting = (simulate([10.0], poisson(70, 20_000, seed=6), drift=drift, seed=6) for drift in (0.0, 0.1))
+    assert drifting.batch_ms == pytest.approx(10, rel=0.03)
+    assert drifting.p99_ms > 1.1 * steady.p99_ms
+
+
 def test_only_a_worker_that_was_idle_takes_longer() -> None:
     idle = simulate([10.0], constant(10, 100), cold_ms=3)
-    assert [idle.p50_ms, idle.max_ms] == pytest.approx([13, 13])
+    assert [idle.p50_ms, idle.max_ms] == pytest.approx([13, 13], abs=0.1)
+    assert idle.batch_ms == pytest.approx(13, abs=0.1)
+    late = simulate([10.0], constant(10, 100), wake_ms=3)
+    assert [late.p50_ms, late.batch_ms] == pytest.approx([13, 10], abs=0.1), "on the way, which keeps no worker"
+    assert simulate([10.0], constant(96, 100), cold_ms=3, wake_ms=3).max_ms < 11.5, "it hardly idled"
     busy = simulate([10.0], range(1000), connections=2, cold_ms=3)
     assert busy.throughput == pytest.approx(100, rel=0.01)

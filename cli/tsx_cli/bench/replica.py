@@ -1,0 +1,219 @@
+"""One server as a benchmark found it: what its worker's curve does not say is learned from the loads that it was measured under."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.predict import OVERHEAD_MS, Timing, capacity, slowdown
+from tsx_cli.bench.results import Seen, Served
+from tsx_cli.bench.simulate import UNCOUNTED, Simulated, poisson, simulate
+from tsx_runtime.core.queue import Limits
+
+REQUESTS = 4_000  # that are simulated of a load that is compared
+CALM = 0.5  # of what it can do: a rate below this finds idle workers, one above it tells how they do in a row
+SCALES = (0.5, 3.0)  # what a server may take of the time that its curve says; beyond them something else was measured
+SURE, UNSURE, MOST_UNSURE = 0.03, 0.1, 0.5  # of a batch's time: what it is never better known than, in one round, and never worse
+TWICE = 1.96  # standard deviations, within which 95 % are
+LONGEST_WAY = 0.25  # of the time of a request, that the way to a worker which has idled takes longer at most
+TURNS = 3  # of fitting: quicker batches are smaller ones as well, and how workers in a row do and how idle ones do hang on each other
+
+
+class Replica(NamedTuple):
+    """One server. `scale` is how many times its batches take what the curve says, and `drift` how that differs between rounds: the standard
+    deviation of its logarithm; None where nothing tells. `factors` is how single batches differ from their median. A batch takes `cold_ms`
+    longer on a worker that has idled, and the way to such a one and back `wake_ms`; `overhead_ms` is a request's time outside of a worker
+    that has not.
+    """
+
+    timing: Timing
+    configuration: Configuration
+    cores: int
+    limits: Limits
+    queue_size: int = 100
+    scale: float = 1.0
+    factors: tuple[float, ...] = ()
+    drift: float | None = None
+    cold_ms: float = 0.0
+    wake_ms: float = 0.0
+    overhead_ms: float = OVERHEAD_MS
+
+    @property
+    def times(self) -> list[float]:
+        return [self.scale * self.timing.batch_ms(size) for size in range(1, self.limits.max_items + 1)]
+
+    def slow(self, rate: float) -> list[float]:
+        """How much so many workers that are at work slow each other, on the cores that the requests themselves leave to them."""
+        left = max(self.cores - rate * self.overhead_ms / 1000, self.cores / 2)
+        return [slowdown(self.timing, self.configuration, left, active) for active in range(self.configuration.workers + 1)]
+
+    @property
+    def capacity(self) -> float:
+        mean = fmean(self.factors) if self.factors else 1.0
+        return capacity(self.timing, self.configuration, self.cores) / (self.scale * mean)
+
+    @property
+    def quickest_and_slowest(self) -> tuple[Replica, Replica]:
+        """As it would be in single rounds of a benchmark: 19 of 20 are between, if they are as those before."""
+        half = min(max(UNSURE if self.drift is None else TWICE * self.drift, SURE), MOST_UNSURE)
+        return self.as_slow(math.exp(-half)), self.as_slow(math.exp(half))
+
+    def of(self, configuration: Configuration) -> Replica:
+        return self._replace(configuration=configuration, limits=self.limits._replace(max_items=configuration.batch_size))
+
+    def as_slow(self, times: float) -> Replica:
+        return self._replace(scale=self.scale * times)
+
+
+def served(
+    replica: Replica,
+    arrivals: Sequence[float],
+    seed: int = 0,
+    *,
+    connections: int = 0,
+    rate: float | None = None,
+    uncounted: float = UNCOUNTED,
+) -> Simulated:
+    """`arrivals` in seconds; with `connections` as many requests in a closed loop, which comes to about so many a second at a `rate`."""
+    if rate is None:
+        span = arrivals[-1] - arrivals[0] if arrivals else 0.0
+        rate = len(arrivals) / span if span > 0 else 0.0
+    return simulate(
+        replica.times,
+        arrivals,
+        workers=replica.configuration.workers,
+        connections=connections,
+        slow=replica.slow(rate),
+        spread=replica.timing.spread,
+        factors=replica.factors,
+        drift=replica.drift or 0.0,
+        cold_ms=replica.cold_ms,
+        wake_ms=replica.wake_ms,
+        overhead_ms=replica.overhead_ms,
+        limits=replica.limits,
+        queue_size=replica.queue_size,
+        uncounted=uncounted,
+        seed=seed,
+    )
+
+
+def as_seen(replica: Replica, seen: Seen, seed: int = 1) -> Simulated:
+    """What the simulation says of a load that was measured."""
+    if seen.offered.mode == "open":
+        return served(replica, poisson(seen.offered.rate or seen.throughput, REQUESTS, seed), seed)
+    return served(replica, range(REQUESTS), seed, connections=seen.offered.connections, rate=seen.throughput)
+
+
+def fitted(replica: Replica, loads: Sequence[Seen], alone: Sequence[float] = (), transport_ms: float | None = None) -> Replica:
+    """As the server was, and not only its worker, by the rounds of its `loads`; by the latencies of single requests `alone` on one worker,
+    as quantiles evenly apart; and by the time between client and worker then. What is not known is left as it is.
+
+    Loads of requests that come at random go before closed loops, in which batches take less: all that a request needs was used just now.
+    """
+    replica = replica._replace(overhead_ms=OVERHEAD_MS if transport_ms is None else max(transport_ms, 0.0))
+    replica = replica._replace(factors=_factors(alone, replica.overhead_ms))
+    own = [each for each in loads if each.matches(replica.configuration) and each.throughput > 0 and each.p50_ms > 0]
+    closed = [each for each in own if each.offered.mode == "closed"]
+    at_random = [each for each in own if each.offered.mode == "open" and each.served is not None]
+    replica = _in_a_row(replica, closed)
+    calm = [each for each in at_random if each.throughput < CALM * replica.capacity]
+    busy = [each for each in at_random if each not in calm] or closed
+    for _ in range(TURNS):
+        replica = _in_a_row(replica, busy)
+        replica = _idling(replica, calm)
+    return replica._replace(drift=_drift(replica, own))
+
+
+def as_it_was(replica: Replica, loads: Sequence[Seen]) -> Replica:
+    """With batches as long as they were under these, so that what is left is the simulation's own error."""
+    for _ in range(TURNS):
+        replica = _in_a_row(replica, loads)
+    return replica
+
+
+def _factors(alone: Sequence[float], overhead_ms: float) -> tuple[float, ...]:
+    times = [each - overhead_ms for each in alone]
+    if not times or min(times) <= 0:
+        return ()
+    middle = median(times)
+    return tuple(each / middle for each in times)
+
+
+def _in_a_row(replica: Replica, loads: Sequence[Seen]) -> Replica:
+    """Of workers that have always something to do: how many times as long as the curve says."""
+    logs = [math.log(_ratio(replica, seen, as_seen(replica, seen))) for seen in _together(loads)]
+    if not logs:
+        return replica
+    return replica._replace(scale=min(max(replica.scale * math.exp(fmean(logs)), SCALES[0]), SCALES[1]))
+
+
+def _together(loads: Sequence[Seen]) -> list[Seen]:
+    """Rounds of the same load as one."""
+    rounds: dict[str, list[Seen]] = {}
+    for seen in loads:
+        rounds.setdefault(seen.offered.model_dump_json(), []).append(seen)
+    return [_mean(each) for each in rounds.values()]
+
+
+def _mean(rounds: Sequence[Seen]) -> Seen:
+    served = [each.served for each in rounds if each.served is not None]
+    sizes = {size: sum(each.batches.get(size, 0) for each in served) for size in sorted({size for each in served for size in each.batches})}
+    return rounds[0].model_copy(
+        update={
+            "throughput": fmean(each.throughput for each in rounds),
+            "p50_ms": fmean(each.p50_ms for each in rounds),
+            "p99_ms": fmean(each.p99_ms for each in rounds),
+            "served": Served(batch_ms=fmean(each.batch_ms for each in served), batches=sizes) if served else None,
+        }
+    )
+
+
+def _ratio(replica: Replica, seen: Seen, told: Simulated) -> float:
+    """How many times the time that the simulation says a batch took.
+
+    In a closed loop everything is as much slower as the throughput is less. Of an open one the server tells how long batches took, and of
+    how many requests they were: its latencies hang on how requests happened to come.
+    """
+    if seen.offered.mode == "closed" or seen.served is None:
+        return told.throughput / seen.throughput
+    return seen.served.batch_ms / told.batch_ms * _usual(replica, told.batch_sizes) / _usual(replica, seen.served.batches)
+
+
+def _usual(replica: Replica, batches: Mapping[int, int]) -> float:
+    """Milliseconds that the batch of a request takes by the curve, where they are of these sizes, as the server counts them: a size with
+    all others up to the next power of two."""
+    counted = [(size * count, replica.timing.batch_ms(1 << (size - 1).bit_length())) for size, count in batches.items()]
+    requests = sum(weight for weight, _ in counted)
+    return sum(weight * took for weight, took in counted) / requests if requests else 1.0
+
+
+def _idling(replica: Replica, loads: Sequence[Seen]) -> Replica:
+    """By loads under which workers idle: what their batches take longer, and then what is left of the median latency."""
+    most = replica.times[0]
+    for seen in _together(loads)[:1]:
+        none, one = (1 / _ratio(replica, seen, as_seen(replica._replace(cold_ms=each), seen)) for each in (0.0, most))
+        replica = replica._replace(cold_ms=_solved(none, one, 1.0) * most)
+        none, one = (as_seen(replica._replace(wake_ms=each), seen).p50_ms for each in (0.0, most))
+        replica = replica._replace(wake_ms=min(_solved(none, one, seen.p50_ms), LONGEST_WAY) * most)
+    return replica
+
+
+def _solved(none: float, one: float, wanted: float) -> float:
+    """The share of the way from `none` to `one`."""
+    return min(max((wanted - none) / (one - none), 0.0), 1.0) if one != none else 0.0
+
+
+def _drift(replica: Replica, loads: Sequence[Seen]) -> float | None:
+    """How the time of a batch differs between rounds of the same load, as the standard deviation of its logarithm."""
+    rounds: dict[str, list[float]] = {}
+    for seen in loads:
+        if seen.offered.mode == "closed":
+            rounds.setdefault(seen.offered.model_dump_json(), []).append(-math.log(seen.throughput))
+        elif seen.served is not None:
+            took = seen.served.batch_ms / _usual(replica, seen.served.batches)
+            rounds.setdefault(seen.offered.model_dump_json(), []).append(math.log(took))
+    freedom = sum(len(logs) - 1 for logs in rounds.values())
+    return math.sqrt(sum((each - fmean(logs)) ** 2 for logs in rounds.values() for each in logs) / freedom) if freedom else None
