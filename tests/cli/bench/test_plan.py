@@ -218,9 +218,14 @@ def test_a_plan_for_people_says_where_its_curve_is_from(results_file: Path, caps
     assert "cpu, 1 worker, batch 8" in told
     assert re.search(r"p99 with the headroom used up +\d+\.\d ms", told)
     assert "measured 2026-11-21 on 2 cores of Abacus 9. This machine is another" in told
+    assert re.search(r"latency p99 +\d+\.\d ms \(\d+\.\d to \d+\.\d\)", told)
+    assert "leave no core" not in told
     results_file.write_text(results(hardware().fingerprint).model_dump_json())
     assert main([*command, "--results", str(results_file)]) == 0
     assert "This machine is another" not in capsys.readouterr().out
+    assert main(["plan", "--rps", "480", "--slo", "p99<40ms", "--results", str(results_file)]) == 0
+    told = capsys.readouterr().out
+    assert "Its workers leave no core to the server itself" in told
 
 
 def test_what_the_archive_keeps_is_planned_from_with_its_own_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +233,13 @@ def test_what_the_archive_keeps_is_planned_from_with_its_own_queue(tmp_path: Pat
     (directory / "tsx-bench.json").write_bytes(kept_of(results()).content())
     assert main(["plan", str(directory), "--rps", "400", "--slo", "p99<500ms,errors<50%", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["refused"] > 0
+
+
+def test_batches_that_a_plugin_decides_on_are_not_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = archive(tmp_path, "batchPolicy: greedy\n")
+    (directory / "tsx-bench.json").write_bytes(kept_of(results()).content())
+    assert main(["plan", str(directory), "--rps", "40"]) == 1
+    assert "batchPolicy: greedy is a plugin" in capsys.readouterr().err
 
 
 def test_an_archive_that_was_never_measured_is_told_how_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
