@@ -17,6 +17,7 @@ REQUESTS = 4_000  # that are simulated of a load that is compared
 CALM = 0.5  # of what it can do: a rate below this finds idle workers, one above it tells how they do in a row
 SCALES = (0.5, 3.0)  # what a server may take of the time that its curve says; beyond them something else was measured
 SURE, UNSURE, MOST_UNSURE = 0.03, 0.1, 0.5  # of a batch's time: what it is never better known than, in one round, and never worse
+STEPS = 6  # halvings on the way to a figure
 TWICE = 1.96  # standard deviations, within which 95 % are
 LONGEST_WAY = 0.25  # of the time of a request, that the way to a worker which has idled takes longer at most
 TURNS = 3  # of fitting: quicker batches are smaller ones as well, and how workers in a row do and how idle ones do hang on each other
@@ -194,8 +195,11 @@ def _idling(replica: Replica, loads: Sequence[Seen]) -> Replica:
     """By loads under which workers idle: what their batches take longer, and then what is left of the median latency."""
     most = replica.times[0]
     for seen in _together(loads)[:1]:
-        none, one = (1 / _ratio(replica, seen, as_seen(replica._replace(cold_ms=each), seen)) for each in (0.0, most))
-        replica = replica._replace(cold_ms=_solved(none, one, 1.0) * most)
+        low, high = 0.0, most
+        for _ in range(STEPS):
+            replica = replica._replace(cold_ms=(low + high) / 2)
+            too_little = _ratio(replica, seen, as_seen(replica, seen)) > 1
+            low, high = (replica.cold_ms, high) if too_little else (low, replica.cold_ms)
         none, one = (as_seen(replica._replace(wake_ms=each), seen).p50_ms for each in (0.0, most))
         replica = replica._replace(wake_ms=min(_solved(none, one, seen.p50_ms), LONGEST_WAY) * most)
     return replica
