@@ -123,10 +123,6 @@ def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path,
     assert kept.best.throughput > 0
     assert {each.offered.mode for each in kept.loads} == {"closed", "open"}
     assert all(each.served is not None and each.served.batch_ms > 3 for each in kept.loads)
-    ended = tsx(["plan", archive, "--rps", "20", "--json"], place, {})
-    assert ended.returncode == 0, ended.stderr
-    planned = json.loads(ended.stdout)
-    assert 3 < planned["p50_range_ms"][0] <= planned["p50_ms"] <= planned["p50_range_ms"][1]
     shown = tsx(["archive", "inspect", archive], place, {}).stdout
     assert f"measured {kept.measured[:10]} on " in shown
 
