@@ -66,8 +66,11 @@ def _measured(archive: Path | None, results: Path | None) -> Kept:
     if archive is None:
         raise UsageError("name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a benchmark")
     kept = read_kept(archive)
-    if kept is None or not kept.curves:
+    if kept is None:
         raise CliError(f"{archive} was never measured. `tsx bench {archive} --write` measures it; or name a --results file")
+    if not kept.curves:
+        only = "was measured in one configuration, which takes no times by batch size"
+        raise CliError(f"{archive} {only}; `tsx bench {archive} --batch-sizes 1..32 --write` does")
     return kept
 
 
@@ -220,7 +223,7 @@ def _warnings(told: dict[str, Any]) -> list[str]:
     if told["cores_left"] < 1:
         found.append("Its workers leave no core to the server itself, which then waits for one: p99 may well be longer than this.")
     if told["share_of_most"] > CROWDED:
-        found.append("So near the limit p99 hangs on the least change, and on chance: --headroom 20% plans with room.")
+        found.append("So near the limit p99 hangs on the least change, and on chance: give it more --headroom.")
     elif high > STEEP * low:
-        found.append("The range is wide, as the machine was not steady or a burst fills it: --headroom 20% plans with room.")
+        found.append("The range is wide, as the machine was not steady or a burst fills it: give it more --headroom.")
     return found

@@ -19,6 +19,7 @@ from tsx_archiver import OpenArchive
 from tsx_cli.bench import scrape
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.generator import LoadPlan
+from tsx_cli.bench.generator.plan import recorded_rate
 from tsx_cli.bench.generator.run import OnProgress, measure, most_connections
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import Offered, Round, Stages, Usage
@@ -74,14 +75,17 @@ class Candidate:
 
     def load(self, offered: Offered, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> Sampled:
         """For so many seconds, or the target's. Raises TrialFailed where the server did not come through it whole."""
-        target = self.target
+        target, recorded, speed = self.target, offered.arrivals == "recorded", 1.0
+        if recorded and offered.rate and (own := recorded_rate(target.payloads)):
+            speed = offered.rate / own
         plan = LoadPlan(
             url=self.server.inference,
             model=target.name,
             payloads=target.payloads,
             mode=offered.mode,
             connections=min(OPEN_CONNECTIONS, most_connections()) if offered.mode == "open" else offered.connections,
-            rate=None if offered.arrivals == "recorded" else offered.rate,
+            rate=None if recorded else offered.rate,
+            speed=speed,
             arrivals=offered.arrivals or "poisson",
             seconds=target.seconds if seconds is None else seconds,
             warm_up=target.warm_up,
@@ -94,13 +98,13 @@ class Candidate:
             with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
                 told = measure(plan, on_progress=on_progress).round
             after = self._scrape()
+            self._check()
         except UsageError:
             raise
         except CliError as error:  # of the generator, which found no server, or was killed
             raise TrialFailed(error.message) from error
         except (OSError, http.client.HTTPException, psutil.Error) as error:
             raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
-        self._check()
         stages = scrape.stages(before, after, told.latency.mean_ms)
         told = told.model_copy(update={"served": scrape.served(before, after)})
         return Sampled(told, stages, scrape.batch_sizes(before, after), sampler.samples)

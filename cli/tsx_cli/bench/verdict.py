@@ -28,7 +28,7 @@ def _winner(results: Results, winner: int) -> str:
         if pair.real:
             told.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
         else:
-            told.append(f"{name[0].upper()}{name[1:]} is not really different ({pair.low:.2f} to {pair.high:.2f} times).")
+            told.append(f"Not really different is {name} ({pair.low:.2f} to {pair.high:.2f} times).")
     if point.offered.mode == "closed":
         told += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
     return " ".join(told)

@@ -243,8 +243,14 @@ def test_batches_that_a_plugin_decides_on_are_not_simulated(tmp_path: Path, caps
 
 
 def test_an_archive_that_was_never_measured_is_told_how_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(archive(tmp_path, "batchSize: 2\n")), "--rps", "5"]) == 1
+    directory = archive(tmp_path, "batchSize: 2\n")
+    assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert "--write` measures it" in capsys.readouterr().err
+    one = results()
+    one.curves = []
+    (directory / "tsx-bench.json").write_bytes(kept_of(one).content())
+    assert main(["plan", str(directory), "--rps", "5"]) == 1
+    assert "was measured in one configuration, which takes no times by batch size" in capsys.readouterr().err
 
 
 def test_a_recording_has_its_own_rate(results_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
