@@ -48,11 +48,12 @@ def serving(directory: Path, model: Path, *, blind: bool) -> Iterator[servers.Se
     if blind:
         (directory / "sitecustomize.py").write_text(BLIND.read_text())  # which Python imports when it starts
         os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{path}"
-    try:
-        with servers.tsx(directory, archive, job_queue_size=1000) as server:
-            yield server
-    finally:
-        os.environ["PYTHONPATH"] = path
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(servers.tsx(directory, archive, job_queue_size=1000))
+        finally:
+            os.environ["PYTHONPATH"] = path  # the next server that starts is its own
+        yield server
 
 
 def is_blind(server: servers.Server) -> bool:

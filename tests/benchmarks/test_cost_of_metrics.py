@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def test_a_blind_server_answers_and_counts_nothing(tmp_path: Path) -> None:
     with serving(tmp_path / "blind", MODELS / "ok.py", blind=True) as server:
         assert servers.first_answer(server, PATH, b"x") == b"OK"
         assert is_blind(server)
+        assert str(tmp_path) not in os.environ.get("PYTHONPATH", ""), "a server that starts beside it would be blind as well"
 
 
 def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
