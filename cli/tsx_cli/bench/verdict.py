@@ -21,7 +21,7 @@ def _winner(results: Results, winner: int) -> str:
     figures = f"{point.throughput.value:,.4g} requests/s with {point.offered}, {_tail(point)}"
     told = [f"{trial.how()} does the most{bound}: {figures}."]
     if winner == results.baseline:
-        told.append("That is the baseline, one worker and one request at a time: nothing else does more.")
+        told.append("That is the baseline, one worker and one request at a time: nothing else that was measured does more.")
     for pair in results.paired:
         other = results.trials[pair.second].how()
         name = "the baseline, one worker and one request at a time" if pair.second == results.baseline else str(other)
