@@ -67,13 +67,6 @@ class Cloud:
     def account(self) -> str:
         return self._caller["Account"]
 
-    @property
-    def partition(self) -> str:
-        return self._caller["Arn"].split(":")[1]
-
-    def arn(self, service: str, resource: str, *, region: bool = True) -> str:
-        return f"arn:{self.partition}:{service}:{self.region if region else ''}:{self.account}:{resource}"
-
 
 @contextmanager
 def told(doing: str) -> Generator[None, None, None]:

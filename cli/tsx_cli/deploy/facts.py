@@ -23,14 +23,10 @@ class Facts:
     image: str  # repository@sha256:...
     account: str
     region: str
-    partition: str = "aws"
 
     @property
     def image_digest(self) -> str:
         return self.image.partition("@")[2]
-
-    def arn(self, service: str, resource: str, *, region: bool = True) -> str:
-        return f"arn:{self.partition}:{service}:{self.region if region else ''}:{self.account}:{resource}"
 
 
 def look_at(archive: Path) -> tuple[Inspection, str]:

@@ -109,7 +109,7 @@ def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits
     fields = differences(found.properties, {k: v for k, v in resource.properties.items() if k not in traits.unseen}, observed, coming)
     if traits.is_tagged:
         fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
-    if found.state == "failed" and traits.replace_failed:
+    if found.state == "failed":
         return Change("replace", resource, found, tuple(fields), f"it has failed: {found.reason}" if found.reason else "it has failed")
     if not fields:
         return Change("same", resource, found)

@@ -26,12 +26,6 @@ class Version(NamedTuple):
         return self.tags.get("tsx:model", "")
 
 
-class Answer(NamedTuple):
-    body: bytes
-    content_type: str
-    facts: Mapping[str, Any]  # what else the platform says, for `--json`
-
-
 class Platform(Protocol):
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
 
@@ -55,6 +49,4 @@ class Platform(Protocol):
         """What `tsx deploy status` shows; None where there is no such deployment."""
         ...
 
-    def log_group(self, name: str) -> str: ...
-
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Answer: ...
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes: ...

@@ -56,9 +56,7 @@ class Traits:
 
     fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
-    replace_failed: bool = True  # one that failed is removed and made anew
     is_tagged: bool = True  # whether it can carry tags, and tells them
-    is_kept: bool = False  # holds what was deployed before: left alone unless it is asked for by name (`--purge`)
 
 
 def digest(value: Any, length: int = 8) -> str:

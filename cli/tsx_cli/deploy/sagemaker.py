@@ -10,7 +10,7 @@ from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.kinds.base import tag_map
-from tsx_cli.deploy.platforms import Answer, Version
+from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources
@@ -84,16 +84,10 @@ class SageMaker:
             "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if "ScalableTarget" in each.kind],
         }
 
-    def log_group(self, name: str) -> str:
-        return f"/aws/sagemaker/Endpoints/{name}"
-
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Answer:
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
         with told(f"asking {name}"):
             given = {"EndpointName": name, "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
-            answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
-            content = answer["Body"].read()
-        facts = {"variant": answer.get("InvokedProductionVariant"), "request_id": answer["ResponseMetadata"].get("RequestId")}
-        return Answer(content, answer.get("ContentType", ""), facts)
+            return bytes(cloud.client("sagemaker-runtime").invoke_endpoint(**given)["Body"].read())
 
 
 def _names(cloud: Cloud, what: str, name: str) -> list[str]:

@@ -68,7 +68,7 @@ def ask(file: Path | None, given: Given, body: str, content_type: str | None, ac
     place = _named(file, given)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
-    return place.platform.invoke(place.cloud, place.name, content, kind, accept).body
+    return place.platform.invoke(place.cloud, place.name, content, kind, accept)
 
 
 def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def _facts(spec: DeploySpec, cloud: Cloud) -> Facts:
     image = _by_digest(spec.image, cloud) if spec.image else ""
     if not image:
         raise UsageError("image is not given: --image REPOSITORY:TAG, one that has tsx in it and is pushed")
-    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, cloud.account, cloud.region, cloud.partition)
+    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, cloud.account, cloud.region)
 
 
 def _by_digest(image: str, cloud: Cloud) -> str:

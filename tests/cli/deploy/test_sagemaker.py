@@ -172,6 +172,14 @@ def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(de
     assert "there is no deployment 'digits' in eu-central-1" in deploy.err
 
 
+def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, course: Course, tmp_path: Path) -> None:
+    deploy.apply()
+    (tmp_path / "in.json").write_text("{}")
+    assert deploy.verb("invoke", "in.json") == "body"  # moto's answer
+    deploy("invoke", "absent.json", "--name", "digits", "--target", "sagemaker", code=1)
+    assert "No such file or directory: 'absent.json'" in deploy.err
+
+
 def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     client = boto3.client("sagemaker")

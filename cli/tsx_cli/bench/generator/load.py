@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -46,7 +47,7 @@ class Mark(NamedTuple):
     errors: Counter[str]
 
 
-class Load:
+class Load(ABC):
     """What both loops have in common. Times are those of `clock`; latencies are seconds, in the order of the answers.
 
     `loops` says when a connection that is free is to send.
@@ -113,16 +114,16 @@ class Load:
 
     # What the loops say
 
-    def begin(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def begin(self) -> None: ...
 
+    @abstractmethod
     def freed(self, asker: Asker) -> None:
         """It can send."""
-        raise NotImplementedError
 
+    @abstractmethod
     def not_connected(self) -> None:
         """Another try to connect has failed."""
-        raise NotImplementedError
 
     # The run
 

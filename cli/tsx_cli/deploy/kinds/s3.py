@@ -16,9 +16,7 @@ SHA = "tsx-sha256"  # an object's metadata: what it holds
 
 
 class Bucket:
-    traits = Traits(
-        is_kept=True, is_tagged=False, unseen=frozenset({"PublicAccessBlockConfiguration", "BucketEncryption"}), replace_failed=False
-    )
+    traits = Traits(is_tagged=False, unseen=frozenset({"PublicAccessBlockConfiguration"}))
     poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
@@ -53,7 +51,7 @@ class Bucket:
 class Object:
     """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it. Its name there is `bucket/key`."""
 
-    traits = Traits(is_kept=True, is_tagged=False, unseen=frozenset({"Path"}))
+    traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
     poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
