@@ -15,8 +15,9 @@ from tests.support.models import make_model
 from tests.support.sagemaker_host import MOST, container, unpack
 from tests.support.servers import DEADLINE, clean
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.entry import chosen, found_model
+from tsx_runtime.targets.entry import chosen
 from tsx_runtime.targets.sagemaker_env import read_environment
+from tsx_runtime.targets.serving import found_model
 
 ECHO = """
 def handle(data, context):
