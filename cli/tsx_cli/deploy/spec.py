@@ -138,7 +138,10 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
-    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError."""
+    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError.
+
+    A `role` that was given is that of the target's own table.
+    """
     try:
         return DeploySpec.model_validate(_values(file, given))
     except ValidationError as error:
@@ -149,7 +152,8 @@ def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     said = _tables(file)
     own = {key: value for key, value in said.items() if not _is_deployment(key, value)}
     named = said.get(str(given.get("name")), {})
-    return _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None})
+    values = _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None and key != "role"})
+    return values if given.get("role") is None else _merged(values, {str(values.get("target")): {"role": given["role"]}})
 
 
 def _tables(file: Path | None) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""The options that several verbs of `tsx deploy` have, each written once, and what is made of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import typer
+
+from tsx_cli.deploy.targets import TARGETS
+from tsx_cli.failure import UsageError
+from tsx_runtime.nearest import suggestion
+
+Shared = TypeVar("Shared")
+Own = ParamSpec("Own")
+Result = TypeVar("Result")
+
+
+class Said(NamedTuple):
+    file: Path | None  # the tsx.toml that was named
+    given: dict[str, Any]  # in the words of `[deploy]`; None for what was not said
+
+
+def takes(shared: Callable[..., Shared]) -> Callable[[Callable[Concatenate[Shared, Own], Result]], Callable[..., Result]]:
+    """Gives a command the options of `shared` before its own, and what `shared` makes of them as its first argument.
+
+    typer learns a command's options from its signature: this puts one together.
+    """
+    theirs = inspect.signature(shared, eval_str=True).parameters
+
+    def decorate(command: Callable[Concatenate[Shared, Own], Result]) -> Callable[..., Result]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        def run(**said: Any) -> Result:
+            return command(shared(**{name: said.pop(name) for name in theirs}), **said)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        each = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*theirs.values(), *own)]
+        run.__signature__ = inspect.Signature(each)  # type: ignore[attr-defined]  # where `inspect` looks first
+        return run
+
+    return decorate
+
+
+def deployment(
+    name: Annotated[str | None, typer.Option("--name", help="Name of the deployment.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help=f"Where to: {', '.join(TARGETS)}.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", metavar="tsx.toml", help=r"Read \[deploy] from this file instead of ./tsx.toml.")
+    ] = None,
+    region: Annotated[str | None, typer.Option("--region", help="AWS region, if not the one of the environment.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile, if not the one of the environment.")] = None,
+) -> Said:
+    """Which deployment. Raises UsageError for a target that there is not."""
+    if target is not None and target not in TARGETS:
+        raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS)} There is {', '.join(TARGETS)}")
+    return Said(file, {"name": name, "target": target, "region": region, "profile": profile})
+
+
+@takes(deployment)
+def wish(
+    said: Said,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name it.")] = None,
+    image: Annotated[str | None, typer.Option("--image", help="An image that is built and pushed already.")] = None,
+    role: Annotated[str | None, typer.Option("--role", help="ARN of the role that it runs with.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help=r"Any key of \[deploy], such as sagemaker.instances=2; may be repeated."),
+    ] = None,
+    canary: Annotated[str | None, typer.Option("--canary", help="Share of the traffic that a new version gets first, such as 10%.")] = None,
+    bake: Annotated[str | None, typer.Option("--bake", help="For how long it keeps that share, such as 10m.")] = None,
+    alarm: Annotated[
+        list[str] | None, typer.Option("--alarm", help="What sends it back: 5xx>0, p95>300ms or an alarm's name; may be repeated.")
+    ] = None,
+) -> Said:
+    """What is to be there."""
+    given: dict[str, Any] = {**said.given, "model": model, "image": image}
+    for assignment in assign or []:
+        _assign(given, assignment)
+    if role is not None:
+        given["role"] = role
+    shift = {"percent": canary, "bake": bake, "alarms": alarm or None}
+    if any(value is not None for value in shift.values()):
+        given["canary"] = {key: value for key, value in shift.items() if value is not None}
+    return Said(said.file, given)
+
+
+def _assign(given: dict[str, Any], assignment: str) -> None:
+    key, equals, value = assignment.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set takes KEY=VALUE, not '{assignment}'")
+    place = given
+    *path, last = key.split(".")
+    for part in path:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise UsageError(f"--set {key}: '{part}' is no table")
+    place[last] = value
