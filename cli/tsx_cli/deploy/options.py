@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -14,7 +14,6 @@ from tsx_cli.failure import UsageError
 from tsx_runtime.nearest import suggestion
 
 Shared = TypeVar("Shared")
-Own = ParamSpec("Own")
 Result = TypeVar("Result")
 
 
@@ -23,14 +22,14 @@ class Said(NamedTuple):
     given: dict[str, Any]  # in the words of `[deploy]`; None for what was not said
 
 
-def takes(shared: Callable[..., Shared]) -> Callable[[Callable[Concatenate[Shared, Own], Result]], Callable[..., Result]]:
+def takes(shared: Callable[..., Shared]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Gives a command the options of `shared` before its own, and what `shared` makes of them as its first argument.
 
     typer learns a command's options from its signature: this puts one together.
     """
     theirs = inspect.signature(shared, eval_str=True).parameters
 
-    def decorate(command: Callable[Concatenate[Shared, Own], Result]) -> Callable[..., Result]:
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
         def run(**said: Any) -> Result:
