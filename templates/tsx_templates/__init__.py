@@ -1,1 +1,1 @@
-"""What `tsx init` renders."""
+"""What `tsx init` and `tsx deploy` render."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,10 @@ class DeployGroup(DefaultGroup):
     default = "apply"
 
 
+Emit = Annotated[
+    tuple[str, Path] | None,
+    typer.Option("--emit", metavar="KIND DIR", help="Only write files into DIR: dockerfile, compose, cloudformation or kubernetes."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 app = typer.Typer(
@@ -35,12 +40,16 @@ app = typer.Typer(
 def apply_command(
     said: Said,
     plan: Annotated[bool, typer.Option("--plan", help="Only show what would change; exit code 0: nothing, 2: something.")] = False,
+    emit: Emit = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what has to change, ask, and carry it out. Running it again changes nothing; a run that broke off goes on."""
-    from tsx_cli.deploy.verbs import apply, show_changes
+    from tsx_cli.deploy.verbs import apply, emit_files, show_changes
 
+    if emit is not None:
+        emit_files(*said, *emit)
+        return
     if plan:
         raise typer.Exit(CHANGES if show_changes(*said, as_json=as_json) else 0)
     apply(*said, ask=not yes, as_json=as_json)
@@ -48,10 +57,13 @@ def apply_command(
 
 @app.command("plan")
 @takes(wish)
-def plan_command(said: Said, as_json: AsJson = False) -> None:
+def plan_command(said: Said, emit: Emit = None, as_json: AsJson = False) -> None:
     """Show what has to change and change nothing. Exit code 0: nothing, 2: something, 1: an error."""
-    from tsx_cli.deploy.verbs import show_changes
+    from tsx_cli.deploy.verbs import emit_files, show_changes
 
+    if emit is not None:
+        emit_files(*said, *emit)
+        return
     raise typer.Exit(CHANGES if show_changes(*said, as_json=as_json) else 0)
 
 

@@ -8,10 +8,11 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsx_archiver import Inspection, inspect_archive
+from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_cli.failure import CliError
 
 BLOCK = 1 << 20
+MOST_REQUIREMENTS = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Facts:
     image: str  # repository@sha256:...
     account: str
     region: str
+    requirements: str = ""  # the text of the archive's requirements file, which an image that is built has installed
 
     @property
     def image_digest(self) -> str:
@@ -39,6 +41,12 @@ def look_at(archive: Path) -> tuple[Inspection, str]:
         while block := file.read(BLOCK):
             sha256.update(block)
     return inspection, sha256.hexdigest()
+
+
+def requirements_of(inspection: Inspection) -> str:
+    name = inspection.manifest.requirements_file
+    content = read_member(inspection.source, name, most=MOST_REQUIREMENTS) if name else None
+    return (content or b"").decode("utf-8", "replace")
 
 
 def model_data(archive: Path, directory: Path) -> Path:

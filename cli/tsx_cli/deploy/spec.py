@@ -22,9 +22,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Target = Literal["sagemaker"]
+Target = Literal["container", "sagemaker", "kubernetes"]
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -107,6 +108,56 @@ class SageMaker(Part):
     data_capture: DataCapture | None = None
 
 
+class Build(Part):
+    """The image that is built where none is given."""
+
+    tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
+    base: str | None = None  # image with Python; python:3.X-slim of the Python that runs this command, if not set
+    torch: str | None = None  # version of torch; the one that is installed here, if not set
+    torch_index: str | None = None  # package index that torch comes from; PyTorch's own for CPUs, or the usual one where GPUs are asked for
+    packages: tuple[str, ...] = ()  # of Debian, such as gcc
+    extras: tuple[str, ...] = ()  # of tsx-serve, such as grpc
+    wheel: Path | None = None  # of tsx-serve, in place of this version from the package index
+
+    @field_validator("packages", "extras")
+    @classmethod
+    def _words(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for word in words:
+            if not WORD.fullmatch(word):
+                raise ValueError(f"'{word}' is no name of a package")
+        return words
+
+
+class Container(Part):
+    engine: Literal["auto", "docker", "podman"] = "auto"
+    host: str = "127.0.0.1"  # where it is published; tokens are needed for any other than this machine's own
+    port: int = Field(default=8080, ge=1, le=65_535)
+    metrics_port: int = Field(default=8082, ge=1, le=65_535)
+    gpus: int = Field(default=0, ge=0)
+    cpus: float | None = Field(default=None, gt=0)
+    memory: str | None = Field(default=None, pattern=r"^[1-9]\d*[mg]$")  # such as 4g
+    startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
+    grace: Annotated[Seconds, Field(ge=1)] = 30  # from SIGTERM to SIGKILL
+
+
+class Kubernetes(Part):
+    namespace: str = Field(default="default", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    context: str | None = None  # of kubectl
+    replicas: int = Field(default=2, ge=0)
+    most_replicas: int = Field(default=8, ge=1)  # as many as `replicas` or fewer: no scaling
+    queue_target: int = Field(default=4, ge=1)  # requests that wait, for each replica, above which more replicas start
+    cpu: str = Field(default="2", pattern=r"^[1-9]\d*$|^[1-9]\d*m$")
+    memory: str = Field(default="4Gi", pattern=r"^[1-9]\d*(Mi|Gi)$")
+    gpus: int = Field(default=0, ge=0)
+    token_secret: str | None = None  # Secret with the keys `inference` and `management`; without it no tokens are asked for
+    pull_secret: str | None = None
+    monitoring: bool = True  # a ServiceMonitor, which needs Prometheus' operator
+    startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
+    grace: Annotated[Seconds, Field(ge=10)] = 60
+    kserve: bool = False  # an InferenceService instead of a Deployment
+    storage: str | None = None  # where KServe finds the archive, such as s3://bucket/models/digits
+
+
 class DeploySpec(Part):
     name: str
     target: Target
@@ -114,11 +165,15 @@ class DeploySpec(Part):
     region: str | None = None
     profile: str | None = None
     image: str | None = None  # one that is built and pushed already
+    repository: str | None = None  # where an image that is built here is pushed to
     env: dict[str, str] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)
     canary: Canary | None = None
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
+    build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)
+    container: Container = Field(default_factory=Container)
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
 
     @field_validator("name")
     @classmethod
@@ -135,6 +190,12 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
     return {key: values.get(key) for key in ("name", "target", "region", "profile")}
+
+
+def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
+    """What is said of it, wherever; None where nothing is."""
+    said = _values(file, given).get("target")
+    return said if isinstance(said, str) else None
 
 
 def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:

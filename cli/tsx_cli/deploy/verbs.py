@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.emitting import write
 from tsx_cli.deploy.engine import Engine
-from tsx_cli.deploy.facts import Facts, look_at
+from tsx_cli.deploy.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.local import this_machine
 from tsx_cli.deploy.plan import Plan
 from tsx_cli.deploy.platforms import Platform, Version
+from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.sagemaker import SageMaker
 from tsx_cli.deploy.show import Steps, confirm, plain, show_plan, show_status, show_versions
-from tsx_cli.deploy.spec import DeploySpec, read_named, read_spec
+from tsx_cli.deploy.spec import DeploySpec, read_named, read_spec, read_target
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.output import print_json
 
@@ -54,6 +57,20 @@ def apply(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
         planned = _planned(engine, place, spec)
         _carry_out(engine, planned, ask=ask, as_json=as_json)
     _tell(place, as_json=as_json)
+
+
+def emit_files(file: Path | None, given: Given, kind: str, directory: Path) -> None:
+    """Asks nothing of any platform, and writes nowhere else."""
+    target = check_kind(kind, read_target(file, given))
+    spec = read_spec(file, {**given, "target": target})
+    inspection, sha256 = look_at(spec.model)
+    manifest = inspection.manifest
+    facts = Facts(spec.model, sha256, manifest.model_name, manifest.version, spec.image or "", "", "", requirements_of(inspection))
+    with this_machine(spec.build.wheel) as local:
+        emitted = emit(kind, spec, facts, local)
+        for path in write(emitted, directory):
+            print(f"wrote {path}")
+    print(f"Next, in {directory}: {emitted.next_step}")
 
 
 def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import SettingError
 from tsx_runtime.output import keep_going
 from tsx_runtime.setting_sources import find_config, load_settings
+from tsx_runtime.targets.container_env import look_around, settings_of
 from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.sagemaker_env import read_environment
 from tsx_runtime.targets.server import Started, serve
@@ -27,16 +28,20 @@ def serve_image(target: str, env: Mapping[str, str]) -> None:
     """Until it is stopped. Raises SettingError, and what `serve` and `load_all` raise."""
     order: dict[str, Any] = {}
     notices: list[str] = []
-    given = dict(env)
+    file, directory = find_config(None, env, Path.cwd()), model_directory(env)
     if target == "sagemaker":
         said = read_environment(env)
-        given, order, notices = {**said.variables, **given}, said.order, said.notices
-    settings, _ = load_settings({}, given, find_config(None, env, Path.cwd()), notices.append)
+        order, notices = said.order, said.notices
+        settings, _ = load_settings({}, {**said.variables, **env}, file, notices.append)
+    else:
+        place = look_around(env)
+        settings, directory = settings_of(env, place, file, notices), place.directory
+        order = {"model_name": place.name} if place.name else {}
     keep_going()
     set_up_logging(settings)
     for notice in notices:
         logger.warning("%s", notice)
-    models = models_from_settings(settings) or [found_model(model_directory(env))]
+    models = models_from_settings(settings) or [found_model(directory)]
     serve(settings, [replace(model, order=replace(model.order, **order)) for model in models], _tell)
 
 

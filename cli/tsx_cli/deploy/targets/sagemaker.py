@@ -13,6 +13,7 @@ from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.resources import Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
+from tsx_cli.deploy.tags import tags_of
 from tsx_cli.failure import UsageError
 
 VARIANT = "AllTraffic"
@@ -42,20 +43,6 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     if own.autoscaling is not None:
         made += _scaling(spec, own.autoscaling)
     return made
-
-
-def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
-    """By which a deployment is found again: there is no other state."""
-    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags"})
-    return {
-        **spec.tags,
-        "tsx:name": spec.name,
-        "tsx:target": spec.target,
-        "tsx:spec-sha": digest(wanted, 16),
-        "tsx:model-sha": facts.sha256[:16],
-        "tsx:model": f"{facts.model_name}/{facts.model_version}",
-        "tsx:image-digest": facts.image_digest,
-    }
 
 
 def prefix(name: str) -> str:

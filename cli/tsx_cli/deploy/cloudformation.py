@@ -1,0 +1,106 @@
+"""The resources of a deployment as a CloudFormation template: the same dicts as the engine's, with references where that has names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.resources import Ref, Resource
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.targets.wanted import wanted
+
+ACCOUNT, REGION = "${AWS::AccountId}", "${AWS::Region}"
+OWN = "Tsx::"  # kinds that CloudFormation does not have
+NAMED = {  # the property that holds a resource's name
+    "AWS::CloudWatch::Alarm": "AlarmName",
+    "AWS::IAM::Role": "RoleName",
+    "AWS::Lambda::Alias": "Name",
+    "AWS::Lambda::Function": "FunctionName",
+    "AWS::S3::Bucket": "BucketName",
+    "AWS::SageMaker::Endpoint": "EndpointName",
+    "AWS::SageMaker::EndpointConfig": "EndpointConfigName",
+    "AWS::SageMaker::Model": "ModelName",
+}
+BY_ATTRIBUTE = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}  # `Ref` gives their ARN, `Fn::GetAtt` their name
+BARE = {  # cannot carry tags
+    "AWS::ApplicationAutoScaling::ScalableTarget",
+    "AWS::ApplicationAutoScaling::ScalingPolicy",
+    "AWS::Lambda::Alias",
+    "AWS::Lambda::Permission",
+    "AWS::Lambda::Url",
+    "AWS::Lambda::Version",
+}
+IMAGE = "TSX-IMAGE"  # stands for the parameter's value, as the name of an image is part of no other text
+NEEDS_NOTE = (
+    "aws cloudformation deploy --template-file template.yaml --stack-name {name}, "
+    "with --parameter-overrides for the parameters that stand at its head"
+)
+
+
+def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
+    """Account and region are those of the stack; the image, and the model where it lies in S3, are parameters."""
+    there = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
+    resources = wanted(spec, there)
+    parameters: dict[str, Any] = {}
+    if spec.image is None:
+        parameters["Image"] = {"Type": "String", "Description": "The image in ECR, by its digest; `tsx deploy --emit dockerfile` builds it"}
+    uploads = [each for each in resources if each.kind == "Tsx::S3::Object"]
+    if uploads:
+        text = f"model.tar.gz with {facts.archive.name} in it: tar --create --gzip --file model.tar.gz {facts.archive.name}"
+        parameters["ModelDataUrl"] = {"Type": "String", "Description": f"s3:// address of {text}", "AllowedPattern": "s3://.+"}
+    made = [each for each in resources if not each.kind.startswith(OWN) and each.kind != "AWS::S3::Bucket"]  # the bucket holds that file
+    replaced = {f"s3://{each.name}": {"Ref": "ModelDataUrl"} for each in uploads} | {IMAGE: {"Ref": "Image"}}
+    said = {each.id: _resource(each, made, replaced) for each in made}
+    head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {facts.model_name}/{facts.model_version} by tsx deploy"}
+    return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": said}
+
+
+def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[str, Any]) -> dict[str, Any]:
+    referred = dict(replaced)
+    by_id = {each.id: each for each in others}
+    for need in resource.needs:
+        if need in by_id and by_id[need].kind in NAMED:
+            referred[by_id[need].name] = _reference(by_id[need])
+    properties = _written(resource.properties, referred)
+    name = NAMED.get(resource.kind)
+    if name is not None and name not in properties:
+        properties = {name: resource.name, **properties}
+    tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
+    if tags and resource.kind not in BARE:
+        properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+    said: dict[str, Any] = {"Type": resource.kind, "Properties": properties}
+    needs = [need for need in resource.needs if need in by_id and need not in _named_in(properties)]
+    return said | ({"DependsOn": needs} if needs else {})
+
+
+def _reference(resource: Resource) -> dict[str, Any]:
+    if resource.kind in BY_ATTRIBUTE:
+        return {"Fn::GetAtt": [resource.id, NAMED[resource.kind]]}
+    return {"Ref": resource.id}
+
+
+def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
+    if isinstance(value, Ref):
+        return {"Ref": value.id} if value.attribute == "Ref" else {"Fn::GetAtt": [value.id, value.attribute]}
+    if isinstance(value, Mapping):
+        return {key: _written(each, replaced) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_written(each, replaced) for each in value]
+    if isinstance(value, str):
+        if value in replaced:
+            return replaced[value]
+        return {"Fn::Sub": value} if "${AWS::" in value else value
+    return value
+
+
+def _named_in(value: Any) -> set[str]:
+    """Ids that a text of CloudFormation refers to: what needs them need not say so again."""
+    if isinstance(value, Mapping):
+        if set(value) == {"Ref"}:
+            return {value["Ref"]}
+        if set(value) == {"Fn::GetAtt"}:
+            return {value["Fn::GetAtt"][0]}
+        return {found for each in value.values() for found in _named_in(each)}
+    return {found for each in value for found in _named_in(each)} if isinstance(value, list) else set()

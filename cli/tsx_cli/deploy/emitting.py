@@ -1,0 +1,64 @@
+"""`--emit`: writes the files of a deployment into a directory, and over nothing there that it has not written itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tsx_cli.deploy.render import Emitted
+from tsx_cli.failure import CliError
+
+RECORD = ".tsx-emitted.json"  # path -> SHA-256 of what was written there
+
+
+def write(emitted: Emitted, directory: Path) -> list[Path]:
+    """The paths that were written, or are as they would be. Raises CliError before anything is."""
+    if directory.exists() and not directory.is_dir():
+        raise CliError(f"{directory} is a file; --emit takes a directory")
+    record = _record(directory)
+    names = [*emitted.files, *emitted.copied]
+    strange = [name for name in names if _is_somebody_elses(directory / name, record.get(name), emitted.files.get(name))]
+    if strange:
+        paths = ", ".join(str(directory / name) for name in strange)
+        why = "would be overwritten, and tsx has not written it, or it was changed since"
+        raise CliError(f"{paths} {why}; move it away, or give another directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in emitted.files.items():
+        (directory / name).write_text(text, "utf-8")
+    for name, source in emitted.copied.items():
+        if not (directory / name).exists() or not (directory / name).samefile(source):
+            shutil.copyfile(source, directory / name)
+    written = {name: _sha256(directory / name) for name in names}
+    (directory / RECORD).write_text(json.dumps({**record, **written}, indent=2) + "\n", "utf-8")
+    return [directory / name for name in names]
+
+
+def _record(directory: Path) -> dict[str, str]:
+    path = directory / RECORD
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CliError(f"{path} cannot be read: {error}; remove it, and what was written beside it") from error
+    return {str(name): str(sha) for name, sha in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _is_somebody_elses(path: Path, recorded: str | None, text: str | None) -> bool:
+    if not path.exists():
+        return False
+    if path.is_dir():
+        return True
+    there = _sha256(path)
+    return there != recorded and (text is None or there != hashlib.sha256(text.encode()).hexdigest())
+
+
+def _sha256(path: Path) -> str:
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+    return sha256.hexdigest()

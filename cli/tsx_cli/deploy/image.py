@@ -1,0 +1,82 @@
+"""The image of a deployment, as files of a build: pure functions of what is wanted and what this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.resources import digest
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_templates.render import render_tree
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+UID = 10001  # of the server's user, by number, as Kubernetes wants to know that it is not root
+STAGES: Mapping[str, str] = {"container": "server", "kubernetes": "server", "sagemaker": "sagemaker", "lambda": "lambda"}
+
+
+class Local(NamedTuple):
+    """What an image is made like: this machine's versions."""
+
+    python: str  # such as 3.12
+    torch: str
+    version: str  # of tsx
+    wheel: Path | None = None  # of tsx, where this version is none of the package index's
+    wheel_sha: str = ""
+
+
+class Recipe(NamedTuple):
+    """All that a build needs: texts, and files that lie elsewhere, by their names in the directory of the build."""
+
+    files: Mapping[str, str]
+    copied: Mapping[str, Path]
+    stage: str
+    tag: str  # made of all of this, so that the same image has the same name
+
+
+def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
+    stage = STAGES[spec.target] if not spec.kubernetes.kserve or spec.target != "kubernetes" else "bare"
+    with_model = stage in ("server", "lambda")
+    archive = f"model{_suffix(facts.archive)}" if with_model else ""
+    copied = {archive: facts.archive} if with_model else {}
+    if local.wheel is not None:
+        copied[local.wheel.name] = local.wheel
+    files = _rendered(spec, facts, local, archive, sorted([*copied, *(["requirements.txt"] if facts.requirements else [])]))
+    made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha]
+    return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}")
+
+
+def wants_gpu(spec: DeploySpec) -> bool:
+    """Whether torch has to come with CUDA."""
+    if spec.target == "sagemaker":
+        return spec.sagemaker.serverless is None and spec.sagemaker.instance_type.startswith(("ml.g", "ml.p"))
+    return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0
+
+
+def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str]) -> dict[str, str]:
+    own = spec.build
+    index = own.torch_index if own.torch_index is not None else "" if wants_gpu(spec) else CPU_INDEX
+    values = {
+        "base": own.base or f"python:{local.python}-slim",
+        "packages": own.packages,
+        "torch": own.torch or local.torch.partition("+")[0],
+        "torch_index": index,
+        "extras": f"[{','.join(own.extras)}]" if own.extras else "",
+        "version": local.version,
+        "wheel": local.wheel.name if local.wheel is not None else "",
+        "requirements": bool(facts.requirements),
+        "archive": archive,
+        "model": f"{facts.model_name}/{facts.model_version}",
+        "sha256": facts.sha256,
+        "uid": UID,
+        "copied": copied,
+    }
+    files = {str(path): text for path, text in render_tree("deploy", values).items()}
+    if facts.requirements:
+        files["requirements.txt"] = facts.requirements
+    return files
+
+
+def _suffix(archive: Path) -> str:
+    return next((suffix for suffix in (".tar.gz", ".tgz") if archive.name.lower().endswith(suffix)), ".mar")

@@ -1,0 +1,57 @@
+"""What this machine runs with, which an image is made like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from tsx_cli.deploy.image import Local
+from tsx_cli.failure import CliError
+from tsx_runtime.version import __version__
+
+DISTRIBUTION = "tsx-serve"
+
+
+@contextmanager
+def this_machine(wheel: Path | None) -> Generator[Local, None, None]:
+    """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with tempfile.TemporaryDirectory(prefix="tsx-wheel-") as place:
+        found = wheel if wheel is not None else _own_wheel(Path(place))
+        if found is not None and not (found.is_file() and found.suffix == ".whl"):
+            raise CliError(f"build.wheel: {found} is no wheel; `pip wheel --no-deps DIRECTORY` makes one")
+        sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
+        yield Local(python, metadata.version("torch"), __version__, found, sha)
+
+
+def _own_wheel(place: Path) -> Path | None:
+    """None where tsx came from a package index: images get it from there as well."""
+    try:
+        said = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return _built(Path(__file__).parents[3], place)
+    url = urlsplit(json.loads(said)["url"]) if said else None
+    if url is None or url.scheme != "file":
+        return None
+    path = Path(url2pathname(url.path))
+    return path if path.suffix == ".whl" else _built(path, place)
+
+
+def _built(source: Path, place: Path) -> Path | None:
+    """The same source gives the same bytes."""
+    if not (source / "pyproject.toml").is_file():
+        return None
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(source)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise CliError(f"no wheel of tsx could be built from {source}, which this is run from: {done.stdout.strip()}")
+    return next(place.glob("*.whl"))

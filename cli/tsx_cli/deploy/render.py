@@ -1,0 +1,118 @@
+"""What `--emit` writes, as pure functions: from what is wanted and what is deployed to the texts of files, by their paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tsx_cli.deploy.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.image import Local, Recipe, recipe
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.tags import tags_of
+from tsx_cli.deploy.targets.container import compose
+from tsx_cli.deploy.targets.kubernetes import Manifest, kustomization, manifests, serving_runtime
+from tsx_cli.failure import UsageError
+
+KINDS: Mapping[str, tuple[str, ...]] = {  # what is written, and the targets that it is for; the first where none is named
+    "dockerfile": ("container", "sagemaker", "lambda", "kubernetes"),
+    "compose": ("container",),
+    "cloudformation": ("sagemaker", "lambda"),
+    "kubernetes": ("kubernetes",),
+}
+NAMES = {
+    "Deployment": "deployment.yaml",
+    "Service": "service.yaml",
+    "HorizontalPodAutoscaler": "autoscaler.yaml",
+    "PodDisruptionBudget": "disruption.yaml",
+    "ServiceMonitor": "monitor.yaml",
+    "ClusterServingRuntime": "serving-runtime.yaml",
+    "InferenceService": "inference-service.yaml",
+}
+
+
+class Emitted(NamedTuple):
+    files: Mapping[str, str]
+    copied: Mapping[str, Path]  # of these, the content lies elsewhere
+    next_step: str
+
+
+def check_kind(kind: str, target: str | None) -> str:
+    """The target that it is for. Raises UsageError."""
+    if kind not in KINDS:
+        raise UsageError(f"--emit: there is no '{kind}'; there is {', '.join(KINDS)}")
+    if target is not None and target not in KINDS[kind]:
+        raise UsageError(f"--emit {kind} is for --target {' or '.join(KINDS[kind])}, not {target}")
+    return target or KINDS[kind][0]
+
+
+def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+    makers: Mapping[str, Callable[[DeploySpec, Facts, Local], Emitted]] = {
+        "dockerfile": _dockerfile,
+        "compose": _compose,
+        "cloudformation": _cloudformation,
+        "kubernetes": _kubernetes,
+    }
+    return makers[kind](spec, facts, local)
+
+
+def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+    made = recipe(spec, facts, local)
+    return Emitted(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .")
+
+
+def _compose(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+    labels = tags_of(spec, facts)
+    if spec.image is not None:
+        said = compose(spec, spec.image, stage=None, labels=labels)
+        return Emitted({"compose.yaml": _yaml([said])}, {}, "docker compose up --detach --wait")
+    made = recipe(spec, facts, local)
+    said = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
+    return Emitted({**made.files, "compose.yaml": _yaml([said])}, made.copied, "docker compose up --build --detach --wait")
+
+
+def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+    made = None if spec.image is not None else recipe(spec, facts, local)
+    image = spec.image or image_name(spec, made)
+    files = {NAMES[each["kind"]]: _yaml([each]) for each in manifests(spec, image, tags_of(spec, facts))}
+    cluster_wide = {NAMES["ClusterServingRuntime"]: files.pop(NAMES["ClusterServingRuntime"])} if spec.kubernetes.kserve else {}
+    files["kustomization.yaml"] = _yaml([kustomization(spec, list(files))])
+    step = "kubectl apply --server-side --kustomize ."
+    if cluster_wide:
+        step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"
+    if made is None:
+        return Emitted({**files, **cluster_wide}, {}, step)
+    build = f"docker build --target {made.stage} --tag {image} . && docker push {image}"
+    return Emitted({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
+
+
+def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+    text = _yaml([template(spec, facts)])
+    return Emitted({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name))
+
+
+def image_name(spec: DeploySpec, made: Recipe | None) -> str:
+    assert made is not None
+    return f"{spec.repository or spec.name}:{made.tag}"
+
+
+def serving_runtime_text(image: str) -> str:
+    """infra/kserve has it, for a cluster's administrator."""
+    return _yaml([serving_runtime(image)])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists are indented, and nothing is an alias of something else."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _yaml(documents: Iterable[Manifest]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)

@@ -1,0 +1,120 @@
+"""A container on one machine: what `docker run` is told, and the same as a compose file. Pure functions."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+from tsx_cli.deploy.spec import DeploySpec
+
+HEALTH = ("python", "-m", "tsx_runtime.targets.health")
+TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
+OPEN = "TSX_DISABLE_TOKEN_AUTHORIZATION"
+INSIDE, METRICS_INSIDE = 8080, 8082
+SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
+MARGIN = 5  # seconds of the grace period that are left for the end itself
+
+
+def environment(spec: DeploySpec) -> dict[str, str]:
+    """Without tokens where only this machine reaches it, which is what `tsx serve` does there, too."""
+    own = {"TSX_DRAIN_TIMEOUT": str(max(1, spec.container.grace - MARGIN))}
+    if is_loopback(spec.container.host):
+        own[OPEN] = "true"
+    return own | dict(spec.env)
+
+
+def wants_tokens(spec: DeploySpec) -> list[str]:
+    """The variables that must be set where it is deployed, as others reach it."""
+    said = environment(spec)
+    return [] if said.get(OPEN, "").lower() == "true" else [name for name in TOKENS if name not in said]
+
+
+def shown(tags: Mapping[str, str]) -> dict[str, str]:
+    """As labels of a container, whose names have dots by custom."""
+    return {name.replace(":", "."): value for name, value in tags.items() if value}
+
+
+def published(spec: DeploySpec) -> list[str]:
+    host = f"[{spec.container.host}]" if ":" in spec.container.host else spec.container.host
+    return [f"{host}:{spec.container.port}:{INSIDE}", f"{host}:{spec.container.metrics_port}:{METRICS_INSIDE}"]
+
+
+def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[str, str]) -> dict[str, Any]:
+    """With a `stage`, compose builds the image from the Dockerfile beside it."""
+    own = spec.container
+    service: dict[str, Any] = {"image": image}
+    if stage is not None:
+        service["build"] = {"context": ".", "target": stage}
+    asked = {name: f"${{{name}:?clients carry it as a bearer token}}" for name in wants_tokens(spec)}
+    service |= {
+        "init": True,
+        "restart": "unless-stopped",
+        "read_only": True,
+        "tmpfs": [SCRATCH],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "shm_size": "1g",
+        "environment": {**{name: _literal(value) for name, value in environment(spec).items()}, **asked},
+        "ports": published(spec),
+        "labels": {name: _literal(value) for name, value in shown(labels).items()},
+        "stop_grace_period": f"{own.grace}s",
+        "healthcheck": {
+            "test": ["CMD", *HEALTH],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": f"{own.startup_timeout}s",
+        },
+    }
+    if own.cpus is not None:
+        service["cpus"] = own.cpus
+    if own.memory is not None:
+        service["mem_limit"] = own.memory
+    if own.gpus:
+        devices = [{"driver": "nvidia", "count": own.gpus, "capabilities": ["gpu"]}]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+    return {"name": spec.name, "services": {spec.name: service}}
+
+
+def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, str]) -> list[str]:
+    """What follows `docker` or `podman`. Tokens are taken from this command's environment, so that no list of processes shows them."""
+    own = spec.container
+    words = ["run", "--detach", "--name", name, "--init", "--restart", "unless-stopped", "--read-only", "--tmpfs", SCRATCH]
+    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "1g", "--stop-timeout", str(own.grace)]
+    words += ["--health-cmd", " ".join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", "3"]
+    words += ["--health-start-period", f"{own.startup_timeout}s"]
+    for key, value in environment(spec).items():
+        words += ["--env", f"{key}={value}"]
+    for key in wants_tokens(spec):
+        words += ["--env", key]
+    for port in published(spec):
+        words += ["--publish", port]
+    for key, value in shown(labels).items():
+        words += ["--label", f"{key}={value}"]
+    if own.cpus is not None:
+        words += ["--cpus", f"{own.cpus:g}"]
+    if own.memory is not None:
+        words += ["--memory", own.memory]
+    return [*words, image]
+
+
+def gpu_words(engine: str, gpus: int) -> list[str]:
+    """Docker takes a number; podman names them by the container device interface."""
+    if not gpus:
+        return []
+    if engine == "docker":
+        return ["--gpus", str(gpus)]
+    return [word for number in range(gpus) for word in ("--device", f"nvidia.com/gpu={number}")]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _literal(text: str) -> str:
+    """A dollar is a variable's in a compose file."""
+    return text.replace("$", "$$")

@@ -1,0 +1,17 @@
+"""What a deployment to AWS is made of, by its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.targets import sagemaker
+
+MAKERS: Mapping[str, Callable[[DeploySpec, Facts], list[Resource]]] = {"sagemaker": sagemaker.resources}
+
+
+def wanted(spec: DeploySpec, facts: Facts) -> list[Resource]:
+    """Raises UsageError."""
+    return MAKERS[spec.target](spec, facts)

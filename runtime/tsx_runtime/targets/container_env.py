@@ -1,0 +1,54 @@
+"""What a container of one's own, a pod, or KServe's says by variables and by what lies where its model is: pure but for a look at files.
+
+    TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
+    TSX_MODEL_NAME    what the one model is called, in place of its archive's own name
+
+A directory that holds `model-store` is laid out as KServe's TorchServe runtime has it: archives there, and config/config.properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_runtime.setting_sources import load_settings
+from tsx_runtime.settings import Settings
+
+MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
+OWN = (MODEL_DIR, MODEL_NAME)  # no settings of a server
+USUAL = Path("/opt/ml/model")
+DEFAULTS = {  # behind what the user has set anywhere: others reach a container by its own address alone
+    "inference_address": "http://0.0.0.0:8080",
+    "management_address": "http://127.0.0.1:8081",  # nobody reaches it from outside
+    "metrics_address": "http://0.0.0.0:8082",
+}
+
+
+class Place(NamedTuple):
+    directory: Path
+    name: str | None  # of the model
+    store: Path | None = None  # of KServe's TorchServe layout
+    config: Path | None = None  # the file of settings that lies there
+
+
+def look_around(env: Mapping[str, str]) -> Place:
+    directory = Path(env.get(MODEL_DIR) or USUAL)
+    store = directory / "model-store"
+    if not store.is_dir():
+        return Place(directory, env.get(MODEL_NAME) or None)
+    config = directory / "config" / "config.properties"
+    return Place(directory, None, store, config if config.is_file() else None)
+
+
+def settings_of(env: Mapping[str, str], place: Place, file: Path | None, notices: list[str]) -> Settings:
+    """Raises SettingError."""
+    given = {name: value for name, value in env.items() if name not in OWN}
+    defaults = dict(DEFAULTS)
+    if place.store is not None:
+        given.setdefault("TSX_MODEL_STORE", str(place.store))  # before the file's, which is of the machine that it was written on
+        defaults["load_models"] = "all"
+    file = file or place.config
+    _, origins = load_settings({}, given, file, lambda notice: None)
+    missing = {f"TSX_{name.upper()}": value for name, value in defaults.items() if origins[name] == "default"}
+    return load_settings({}, {**missing, **given}, file, notices.append)[0]

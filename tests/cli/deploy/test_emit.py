@@ -1,0 +1,247 @@
+"""`--emit`: files for whatever is wanted, as the tools that read them want them, and nothing of anybody else's overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.models import make_model
+from tests.support.wheels import make_wheel
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.image import Local, Recipe, recipe
+from tsx_cli.deploy.render import emit
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.targets.container import run_words
+from tsx_cli.main import main
+
+HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
+ROLE = "arn:aws:iam::123456789012:role/endpoint"
+FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
+LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
+
+CONTAINERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gpu": {"container": {"gpus": 2, "cpus": 1.5, "memory": "8g"}, "env": {"TSX_LOG_FORMAT": "json", "PRICE": "5$"}},
+    "open": {"container": {"host": "0.0.0.0", "port": 80}, "build": {"packages": ["gcc", "libgl1"], "extras": ["grpc"]}},
+    "given": {"image": "registry.example.com/digits:1"},
+    "six": {"container": {"host": "::1"}, "build": {"base": "debian:13", "torch": "2.8.0", "torch_index": ""}},
+}
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "plain": {"repository": "registry.example.com/digits"},
+    "gpu": {"kubernetes": {"gpus": 1, "cpu": "2000m", "memory": "2048Mi", "replicas": 1, "most_replicas": 1, "monitoring": False}},
+    "tokens": {"kubernetes": {"token_secret": "tokens", "pull_secret": "pull", "namespace": "models"}, "env": {"A": "b"}},
+    "fixed": {"kubernetes": {"replicas": 3, "most_replicas": 3}},
+    "kserve": {"kubernetes": {"kserve": True, "storage": "s3://models/digits", "gpus": 1}},
+}
+STACKS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "whole": {
+        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64,
+        "canary": {"percent": 10, "alarms": ["5xx>0", "p95>300ms", "theirs"]},
+        "sagemaker": {"autoscaling": {"max": 3}, "data_capture": {"to": "s3://b/c"}, "bucket": "own", "subnets": ["subnet-1a2b3c4d"],
+                      "security_groups": ["sg-1a2b3c4d"]},
+        "env": {"TSX_LOG_FORMAT": "json"}, "tags": {"team": "vision"},
+    },
+    "serverless": {"sagemaker": {"serverless": {"memory": 2048}}},
+}  # fmt: skip
+
+
+def spec(target: str, **more: Any) -> DeploySpec:
+    more.setdefault("sagemaker", {}).setdefault("role", ROLE)
+    return DeploySpec.model_validate({"name": "digits", "target": target, "model": "digits.mar", **more})
+
+
+def tool(name: str) -> str:
+    return str(Path(sysconfig.get_path("scripts")) / name)
+
+
+def run(*words: str | Path) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def written(kind: str, matrix: dict[str, dict[str, Any]], target: str, directory: Path, facts: Facts = FACTS) -> dict[str, list[Path]]:
+    """The files of each case, by their names."""
+    found: dict[str, list[Path]] = {}
+    for case, more in matrix.items():
+        for name, text in emit(kind, spec(target, **json.loads(json.dumps(more))), facts, LOCAL).files.items():
+            (directory / case).mkdir(exist_ok=True)
+            (directory / case / name).write_text(text)
+            found.setdefault(name, []).append(directory / case / name)
+    return found
+
+
+def test_hadolint_has_nothing_against_the_dockerfiles(tmp_path: Path) -> None:
+    facts = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "", "tqdm==4.67.1\n")
+    files = written("dockerfile", CONTAINERS | {"kserve": CLUSTERS["kserve"]}, "container", tmp_path, facts)["Dockerfile"]
+    wheel = tmp_path / "Dockerfile.wheel"
+    wheel.write_text(recipe(spec("container"), FACTS, LOCAL._replace(wheel=Path("tsx_serve-0.1.0-py3-none-any.whl"))).files["Dockerfile"])
+    run(tool("hadolint"), "--failure-threshold", "style", *files, wheel)
+
+
+def test_compose_files_are_what_the_specification_says(tmp_path: Path) -> None:
+    files = written("compose", CONTAINERS, "container", tmp_path)["compose.yaml"]
+    assert len(files) == len(CONTAINERS)
+    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
+
+
+def test_manifests_are_what_kubernetes_takes(tmp_path: Path) -> None:
+    import kubernetes_validate
+
+    found = written("kubernetes", CLUSTERS, "kubernetes", tmp_path)
+    kinds = set()
+    for file in [file for name, files in found.items() if name.endswith(".yaml") for file in files]:
+        for manifest in yaml.safe_load_all(file.read_text()):
+            kinds.add(manifest["kind"])
+            if manifest["kind"] not in (
+                "ServiceMonitor",
+                "ClusterServingRuntime",
+                "InferenceService",
+                "Kustomization",
+            ):  # no part of Kubernetes
+                kubernetes_validate.validate(manifest, "1.33", strict=True)
+    assert kinds >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor", "InferenceService"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it")
+def test_kustomize_builds_what_is_there(tmp_path: Path) -> None:
+    written("kubernetes", {"plain": CLUSTERS["plain"]}, "kubernetes", tmp_path)
+    run("kubectl", "kustomize", tmp_path / "plain")
+
+
+def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> None:
+    said = emit("kubernetes", spec("kubernetes", **CLUSTERS["kserve"]), FACTS, LOCAL).files
+    runtime, service = yaml.safe_load(said["serving-runtime.yaml"]), yaml.safe_load(said["inference-service.yaml"])
+    assert (runtime["apiVersion"], runtime["kind"]) == ("serving.kserve.io/v1alpha1", "ClusterServingRuntime")
+    assert runtime["spec"]["containers"][0]["name"] == "kserve-container"
+    assert runtime["spec"]["supportedModelFormats"] == [{"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}]
+    model = service["spec"]["predictor"]["model"]
+    assert (model["runtime"], model["storageUri"]) == (runtime["metadata"]["name"], "s3://models/digits")
+    monitor = yaml.safe_load(emit("kubernetes", spec("kubernetes", **CLUSTERS["tokens"]), FACTS, LOCAL).files["monitor.yaml"])
+    endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
+    secret = {"authorization": {"type": "Bearer", "credentials": {"name": "tokens", "key": "management"}}}
+    assert monitor["spec"]["endpoints"] == [endpoint | secret]
+
+
+def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> None:
+    files = written("cloudformation", STACKS, "sagemaker", tmp_path)["template.yaml"]
+    run(tool("cfn-lint"), "--regions", "eu-central-1", "--", *files)
+    plain = yaml.safe_load(files[0].read_text())
+    assert set(plain["Parameters"]) == {"Image", "ModelDataUrl"}
+    assert plain["Resources"]["Model"]["Properties"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}
+    assert plain["Resources"]["Endpoint"]["Properties"]["EndpointConfigName"] == {"Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]}
+
+
+def test_an_image_of_the_same_things_has_the_same_name() -> None:
+    def tag(more: dict[str, Any] | None = None, target: str = "container", **other: Any) -> str:
+        return recipe(spec(target, **(more or {})), Facts(**{**FACTS.__dict__, **other}), LOCAL).tag
+
+    assert tag() == tag({"env": {"A": "b"}}) == tag(target="kubernetes")
+    assert len({tag(), tag(sha256="cd" * 32), tag({"container": {"gpus": 1}}), tag(requirements="tqdm"), tag(target="sagemaker")}) == 5
+    assert tag(target="sagemaker") == tag(target="sagemaker", sha256="cd" * 32)  # SageMaker brings the model
+
+
+def test_gpus_decide_where_torch_comes_from() -> None:
+    def index(made: Recipe) -> str:
+        return next(line.partition("=")[2] for line in made.files["Dockerfile"].splitlines() if line.startswith("ARG TORCH_INDEX_URL"))
+
+    assert index(recipe(spec("container"), FACTS, LOCAL)) == "https://download.pytorch.org/whl/cpu"
+    assert index(recipe(spec("container", container={"gpus": 1}), FACTS, LOCAL)) == ""
+    assert index(recipe(spec("sagemaker", sagemaker={"instance_type": "ml.g5.xlarge"}), FACTS, LOCAL)) == ""
+
+
+def test_a_container_that_others_reach_asks_for_tokens() -> None:
+    own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])["services"]["digits"]
+    assert own["environment"]["TSX_DISABLE_TOKEN_AUTHORIZATION"] == "true"
+    assert own["ports"] == ["127.0.0.1:8080:8080", "127.0.0.1:8082:8082"]
+    theirs = yaml.safe_load(emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files["compose.yaml"])
+    environment = theirs["services"]["digits"]["environment"]
+    assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
+    assert "TSX_DISABLE_TOKEN_AUTHORIZATION" not in environment
+    words = run_words(spec("container", container={"host": "0.0.0.0"}), "image", name="digits", labels={})
+    assert words[words.index("TSX_INFERENCE_TOKEN") - 1] == "--env"  # its value is in no list of processes
+
+
+class Deploy:
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        make_model(directory / "digits.mar", HANDLER)
+        self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        said = ["deploy", "digits.mar", "--name", "digits", "--set", f"build.wheel={self.wheel}", *words]
+        assert main(said) == code, self.capsys.readouterr()
+        out, self.err = self.capsys.readouterr()
+        return out
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return Deploy(tmp_path, capsys)
+
+
+def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(deploy: Deploy, tmp_path: Path) -> None:
+    out = deploy("--emit", "compose", "out")
+    assert "docker compose up --build --detach --wait" in out
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there == {"Dockerfile", ".dockerignore", "compose.yaml", "model.mar", deploy.wheel.name, ".tsx-emitted.json"}
+    assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
+    deploy("--emit", "compose", "out", "--set", "container.port=9000")
+    assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
+
+
+def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(deploy: Deploy, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "Dockerfile").write_text("FROM scratch\n")
+    deploy("--emit", "dockerfile", "out", code=1)
+    assert "out/Dockerfile would be overwritten, and tsx has not written it" in deploy.err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["Dockerfile"]
+    deploy("--emit", "dockerfile", "other")
+    with (tmp_path / "other" / ".dockerignore").open("a") as file:
+        file.write("!more\n")
+    deploy("--emit", "dockerfile", "other", "--set", "build.packages=['gcc']", code=2)
+    deploy("--emit", "dockerfile", "other", "--set", "build.base=python:3.12", code=1)
+    assert "other/.dockerignore would be overwritten" in deploy.err
+
+
+def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, tmp_path: Path) -> None:
+    path = make_model(tmp_path / "digits.mar", HANDLER, requirementsFile="needs.txt")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("needs.txt", "tqdm==4.67.1\n")
+    deploy("--emit", "dockerfile", "out", "--target", "sagemaker")
+    assert (tmp_path / "out" / "requirements.txt").read_text() == "tqdm==4.67.1\n"
+    assert "--requirement /tmp/requirements.txt" in (tmp_path / "out" / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--emit", "helm", "out"], "--emit: there is no 'helm'; there is dockerfile, compose, cloudformation, kubernetes"),
+        (["--emit", "compose", "out", "--target", "sagemaker"], "--emit compose is for --target container, not sagemaker"),
+        (["--emit", "cloudformation", "out"], "sagemaker.role is not given"),
+        (["--emit", "kubernetes", "out", "--set", "kubernetes.kserve=true"], "kubernetes.storage is not given"),
+        (["--emit", "compose", "out", "--set", "build.wheel=absent.whl"], "absent.whl is no wheel"),
+        (["--emit", "compose", "out", "--set", "container.memory=much"], "container.memory: String should match"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_told_and_nothing_is_written(deploy: Deploy, tmp_path: Path, words: list[str], said: str) -> None:
+    deploy(*words, code=1 if "absent" in said else 2)
+    assert said in deploy.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
+    code = "import sys, tsx_cli.deploy.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
+    run(sys.executable, "-c", code)
