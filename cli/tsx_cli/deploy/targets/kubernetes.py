@@ -219,12 +219,13 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     model: Manifest = {
         "modelFormat": {"name": "pytorch", "version": "1"},
         "runtime": "kserve-tsx",
-        "protocolVersion": "v2",
+        "protocolVersion": own.protocol,
         "storageUri": own.storage,
         "resources": {"requests": {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}, "limits": limits},
     }
-    if spec.env:
-        model["env"] = [{"name": name, "value": value} for name, value in spec.env.items()]
+    variables = {**({"TSX_SERVICE_ENVELOPE": "kserve"} if own.protocol == "v1" else {}), **spec.env}
+    if variables:
+        model["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     predictor = {"minReplicas": own.replicas, "maxReplicas": max(own.most_replicas, own.replicas, 1), "timeout": own.grace, "model": model}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",

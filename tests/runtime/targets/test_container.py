@@ -1,0 +1,87 @@
+"""A container of one's own: what it serves, how it is asked for its health, and KServe's layout of its models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.support.models import make_model
+from tests.support.servers import DEADLINE, Running, clean, started
+from tsx_runtime.errors import SettingError
+from tsx_runtime.targets.container_env import look_around, settings_of
+
+HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
+
+
+@contextmanager
+def container(directory: Path, ports: list[int], **more: str) -> Generator[tuple[Running, dict[str, str]], None, None]:
+    """The entry of the image; `serving ... at` is its last word."""
+    environment = {"TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}", "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}"}
+    environment |= {"TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{ports[1]}", "TSX_DISABLE_TOKEN_AUTHORIZATION": "true", **more}
+    command = [
+        sys.executable,
+        "-c",
+        "import os, sys; os.dup2(1, 2); from tsx_runtime.targets.entry import main; sys.exit(main([], os.environ))",
+    ]
+    with started(command, directory, environment, last_line="") as running:
+        assert running.process.stdout is not None
+        while f"at http://0.0.0.0:{ports[0]}" not in running.lines[-1]:
+            running.lines.append(running.process.stdout.readline())
+        yield running, environment
+
+
+def health(directory: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tsx_runtime.targets.health"]
+    return subprocess.run(command, cwd=directory, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def predict(port: int, path: str, **body: object) -> Any:
+    request = Request(f"http://127.0.0.1:{port}{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    with urlopen(request) as answer:
+        return json.loads(answer.read())
+
+
+def test_kserves_layout_of_torchserve_is_served_and_its_health_told(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    make_model(short_path / "store.mar", HANDLER, name="digits").rename(short_path / "digits.mar")
+    (short_path / "model-store").mkdir()
+    (short_path / "digits.mar").rename(short_path / "model-store" / "digits.mar")
+    (short_path / "config").mkdir()
+    properties = "inference_address=http://0.0.0.0:8085\nmodel_store=/elsewhere\nenable_metrics_api=true\ninstall_py_dep_per_model=true\n"
+    (short_path / "config" / "config.properties").write_text(properties)
+    ports = free_ports(2)
+    with container(short_path, ports, TSX_MODEL_DIR=str(short_path), TSX_MODEL_NAME="service") as (running, environment):
+        assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {"model": "digits"}
+        tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
+        assert predict(ports[0], "/v2/models/digits/infer", inputs=[tensor])["model_name"] == "digits"
+        done = health(short_path, environment)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert running.stop() == 0
+    done = health(short_path, environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("not healthy: ")
+
+
+def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> None:
+    place = look_around({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
+    assert (place.directory, place.name, place.store) == (tmp_path, "service", None)
+    assert look_around({}).directory == Path("/opt/ml/model")
+
+
+def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(tmp_path: Path) -> None:
+    usual = settings_of({}, look_around({}), None, [])
+    assert usual.inference_address == "http://0.0.0.0:8080"
+    assert usual.management_address == "http://127.0.0.1:8081"
+    file = tmp_path / "tsx.toml"
+    file.write_text('inference_address = "http://0.0.0.0:9000"\n')
+    said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, look_around({}), file, [])
+    assert (said.inference_address, said.metrics_address) == ("http://0.0.0.0:9000", "http://0.0.0.0:9001")
+    with pytest.raises(SettingError, match="unknown setting 'TSX_MODEL_DIRECTORY'"):
+        settings_of({"TSX_MODEL_DIRECTORY": "x"}, look_around({}), None, [])
