@@ -155,7 +155,7 @@ class Kubernetes(Part):
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60
     kserve: bool = False  # an InferenceService instead of a Deployment
-    protocol: Literal["v1", "v2"] = "v2"  # of KServe; with v1 the handler gets what is in `instances`
+    protocol: Literal["v1", "v2"] = "v2"  # of KServe: the handler gets what is in `instances`, or the tensors of `inputs`
     storage: str | None = None  # where KServe finds the archive, such as s3://bucket/models/digits
 
 

@@ -126,6 +126,7 @@ def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> No
     assert runtime["spec"]["supportedModelFormats"] == [{"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}]
     model = service["spec"]["predictor"]["model"]
     assert (model["runtime"], model["storageUri"]) == (runtime["metadata"]["name"], "s3://models/digits")
+    assert model["env"] == [{"name": "TSX_SERVICE_ENVELOPE", "value": "kservev2"}]
     monitor = yaml.safe_load(emit("kubernetes", spec("kubernetes", **CLUSTERS["tokens"]), FACTS, LOCAL).files["monitor.yaml"])
     endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
     secret = {"authorization": {"type": "Bearer", "credentials": {"name": "tokens", "key": "management"}}}

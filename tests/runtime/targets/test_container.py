@@ -54,13 +54,11 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_told(short_path: 
     (short_path / "model-store").mkdir()
     (short_path / "digits.mar").rename(short_path / "model-store" / "digits.mar")
     (short_path / "config").mkdir()
-    properties = "inference_address=http://0.0.0.0:8085\nmodel_store=/elsewhere\nenable_metrics_api=true\ninstall_py_dep_per_model=true\n"
+    properties = "inference_address=http://0.0.0.0:8085\nmodel_store=/elsewhere\nenable_metrics_api=true\nservice_envelope=kserve\n"
     (short_path / "config" / "config.properties").write_text(properties)
     ports = free_ports(2)
     with container(short_path, ports, TSX_MODEL_DIR=str(short_path), TSX_MODEL_NAME="service") as (running, environment):
-        assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {"model": "digits"}
-        tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}
-        assert predict(ports[0], "/v2/models/digits/infer", inputs=[tensor])["model_name"] == "digits"
+        assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {"predictions": [{"model": "digits"}]}
         done = health(short_path, environment)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert running.stop() == 0

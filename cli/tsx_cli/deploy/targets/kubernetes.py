@@ -223,9 +223,8 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         "storageUri": own.storage,
         "resources": {"requests": {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}, "limits": limits},
     }
-    variables = {**({"TSX_SERVICE_ENVELOPE": "kserve"} if own.protocol == "v1" else {}), **spec.env}
-    if variables:
-        model["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    variables = {"TSX_SERVICE_ENVELOPE": "kserve" if own.protocol == "v1" else "kservev2", **spec.env}
+    model["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     predictor = {"minReplicas": own.replicas, "maxReplicas": max(own.most_replicas, own.replicas, 1), "timeout": own.grace, "model": model}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
