@@ -48,15 +48,17 @@ class Cloud:
         if not found:
             raise CliError("no region: give --region eu-central-1, or set AWS_REGION")
         self.region: str = found
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, str | None], Any] = {}
 
-    def client(self, service: str) -> Any:
-        if service not in self._clients:
+    def client(self, service: str, region: str | None = None) -> Any:
+        """`region`: where the service is asked, if not where things are deployed."""
+        key = (service, region)
+        if key not in self._clients:
             from botocore.config import Config
 
             config = Config(retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70)
-            self._clients[service] = self._session.client(service, config=config)
-        return self._clients[service]
+            self._clients[key] = self._session.client(service, region_name=region, config=config)
+        return self._clients[key]
 
     @cached_property
     def _caller(self) -> dict[str, str]:

@@ -25,6 +25,9 @@ Emit = Annotated[
     tuple[str, Path] | None,
     typer.Option("--emit", metavar="KIND DIR", help="Only write files into DIR: dockerfile, compose, cloudformation or kubernetes."),
 ]
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Do not load the archive here first, and only tell of limits that it breaks instead of stopping.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 app = typer.Typer(
@@ -39,6 +42,7 @@ app = typer.Typer(
 @takes(wish)
 def apply_command(
     said: Said,
+    no_check: NoCheck = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only show what would change; exit code 0: nothing, 2: something.")] = False,
     emit: Emit = None,
     yes: Yes = False,
@@ -51,20 +55,20 @@ def apply_command(
         emit_files(*said, *emit)
         return
     if plan:
-        raise typer.Exit(CHANGES if show_changes(*said, as_json=as_json) else 0)
-    apply(*said, ask=not yes, as_json=as_json)
+        raise typer.Exit(CHANGES if show_changes(*said, check=not no_check, as_json=as_json) else 0)
+    apply(*said, ask=not yes, check=not no_check, as_json=as_json)
 
 
 @app.command("plan")
 @takes(wish)
-def plan_command(said: Said, emit: Emit = None, as_json: AsJson = False) -> None:
+def plan_command(said: Said, no_check: NoCheck = False, emit: Emit = None, as_json: AsJson = False) -> None:
     """Show what has to change and change nothing. Exit code 0: nothing, 2: something, 1: an error."""
     from tsx_cli.deploy.verbs import emit_files, show_changes
 
     if emit is not None:
         emit_files(*said, *emit)
         return
-    raise typer.Exit(CHANGES if show_changes(*said, as_json=as_json) else 0)
+    raise typer.Exit(CHANGES if show_changes(*said, check=not no_check, as_json=as_json) else 0)
 
 
 @app.command()
@@ -89,6 +93,21 @@ def invoke(
 
     sys.stdout.flush()
     sys.stdout.buffer.write(ask(*said, body, content_type, accept))
+
+
+@app.command()
+def prices(
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask AWS for its list prices of the region and keep them, with the date.")
+    ] = False,
+    region: Annotated[str | None, typer.Option("--region", help="AWS region, if not the one of the environment.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile, if not the one of the environment.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how old the list prices are that plans reckon with, or ask AWS for new ones (pricing:GetProducts)."""
+    from tsx_cli.deploy.price_command import show_prices
+
+    show_prices(region, profile, refresh=refresh, as_json=as_json)
 
 
 @app.command()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -50,6 +51,22 @@ class Steps:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def busy(self, text: str) -> Generator[None, None, None]:
+        """While something is done on this machine."""
+        if self._status is None:
+            yield
+            return
+        self._status.update(text.replace("[", r"\["))
+        self._status.start()
+        try:
+            yield
+        finally:
             self._status.stop()
 
     def __call__(self, event: Event) -> None:

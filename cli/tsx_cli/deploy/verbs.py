@@ -6,9 +6,11 @@ import mimetypes
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tsx_archiver import Inspection
 from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.emitting import write
 from tsx_cli.deploy.engine import Engine
@@ -17,12 +19,14 @@ from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.local import this_machine
 from tsx_cli.deploy.plan import Plan
 from tsx_cli.deploy.platforms import Platform, Version
+from tsx_cli.deploy.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.sagemaker import SageMaker
 from tsx_cli.deploy.show import Steps, confirm, plain, show_plan, show_status, show_versions
 from tsx_cli.deploy.spec import DeploySpec, read_named, read_spec, read_target
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.output import print_json
+from tsx_cli.packing import check_lines
 
 PLATFORMS: Mapping[str, Platform] = {"sagemaker": SageMaker()}
 Given = Mapping[str, Any]
@@ -40,22 +44,32 @@ class Place:
         return Engine(self.cloud, KINDS) if steps is None else Engine(self.cloud, KINDS, on_event=steps)
 
 
-def show_changes(file: Path | None, given: Given, *, as_json: bool) -> bool:
+def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool) -> bool:
     """Whether there are any."""
     spec = read_spec(file, given)
     place = _place(spec.name, spec.target, spec.region, spec.profile)
-    planned = _planned(place.engine(), place, spec)
-    print_json(planned.as_json()) if as_json else show_plan(planned)
+    planned, ahead = _planned(place.engine(), place, spec, check=check)
+    if as_json:
+        print_json(planned.as_json() | ahead.as_json())
+    else:
+        show_plan(planned)
+        print("\n".join(ahead.lines(date.today())))
     return not planned.is_empty
 
 
-def apply(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
+def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: bool) -> None:
     spec = read_spec(file, given)
     place = _place(spec.name, spec.target, spec.region, spec.profile)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned = _planned(engine, place, spec)
-        _carry_out(engine, planned, ask=ask, as_json=as_json)
+        planned, ahead = _planned(engine, place, spec, check=check)
+        if not as_json:
+            show_plan(planned)
+        if not planned.is_empty:
+            ahead = _tried(ahead, steps, check=check)
+            if not as_json:
+                print("\n".join(ahead.lines(date.today())))
+        _carry_out(engine, planned, ask=ask)
     _tell(place, as_json=as_json)
 
 
@@ -105,7 +119,9 @@ def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_js
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
         planned = engine.plan(place.platform.going_back(place.cloud, place.name, version))
-        _carry_out(engine, planned, ask=ask, as_json=as_json)
+        if not as_json:
+            show_plan(planned)
+        _carry_out(engine, planned, ask=ask)
     _tell(place, as_json=as_json)
 
 
@@ -125,14 +141,26 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         print_json(planned.as_json())
 
 
-def _planned(engine: Engine, place: Place, spec: DeploySpec) -> Plan:
-    wanted = place.platform.wanted(spec, _facts(spec, place.cloud))
-    return engine.plan(wanted, place.platform.obsolete(place.cloud, spec, wanted))
+def _planned(engine: Engine, place: Place, spec: DeploySpec, *, check: bool) -> tuple[Plan, Preflight]:
+    inspection, sha256 = look_at(spec.model)
+    facts, image_bytes = _facts(spec, inspection, sha256, place.cloud)
+    wanted = place.platform.wanted(spec, facts)
+    ahead = look_ahead(spec, inspection, place.cloud.region, image_bytes, strict=check)
+    return engine.plan(wanted, place.platform.obsolete(place.cloud, spec, wanted)), ahead
 
 
-def _carry_out(engine: Engine, planned: Plan, *, ask: bool, as_json: bool) -> None:
-    if not as_json:
-        show_plan(planned)
+def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
+    """What the archive says of itself, and that it loads."""
+    if not check:
+        steps.say(f"{ahead.spec.model} was not loaded here (--no-check)")
+        return ahead
+    with steps.busy(f"loading {ahead.spec.model} in a worker on this machine"):
+        result = load(ahead.spec.model)
+    steps.say("\n".join(check_lines(result)))
+    return ahead.loaded(result)
+
+
+def _carry_out(engine: Engine, planned: Plan, *, ask: bool) -> None:
     if planned.is_empty:
         return
     if ask and not confirm(planned, "Carry this out?"):
@@ -146,24 +174,24 @@ def _tell(place: Place, *, as_json: bool) -> None:
         print_json(told) if as_json else show_status(told)
 
 
-def _facts(spec: DeploySpec, cloud: Cloud) -> Facts:
-    inspection, sha256 = look_at(spec.model)
+def _facts(spec: DeploySpec, inspection: Inspection, sha256: str, cloud: Cloud) -> tuple[Facts, int | None]:
+    """With the bytes of the image, where they are known."""
     manifest = inspection.manifest
-    image = _by_digest(spec.image, cloud) if spec.image else ""
+    image, size = _by_digest(spec.image, cloud) if spec.image else ("", None)
     if not image:
         raise UsageError("image is not given: --image REPOSITORY:TAG, one that has tsx in it and is pushed")
-    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, cloud.account, cloud.region)
+    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, cloud.account, cloud.region), size
 
 
-def _by_digest(image: str, cloud: Cloud) -> str:
+def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     """A tag may mean another image tomorrow: what is deployed is named by its digest, where ECR can be asked for it."""
     host, slash, rest = image.partition("/")
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
-        return image
+        return image, None
     repository, _, tag = rest.partition(":")
     with told(f"looking for the image {image}"):
         found = cloud.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}])
-    return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}"
+    return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][0].get("imageSizeInBytes")
 
 
 def _place(name: str, target: str, region: str | None, profile: str | None) -> Place:

@@ -1,0 +1,175 @@
+"""Why something did not start, and what to do: rules over what the platform said and the lines of the container's log.
+
+A pure function. The first rule that knows a line of the log goes before those that only know the platform's sentence, which often says
+no more than that nothing answered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    pattern: re.Pattern[str]
+    cause: str  # `{0}` is what the pattern's group found
+    way: str
+
+
+def _rule(pattern: str, cause: str, way: str) -> Rule:
+    return Rule(re.compile(pattern, re.IGNORECASE), cause, way)
+
+
+LINES: tuple[Rule, ...] = (
+    _rule(
+        r"executable file not found|exec\b.*: no such file or directory|No module named '?tsx_runtime",
+        "the image does not start tsx",
+        'Its end must be ENTRYPOINT ["python", "-m", "tsx_runtime.targets.entry"] and CMD ["serve"]; tsx deploy builds such a one',
+    ),
+    _rule(
+        r"ModuleNotFoundError: No module named '([\w.]+)'|ImportError: cannot import name '(\w+)'",
+        "the image has no module '{0}'",
+        "Add its package to the requirements of the archive (`tsx archive -r requirements.txt`) or to the image; under network isolation "
+        "nothing is installed at the start, so there only the image helps",
+    ),
+    _rule(
+        r"exec format error",
+        "the image was built for another kind of processor than the machine has",
+        "Build it with --platform linux/amd64, or linux/arm64 for Graviton (c7g, m7g) and Lambda's arm64",
+    ),
+    _rule(
+        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory",
+        "the GPU's memory is too small for the model and its batches",
+        "Lower batchSize or the number of workers, load it in bf16 (precision), or choose a larger GPU",
+    ),
+    _rule(
+        r"MemoryError|Cannot allocate memory|DefaultCPUAllocator: can't allocate|\bOOM|out of memory|oom-kill|Runtime\.OutOfMemory"
+        r"|(?:signal|exit code:?|ended with|exited with) -?(?:9|137)\b|\bKilled\b",
+        "the container ran out of memory",
+        "Choose a machine with more memory (sagemaker.instance_type, lambda.memory, kubernetes.memory), or fewer workers (minWorkers)",
+    ),
+    _rule(
+        r"No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver version is insufficient|Torch not compiled with CUDA|libcuda\.so",
+        "the model wants a GPU, and there is none that torch can use",
+        "Choose an instance with a GPU (ml.g5.xlarge) and an image with CUDA, or set deviceType: cpu in model-config.yaml",
+    ),
+    _rule(
+        r"AccessDenied(?:Exception)?.*?((?:s3|ecr|kms|logs):\w+)|not authorized to perform: ?([\w:]+)|\b(AccessDenied)\b",
+        "the role may not do {0}",
+        "Give the execution role that permission: infra/iam has the least it needs",
+    ),
+    _rule(
+        r"Could not resolve|Temporary failure in name resolution|Could not find a version that satisfies|No matching distribution found",
+        "a package was to be installed at the start and could not be",
+        "Put it into the image, or let the container reach a package index (subnets with a way out, no network isolation)",
+    ),
+    _rule(
+        r"holds (nothing|no archive|\d+ archives)",
+        "the model is not where the entry looks: the directory holds {0}",
+        "It must hold one .mar, or what was in one. Deploy with `tsx deploy`, which uploads it so",
+    ),
+    _rule(
+        r"Error: (.* does not load.*)",
+        "{0}",
+        "The traceback above says where. `tsx archive --check MODEL.mar` loads it on this machine in the same way",
+    ),
+    _rule(
+        r"No space left on device",
+        "the disk of the container is full",
+        "Make the archive smaller; on Lambda raise lambda.storage, on SageMaker choose an instance with its own disk (ml.c6id…)",
+    ),
+    _rule(
+        r"Address already in use",
+        "another process in the container has the port",
+        "Start one server only: leave the image's ENTRYPOINT as it is, and no second command",
+    ),
+    _rule(
+        r"Error: (.*(?:TSX_|SAGEMAKER_)\w+.*)",
+        "a variable of the environment is wrong: {0}",
+        "Mend it under [deploy] env and deploy again",
+    ),
+)
+SAID: tuple[Rule, ...] = (
+    _rule(
+        r"CannotPullContainer|ImagePullBackOff|ErrImagePull|manifest unknown|image .*(?:does not exist|not found)|InvalidImage"
+        r"|ImageAccessDenied",
+        "the image cannot be pulled",
+        "Look whether it is in ECR in this region under that tag or digest, and whether the role may ecr:BatchGetImage",
+    ),
+    _rule(
+        r"image manifest.*not supported|media ?type",
+        "the image has a form that the platform does not take",
+        "Build it with `docker buildx build --provenance=false`: Lambda and SageMaker take one manifest, not a list",
+    ),
+    _rule(
+        r"Unable to (?:write|download)|failed to download model data|ModelData|could not access model data|S3.*(?:denied|403|404)",
+        "the model cannot be read from S3",
+        "The role needs s3:GetObject on the bucket (sagemaker.bucket), in the same region; infra/iam has the policy",
+    ),
+    _rule(
+        r"InsufficientInstanceCapacity|Insufficient capacity|Unable to provision",
+        "AWS has no machine of that kind free now",
+        "Try again later, choose another sagemaker.instance_type, or another region",
+    ),
+    _rule(
+        r"ResourceLimitExceeded|account-level service limit|quota",
+        "the account may not have that many machines of that kind",
+        "Ask for more in Service Quotas (SageMaker, 'for endpoint usage'), or choose another sagemaker.instance_type",
+    ),
+    _rule(
+        r"\b(?:alarm|ALARM)\b",
+        "an alarm went off while the new version had its share of the traffic, and the former version is back",
+        "`tsx deploy logs` shows what the new version said; `tsx deploy status` shows the alarms",
+    ),
+    _rule(
+        r"(?:assume|not able to assume|cannot be assumed).*role|role.*(?:cannot be assumed|trust)",
+        "the platform may not take the role",
+        "Its trust policy must name the service (sagemaker.amazonaws.com or lambda.amazonaws.com): infra/iam has it",
+    ),
+    _rule(
+        r"CrashLoopBackOff",
+        "the container starts and ends again and again",
+        "The log says why; `tsx check --contract container MODEL.mar` starts it on this machine",
+    ),
+    _rule(
+        r"Init(?:ialization)? ?(?:timed out|timeout)|Task timed out|timed out after",
+        "it did not answer in the time that it has",
+        "Raise lambda.timeout, or lambda.memory, which brings processors: the model loads faster",
+    ),
+)
+NO_PING = _rule(
+    r"ping health check|health check|readiness probe failed|unhealthy",
+    "nothing answered /ping with 200 in the time that it has for its start",
+    "If the log shows that the model was still loading, raise sagemaker.startup_timeout (up to 1h). "
+    "`tsx check --contract sagemaker MODEL.mar` drives the same start on this machine and says how long it takes",
+)
+SILENT = (
+    "The container wrote no line: the image was not started, or may not write logs. The role needs logs:CreateLogStream and "
+    "logs:PutLogEvents; look at the image's ENTRYPOINT and its platform too."
+)
+TOLD = 3  # causes; more are likely to follow from the first ones
+
+
+class Diagnosis(NamedTuple):
+    cause: str
+    way: str
+    line: str  # that gave it away
+
+    def __str__(self) -> str:
+        return f"{self.cause[:1].upper()}{self.cause[1:]}. {self.way}."
+
+
+def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
+    """The likely causes, what the log shows first; none where no rule knows anything of it."""
+    found: dict[str, Diagnosis] = {}
+    for rules, texts in ((LINES, lines), (LINES + SAID, [reason]), (SAID, lines)):
+        for rule in rules:
+            for text in texts:
+                match = rule.pattern.search(text)
+                if match is not None and rule.way not in found:
+                    what = next((group for group in match.groups() if group), "")
+                    found[rule.way] = Diagnosis(rule.cause.format(what.rstrip(". ")), rule.way, text.strip())
+    if not found and NO_PING.pattern.search(reason):
+        found[NO_PING.way] = Diagnosis(NO_PING.cause, NO_PING.way, reason)
+    return list(found.values())[:TOLD]

@@ -1,0 +1,256 @@
+"""What each target takes, with where that is written, held against what is known of an archive: pure functions.
+
+A finding is an error where the platform would refuse or fail for certain, and else something to know before money is spent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_DOCS = "https://docs.aws.amazon.com"
+_HOSTING = f"{_DOCS}/sagemaker/latest/dg/your-algorithms-inference-code.html"
+_OPTIONS = f"{_DOCS}/sagemaker/latest/dg/deploy-model-options.html"
+_SERVERLESS = f"{_DOCS}/sagemaker/latest/dg/serverless-endpoints.html"
+_ASYNC = f"{_DOCS}/sagemaker/latest/dg/async-inference.html"
+_CONTAINER = f"{_DOCS}/sagemaker/latest/APIReference/API_ContainerDefinition.html"
+_QUOTAS = f"{_DOCS}/lambda/latest/dg/gettingstarted-limits.html"
+_IMAGES = f"{_DOCS}/lambda/latest/dg/images-create.html"
+SET = "what you have set"
+
+
+class Limit(NamedTuple):
+    """`most` is in bytes, seconds, or a number of things."""
+
+    most: float
+    source: str
+    key: str = ""  # of [deploy] that raises it; empty: nothing does
+
+
+# What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it must be well), memory, disk (bytes),
+# image (bytes), env (bytes of all variables together), env_each (bytes of one value), env_count.
+LIMITS: Mapping[str, Mapping[str, Limit]] = {
+    "sagemaker": {
+        "request": Limit(6 * MIB, _OPTIONS),
+        "answer": Limit(6 * MIB, _OPTIONS),
+        "time": Limit(60, _HOSTING),
+        "env": Limit(32 * KIB, _CONTAINER),
+        "env_each": Limit(1024, _CONTAINER),
+        "env_count": Limit(100, _CONTAINER),
+    },
+    "sagemaker serverless": {
+        "request": Limit(4 * MIB, _SERVERLESS),
+        "answer": Limit(4 * MIB, _SERVERLESS),
+        "time": Limit(60, _SERVERLESS),
+        "start": Limit(180, _SERVERLESS),
+        "disk": Limit(5 * GIB, _SERVERLESS),
+        "image": Limit(10 * GIB, _SERVERLESS),
+        "env": Limit(32 * KIB, _CONTAINER),
+        "env_each": Limit(1024, _CONTAINER),
+        "env_count": Limit(100, _CONTAINER),
+    },
+    "sagemaker asynchronous": {
+        "request": Limit(1 * GIB, _ASYNC),
+        "answer": Limit(1 * GIB, _ASYNC),
+        "time": Limit(3600, _ASYNC),
+        "env": Limit(32 * KIB, _CONTAINER),
+        "env_each": Limit(1024, _CONTAINER),
+        "env_count": Limit(100, _CONTAINER),
+    },
+    "lambda": {
+        "request": Limit(6 * MIB, _QUOTAS),
+        "answer": Limit(6 * MIB, _QUOTAS),
+        "image": Limit(10 * GIB, _IMAGES),
+        "env": Limit(4 * KIB, _QUOTAS),
+    },
+    "container": {},
+    "kubernetes": {},
+}
+IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
+TEXT = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")
+NEARLY = 0.8  # of a limit: from here on it is told
+ACCELERATED = re.compile(r"ml\.(g\d|gr\d|p\d)")
+NEURON = re.compile(r"ml\.(inf|trn)\d")
+ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
+
+
+@dataclass(frozen=True)
+class Place:
+    """A target as one deployment asks for it. What is None is not known."""
+
+    target: str  # of LIMITS
+    limits: Mapping[str, Limit]
+    env: Mapping[str, str] = field(default_factory=dict)
+    has_gpu: bool | None = None
+    instance_type: str | None = None
+
+    @property
+    def name(self) -> str:
+        return {"sagemaker": "SageMaker", "lambda": "Lambda"}.get(self.target, self.target.replace("sagemaker", "SageMaker"))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of an archive before it is deployed. What is None nobody has measured or said."""
+
+    packed: int  # bytes of the archive
+    unpacked: int
+    samples: Mapping[str, int] = field(default_factory=dict)  # content types and the bytes of their largest
+    measured: Mapping[str, int] = field(default_factory=dict)  # the same of what its benchmark sent
+    p99_ms: float | None = None
+    device: str | None = None  # cpu or gpu, as it is configured or was measured
+    response_timeout: int | None = None  # seconds
+    load_seconds: float | None = None  # on this machine
+    image_bytes: int | None = None  # packed, as the registry has it
+
+
+class Finding(NamedTuple):
+    is_error: bool
+    text: str
+    source: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"level": "error" if self.is_error else "warning", "text": self.text, "source": self.source}
+
+
+def findings(place: Place, known: Known) -> list[Finding]:
+    """Errors first."""
+    found = [finding for rule in RULES for finding in rule(place, known)]
+    return sorted(found, key=lambda finding: not finding.is_error)
+
+
+def _payload(place: Place, known: Known) -> Iterator[Finding]:
+    limit = place.limits.get("request")
+    if limit is None:
+        return
+    for whose, sizes in (("its sample", known.samples), ("what its benchmark sent", known.measured)):
+        for content_type, size in sizes.items():
+            wide = place.target in IN_BASE64 and not TEXT.match(content_type)
+            most = limit.most * 3 / 4 if wide else limit.most
+            said = f"{place.name} takes requests of {size_of(most)}" + (" (this type travels in base64, a third longer)" if wide else "")
+            if size > most:
+                yield Finding(True, f"{whose} has {size_of(size)}, and {said}. {_smaller(place)}", limit.source)
+            elif size > NEARLY * most:
+                yield Finding(False, f"{whose} has {size_of(size)}, close to what is taken: {said}", limit.source)
+
+
+def _smaller(place: Place) -> str:
+    if place.target == "sagemaker asynchronous":
+        return "Send smaller inputs"
+    if place.target == "lambda":
+        return "Send smaller inputs, or deploy with --target sagemaker"
+    serverless = ", take sagemaker.serverless away for 6 MiB" if place.target == "sagemaker serverless" else ""
+    return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB by way of S3"
+
+
+def _time(place: Place, known: Known) -> Iterator[Finding]:
+    limit = place.limits.get("time")
+    if limit is None:
+        return
+    if known.p99_ms is not None:
+        seconds, way = known.p99_ms / 1000, _longer(place, limit)
+        said = f"in its benchmark one request in a hundred took {seconds:.3g} s or more"
+        if seconds > limit.most:
+            yield Finding(True, f"{said}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
+        elif seconds > limit.most / 2:
+            yield Finding(
+                False, f"{said}; {place.name} ends one after {limit.most:g} s, which slower machines may need. {way}", limit.source
+            )
+    if known.response_timeout is not None and known.response_timeout > limit.most:
+        said = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
+        yield Finding(False, said, limit.source)
+
+
+def _longer(place: Place, limit: Limit) -> str:
+    if limit.key:
+        return f"Raise {limit.key}, make batches smaller, or take a faster machine"
+    asynchronous = ", or set sagemaker.asynchronous, which gives an hour" if place.target.startswith("sagemaker") else ""
+    return f"Make batches smaller, take a faster machine{asynchronous}"
+
+
+def _start(place: Place, known: Known) -> Iterator[Finding]:
+    limit = place.limits.get("start")
+    if limit is None or known.load_seconds is None:
+        return
+    said = f"it took {known.load_seconds:.1f} s to load on this machine"
+    way = f"raise {limit.key}" if limit.key else "make the model smaller"
+    if known.load_seconds > limit.most:
+        yield Finding(True, f"{said}, and {place.name} gives it {limit.most:g} s to start: {way}", limit.source)
+    elif known.load_seconds > limit.most / 3:
+        said = f"{said}; {place.name} gives it {limit.most:g} s to start, its image and model downloaded: {way} if it fails"
+        yield Finding(False, said, limit.source)
+
+
+def _room(place: Place, known: Known) -> Iterator[Finding]:
+    memory, disk = place.limits.get("memory"), place.limits.get("disk")
+    if memory is not None:
+        way = f"raise {memory.key}" if memory.key else "choose one with more"
+        said = f"what is in the archive has {size_of(known.unpacked)}"
+        if known.unpacked > memory.most:
+            yield Finding(True, f"{said}, and {_where(place)} has {size_of(memory.most)} of memory: {way}", memory.source)
+        elif known.unpacked > memory.most / 2:
+            said = (
+                f"{said}, and {_where(place)} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
+            )
+            yield Finding(False, said, memory.source)
+    if disk is not None and known.packed + known.unpacked > disk.most:
+        said = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
+        way = f"raise {disk.key}" if disk.key else "make the model smaller, or deploy to instances"
+        yield Finding(True, f"{said}, and there are {size_of(disk.most)}: {way}", disk.source)
+
+
+def _where(place: Place) -> str:
+    return place.instance_type or place.name
+
+
+def _image(place: Place, known: Known) -> Iterator[Finding]:
+    limit = place.limits.get("image")
+    if limit is None or known.image_bytes is None:
+        return
+    said = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
+    way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with less beside them"
+    if known.image_bytes > limit.most:
+        yield Finding(True, f"{said}. {way}", limit.source)
+    elif known.image_bytes > 0.4 * limit.most:  # torch unpacks to about two and a half times its packed size
+        yield Finding(False, f"{said}: it may be too large. {way}", limit.source)
+
+
+def _environment(place: Place, known: Known) -> Iterator[Finding]:
+    count, each, total = (place.limits.get(what) for what in ("env_count", "env_each", "env"))
+    if count is not None and len(place.env) > count.most:
+        yield Finding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
+    for name, value in place.env.items():
+        if each is not None and max(len(name.encode()), len(value.encode())) > each.most:
+            yield Finding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file of the archive", each.source)
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
+    if total is not None and size > total.most:
+        said = f"env has {size_of(size)}, and {place.name} takes {size_of(total.most)} in all: put some of it into a file of the archive"
+        yield Finding(True, said, total.source)
+
+
+def _device(place: Place, known: Known) -> Iterator[Finding]:
+    kind = place.instance_type or ""
+    if NEURON.match(kind):
+        yield Finding(True, f"{kind} has AWS's own accelerators, which torch in tsx does not use: choose ml.g… for GPUs, or ml.c… for CPUs")
+    if ARM.match(kind):
+        yield Finding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
+    if known.device == "gpu" and place.has_gpu is False:
+        where = f"{kind} has" if kind else f"{place.name} has here"
+        yield Finding(False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, and slower than measured")
+    if known.device == "cpu" and place.has_gpu:
+        said = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
+        yield Finding(False, said)
+
+
+RULES: Sequence[Callable[[Place, Known], Iterator[Finding]]] = (_payload, _time, _start, _room, _image, _environment, _device)
+
+
+def size_of(size: float) -> str:
+    """Bytes in the units in which limits are set."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:g} bytes"

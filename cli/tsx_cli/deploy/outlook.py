@@ -1,0 +1,110 @@
+"""What the benchmark in an archive says of a deployment: how much so many instances answer, and at what load they should scale.
+
+Figures of one machine tell of machines like it: where it was measured is told with them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.kept import Kept
+from tsx_cli.bench.results import Curve
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_runtime.core.hardware import describe
+
+SHARE = 0.8  # of what one instance answered within its bounds: where another one should come
+SHOWN = 6  # points of the curve
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """`fewest` and `most` are instances; None where the target counts none. `in_flight` is of one, at its best."""
+
+    kept: Kept
+    archive: str
+    fewest: int | None
+    most: int | None
+    target: float | None  # of scaling, as it is asked for
+
+    @property
+    def in_flight(self) -> float:
+        """Requests at a time, by Little's law where they came at a rate."""
+        best = self.kept.best
+        return float(best.offered.connections) if best.offered.mode == "closed" else best.throughput * best.p50_ms / 1000
+
+    @property
+    def fitting_target(self) -> int:
+        return max(1, math.floor(SHARE * self.in_flight))
+
+    @property
+    def alone_ms(self) -> float:
+        """How long the model works on one request by itself."""
+        curve = self._curve
+        first = next((point.median_ms for point in curve.points if point.batch_size == 1), None) if curve is not None else None
+        return first if first is not None else self.kept.best.p50_ms
+
+    @property
+    def _curve(self) -> Curve | None:
+        variant = Configuration(**self.kept.best.configuration).variant
+        return next((curve for curve in self.kept.curves if curve.variant == variant), None)
+
+    @property
+    def where(self) -> str:
+        return describe(self.kept.environment.cpu, self.kept.environment.cores, tuple(self.kept.environment.gpus))
+
+    def as_json(self) -> dict[str, Any]:
+        best, curve = self.kept.best, self._curve
+        told: dict[str, Any] = {"date": self.kept.measured, "on": self.where, "slo": self.kept.slo, "configuration": best.configuration}
+        told |= {"rps": best.throughput, "p50_ms": best.p50_ms, "p99_ms": best.p99_ms, "in_flight": round(self.in_flight, 2)}
+        told |= {"autoscaling_target": self.fitting_target, "alone_ms": self.alone_ms}
+        told["rps_of_all"] = None if self.fewest is None else best.throughput * self.fewest
+        told["rps_of_most"] = None if self.most is None else best.throughput * self.most
+        told["curve_ms"] = {} if curve is None else {point.batch_size: point.median_ms for point in curve.points}
+        return told
+
+    def lines(self) -> list[str]:
+        best, bound = self.kept.best, f" under {self.kept.slo}" if self.kept.slo else ""
+        figures = f"{best.throughput:,.4g} requests/s, p99 {best.p99_ms:,.3g} ms{bound}, with {best.describes}"
+        lines = [f"measured {self.kept.measured[:10]} on {self.where}: {figures}"]
+        curve = self._curve
+        if curve is not None and curve.points:
+            step = max(1, math.ceil(len(curve.points) / SHOWN))
+            shown = ", ".join(f"{point.batch_size}: {point.median_ms:,.3g}" for point in curve.points[::step])
+            lines.append(f"      batches take (size: ms) {shown}")
+        if self.fewest is not None:
+            most = self.most if self.most not in (None, self.fewest) else None
+            upto = f", {most} {most * best.throughput:,.4g}" if most is not None else ""
+            word = "instance" if self.fewest == 1 else "instances"
+            together = f"{self.fewest} {word} like that machine: {self.fewest * best.throughput:,.4g} requests/s{upto}"
+            lines.append(f"      {together}; for another rate: tsx plan {self.archive} --rps N")
+        return [*lines, *(f"      {line}" for line in self._scaling())]
+
+    def _scaling(self) -> list[str]:
+        if self.fewest is None:
+            return []
+        held = f"one kept its bounds with {self.in_flight:.3g} requests in flight"
+        if self.target is None:
+            return [f"{held}: to scale, autoscaling.target = {self.fitting_target}"]
+        if self.target > self.in_flight:
+            return [f"{held}, and autoscaling.target = {self.target:g} lets more wait before another starts: {self.fitting_target} fits"]
+        return []
+
+
+def outlook(kept: Kept | None, spec: DeploySpec) -> Outlook | None:
+    """None where the archive was never measured."""
+    if kept is None:
+        return None
+    fewest, most, target = _instances(spec)
+    return Outlook(kept, spec.model.name, fewest, most, target)
+
+
+def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
+    own = spec.sagemaker
+    if own.serverless is not None:
+        return None, None, None
+    if own.autoscaling is not None:
+        return own.autoscaling.min, own.autoscaling.max, own.autoscaling.target
+    return own.instances, None, None

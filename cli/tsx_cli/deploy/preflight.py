@@ -1,0 +1,127 @@
+"""What is looked at before anything is created: the archive whole, within the target's limits, and loaded on this machine.
+
+It also tells what the archive's own benchmark promises, and what it will cost.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from tsx_archiver import Inspection, verify_archive
+from tsx_cli.archive_check import CheckResult
+from tsx_cli.bench.kept import Kept, read_kept
+from tsx_cli.deploy.limits import ACCELERATED, LIMITS, SET, Finding, Known, Limit, Place, findings
+from tsx_cli.deploy.outlook import Outlook, outlook
+from tsx_cli.deploy.prices import Cost, Prices, cost, machine, read_prices
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.failure import CliError
+from tsx_cli.inputs import SAMPLES
+from tsx_cli.output import one_line
+from tsx_runtime.errors import LoadFailed
+
+ALL_THE_SAME = "--no-check deploys it all the same"
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Preflight:
+    spec: DeploySpec
+    place: Place
+    known: Known
+    outlook: Outlook | None
+    cost: Cost
+    found: tuple[Finding, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        measured = None if self.outlook is None else self.outlook.as_json()
+        return {"findings": [each.as_json() for each in self.found], "cost": self.cost.as_json(), "measured": measured}
+
+    def lines(self, today: date) -> list[str]:
+        """What stands below a plan."""
+        measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and puts it into the archive"]
+        told = measured if self.outlook is None else self.outlook.lines()
+        return [one_line(line) for line in [*told, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
+
+    def loaded(self, result: CheckResult) -> Preflight:
+        """With what loading it has told."""
+        known = replace(self.known, load_seconds=result.load_seconds)
+        more = [Finding(False, f"answers alone and in a batch differ: {text}") for text in result.findings]
+        news = [each for each in findings(self.place, known) if each not in self.found]
+        return replace(self, known=known, found=(*self.found, *news, *more))
+
+
+def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_bytes: int | None, *, strict: bool) -> Preflight:
+    """Raises CliError for a damaged archive, and where `strict` for what the target would refuse."""
+    _whole(spec.model)
+    kept, prices = read_kept(spec.model), read_prices()
+    place, known = place_of(spec, prices, region), known_of(inspection, kept, image_bytes)
+    view = outlook(kept, spec)
+    found = findings(place, known)
+    errors = [each for each in found if each.is_error]
+    if errors and strict:
+        said = "; ".join(f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors)
+        raise CliError(f"{spec.model} does not fit {place.name}: {said}. Nothing was changed; {ALL_THE_SAME}")
+    estimate = cost(spec, region, prices, None if view is None else view.alone_ms)
+    return Preflight(spec, place, known, view, estimate, tuple(found))
+
+
+def load(path: Path) -> CheckResult:
+    """In a worker, as a server does, with its samples alone and in batches. Raises CliError."""
+    from tsx_cli.packing import check_only  # here, as it imports the front end, which a plan does without
+
+    try:
+        result = check_only(path, [], TOLERANCE, quiet=True).check
+    except LoadFailed as error:
+        way = "If it needs what only the image has (a package, a GPU)"
+        raise CliError(f"{error.message.rstrip('.')}. Nothing was changed. {way}, {ALL_THE_SAME}", traceback=error.traceback) from error
+    assert result is not None
+    return result
+
+
+def place_of(spec: DeploySpec, prices: Prices, region: str) -> Place:
+    """The target with the limits that the deployment itself sets."""
+    own = spec.sagemaker
+    kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
+    limits = dict(LIMITS[kind])
+    if own.serverless is not None:
+        limits["memory"] = Limit(own.serverless.memory * (1 << 20), SET, "sagemaker.serverless.memory")
+        return Place(kind, limits, spec.env, has_gpu=False)
+    limits["start"] = Limit(own.startup_timeout, SET, "sagemaker.startup_timeout")
+    listed = machine(prices, region, own.instance_type)
+    if listed.memory is not None:
+        limits["memory"] = Limit(listed.memory, "the price list", "sagemaker.instance_type")
+    return Place(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
+
+
+def known_of(inspection: Inspection, kept: Kept | None, image_bytes: int | None = None) -> Known:
+    unpacked = sum(member.size for member in inspection.members)
+    samples = _largest({member.name: member.size for member in inspection.members if member.name.startswith(f"{SAMPLES}/")})
+    config = inspection.config
+    device = config.device_type if config.device_type is None else "cpu" if config.device_type == "cpu" else "gpu"
+    measured: dict[str, int] = {}
+    if kept is not None:
+        device = device or ("cpu" if kept.best.configuration.get("device") == "cpu" else "gpu")
+        kinds = kept.inputs.content_types or {"application/octet-stream": 1}
+        measured = {max(kinds, key=lambda kind: kinds[kind]): kept.inputs.largest}
+    p99 = None if kept is None else kept.best.p99_ms
+    return Known(inspection.size, unpacked, samples, measured, p99, device, config.response_timeout, image_bytes=image_bytes)
+
+
+def _largest(sizes: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        found[kind] = max(size, found.get(kind, 0))
+    return found
+
+
+def _whole(path: Path) -> None:
+    faults = [finding.text for finding in verify_archive(path) if finding.is_fault]
+    if faults:
+        raise CliError(f"{path} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack it again with tsx archive")

@@ -1,0 +1,170 @@
+"""What a deployment costs, from a dated file of AWS's list prices that `tsx deploy prices --refresh` writes.
+
+There is no price in tsx itself: without the file, or for what it does not know, the cost is said to be unknown. Prices are in US dollars,
+on demand, without taxes, transfer, storage and what is agreed on with AWS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tsx_archiver import default_cache
+from tsx_archiver.whole import whole_file
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.failure import CliError
+
+FORMAT = 1
+HOURS = 730  # of a month
+OLD = 90  # days
+REFRESH = "tsx deploy prices --refresh"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Instance(_Part):
+    """An instance of SageMaker's hosting."""
+
+    hour: float | None = None  # USD
+    asynchronous_hour: float | None = None
+    memory: int | None = None  # bytes
+    gpus: int | None = None
+
+
+class LambdaPrices(_Part):
+    gb_second: float | None = None
+    request: float | None = None
+    provisioned_gb_second: float | None = None  # for being there
+    provisioned_use: float | None = None  # a GB-second that is used
+
+
+class Region(_Part):
+    date: date
+    instances: dict[str, Instance] = Field(default_factory=dict)
+    serverless: dict[int, float] = Field(default_factory=dict)  # memory in GiB: USD for a second
+    functions: dict[str, LambdaPrices] = Field(default_factory=dict)  # by architecture
+
+
+class Prices(_Part):
+    format: int = FORMAT
+    source: str = "AWS Price List Query API"
+    regions: dict[str, Region] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """US dollars; None is unknown, and `why` says why. `busy` is what a million requests add, at the time of its benchmark."""
+
+    hour: float | None = None  # at rest, or with the fewest instances
+    most: float | None = None  # with as many instances as scaling may start
+    busy: float | None = None
+    on: date | None = None
+    what: str = ""
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"currency": "USD", "prices_of": None if self.on is None else self.on.isoformat(), "of": self.what}
+        told |= {"per_hour": self.hour, "per_hour_at_most": self.most, "per_million_requests": self.busy}
+        told["per_month"] = None if self.hour is None else round(self.hour * HOURS, 2)
+        if self.why:
+            told["unknown"] = self.why
+        return told
+
+    def lines(self, today: date) -> list[str]:
+        if self.hour is None:
+            return [f"cost: unknown, as {self.why}"]
+        span = money(self.hour) if self.most in (None, self.hour) else f"{money(self.hour)} to {money(self.most or 0)}"
+        month = (
+            money(self.hour * HOURS)
+            if self.most in (None, self.hour)
+            else f"{money(self.hour * HOURS)} to {money((self.most or 0) * HOURS)}"
+        )
+        lines = [f"cost: {span} an hour, {month} a month, for {self.what} (list prices of {self.on})"]
+        if self.busy is not None:
+            lines.append(f"      and {money(self.busy)} for a million requests as long as in its benchmark")
+        elif self.why:
+            lines.append(f"      what requests add is unknown, as {self.why}")
+        if self.on is not None and (today - self.on).days > OLD:
+            lines.append(f"      these prices are {(today - self.on).days} days old: {REFRESH}")
+        return lines
+
+
+def cost(spec: DeploySpec, region: str, prices: Prices, request_ms: float | None = None) -> Cost:
+    """`request_ms`: how long the model works on one request, where that was measured."""
+    if spec.target not in ("sagemaker", "lambda"):
+        return Cost(why="the machines are yours; `tsx plan MODEL.mar --rps N --price-per-hour P` reckons with what they cost you")
+    known = prices.regions.get(region)
+    if known is None:
+        return Cost(why=f"there are no prices of {region} on this machine: {REFRESH}")
+    return _endpoint(spec, known)
+
+
+def _endpoint(spec: DeploySpec, known: Region) -> Cost:
+    own = spec.sagemaker
+    if own.serverless is not None:
+        return _serverless(own.serverless.memory, own.serverless.provisioned, known)
+    kind = own.instance_type
+    found = known.instances.get(kind, Instance())
+    price = found.hour if own.asynchronous is None else found.asynchronous_hour
+    if price is None:
+        return Cost(on=known.date, why=f"the prices of {known.date} have none of {kind}: is it right? {REFRESH} looks again")
+    fewest = own.instances if own.autoscaling is None else own.autoscaling.min
+    most = None if own.autoscaling is None else own.autoscaling.max
+    many = f"{fewest}" if most is None else f"{fewest} to {most}"
+    return Cost(fewest * price, None if most is None else most * price, on=known.date, what=f"{many} of {kind} at {money(price)}")
+
+
+def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:
+    if provisioned is not None:
+        return Cost(on=known.date, why="the price list says provisioned concurrency of a serverless endpoint in no form that tsx reads")
+    second = known.serverless.get(memory // 1024)
+    if second is None:
+        return Cost(on=known.date, why=f"the prices of {known.date} have none of a serverless endpoint with {memory} MB: {REFRESH}")
+    return Cost(0.0, on=known.date, what=f"a serverless endpoint at rest; while it works, {money(second * 3600)} an hour")
+
+
+def money(value: float) -> str:
+    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.3g}"
+
+
+def read_prices(path: Path | None = None) -> Prices:
+    """None of any region where there is no file. Raises CliError for one that is damaged."""
+    path = path or price_file()
+    try:
+        return Prices.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Prices()
+    except (ValueError, ValidationError, RecursionError) as error:
+        raise CliError(f"{path} is damaged: {REFRESH} writes it anew") from error
+
+
+def keep_prices(region: str, found: Region, path: Path | None = None) -> Path:
+    """Beside those of other regions."""
+    path = path or price_file()
+    try:
+        prices = read_prices(path)
+    except CliError:
+        prices = Prices()
+    prices.regions[region] = found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        file.write(prices.model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
+    return path
+
+
+def price_file() -> Path:
+    return default_cache() / "prices.json"
+
+
+def machine(prices: Prices, region: str, instance_type: str) -> Instance:
+    """What the list says of a kind of instance; nothing where it is not there."""
+    known: Mapping[str, Instance] = prices.regions[region].instances if region in prices.regions else {}
+    return known.get(instance_type, Instance())
