@@ -17,6 +17,7 @@ from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.auth import Guard, build_guards
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
+from tsx_runtime.http.hosting import Platform, raw_path
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.routes import runs_model
@@ -54,6 +55,7 @@ class ServerApp(FastAPI):
         self.system = system or System(settings)
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
+        self.platform: Platform | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         faults.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
@@ -80,7 +82,9 @@ class ServerApp(FastAPI):
             if is_preflight(scope):
                 await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
                 return
-        if self.predictions is not None and runs_model(scope["path"]):
+        if self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
+            await self.platform(scope, receive, send)
+        elif self.predictions is not None and runs_model(scope["path"]):
             await traced(self.tracer, self.predictions, scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
             await traced(self.tracer, self.workflow_predictions, scope, receive, send)

@@ -22,6 +22,7 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.asks import Asks, asks_of
 from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.limits import priority_and_timeout
 from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
 
@@ -62,7 +63,16 @@ Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane, which 
 class Heads:
     """Reads heads for one listener, and finds the version that each is for, or who picks one."""
 
-    def __init__(self, registry: Registry, guard: Guard | None, limit: int, max_head: int, *, traced: bool = False) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        guard: Guard | None,
+        limit: int,
+        max_head: int,
+        *,
+        traced: bool = False,
+        platform: Platform | None = None,
+    ) -> None:
         self.known: dict[bytes, Known] = {}
         self._urls: dict[bytes, _Url | None] = {}
         self._registry = registry
@@ -70,6 +80,7 @@ class Heads:
         self._limit = limit  # bytes of a body
         self._max_head = max_head  # bytes
         self._traced = traced
+        self._platform = platform
         registry.on_change.append(self._forget)
         self._key = guard.key if guard is not None else None
         if self._key is not None and self._key.lifetime is not None:
@@ -93,6 +104,8 @@ class Heads:
             return None
         url = self._url(found.url)
         if url is None or (url.target.name is None and is_form(found.headers)):
+            return None
+        if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
             return None
         try:
             if self._guard is not None:

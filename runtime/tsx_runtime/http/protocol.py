@@ -72,7 +72,14 @@ class Lane:
         self.heads = (
             None
             if predictions is None
-            else Heads(predictions.registry, predictions.guard, predictions.limit, app.max_header_size, traced=app.tracer is not None)
+            else Heads(
+                predictions.registry,
+                predictions.guard,
+                predictions.limit,
+                app.max_header_size,
+                traced=app.tracer is not None,
+                platform=app.platform,
+            )
         )
         self.counts = app.counts
         self.lines = Lines(app.cors)

@@ -50,9 +50,14 @@ def chosen(env: Mapping[str, str]) -> str:
 
 
 def _serve(target: str, env: Mapping[str, str]) -> int:
+    if target == "sagemaker":
+        from tsx_runtime.targets.sagemaker import serve_endpoint  # here, as below
+
+        serve_endpoint(env)
+        return 0
     from tsx_runtime.targets.serving import serve_image  # here, because it brings a server along
 
-    serve_image(target, env)
+    serve_image(env)
     return 0
 
 

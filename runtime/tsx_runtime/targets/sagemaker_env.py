@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,11 +14,11 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.nearest import suggestion
 
 PORT = 8080
-MANAGEMENT = "http://127.0.0.1:8081"  # nobody reaches it from outside
 LARGEST = 1 << 30  # bytes of a body: what an asynchronous endpoint takes; the platform refuses earlier where it takes less
 DRAIN = 25  # seconds; SIGKILL comes 30 s after SIGTERM
-TIMEOUT = 60  # seconds that the toolkit gives a request
-STARTUP = 600  # and the start of a model
+STARTUP = 600  # seconds that the toolkit gives the start of a model
+STARTUP_SERVERLESS = 180  # and that SageMaker gives it where it begins on request
+PAYLOAD = 6  # MB of one request of a batch transform
 
 ORDERS = {  # variable -> what of a registration it sets; the later of two goes before
     "SAGEMAKER_MODEL_SERVER_WORKERS": "initial_workers",
@@ -47,44 +48,109 @@ OTHERS = (  # read elsewhere, or the platform's own
     "SAGEMAKER_REGION",
     "SAGEMAKER_MODEL_SERVER_VMARGS",
 )
+MODE, LINES, MEMORY, JOIN = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY", "TSX_SAGEMAKER_JOIN"
+OWN = (MODE, LINES, MEMORY, JOIN)  # tsx's, but no settings of a server elsewhere
+TIMEOUTS = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}  # mode -> seconds that a request may take
+STRATEGIES = {"MULTI_RECORD": "MultiRecord", "SINGLE_RECORD": "SingleRecord"}  # as the variable has it, and as a container tells it
+
+
+class Transform(NamedTuple):
+    """What a batch transform job has been told already; None where the container may say."""
+
+    concurrent: int | None = None
+    strategy: str | None = None
+    payload: int | None = None  # MB
 
 
 class Said(NamedTuple):
     variables: dict[str, str]  # TSX_*, as defaults below those that are set
     order: dict[str, Any]  # of each model's registration
     notices: list[str]
+    mode: str = "realtime"
+    lines: bool | None = None  # whether bodies of several lines are taken apart; None: where an archive is served
+    multi_model: bool = False
+    memory: int | None = None  # bytes that all models may take
+    transform: Transform = Transform()
+    accept: str = ""  # where a request does not say
+    log_level: int | None = None
 
 
 def read_environment(env: Mapping[str, str]) -> Said:
     """Raises SettingError for a value that means nothing."""
-    here = f"http://0.0.0.0:{_port(env)}"
+    port = _port("SAGEMAKER_BIND_TO_PORT", env["SAGEMAKER_BIND_TO_PORT"]) if env.get("SAGEMAKER_BIND_TO_PORT") else PORT
+    here = f"http://0.0.0.0:{port}"
+    mode = _mode(env)
     variables = {
         "TSX_INFERENCE_ADDRESS": here,
         "TSX_METRICS_ADDRESS": here,  # SageMaker reads /metrics where it sends requests
-        "TSX_MANAGEMENT_ADDRESS": MANAGEMENT,
+        "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{_management_port(env, port)}",  # nobody reaches it from outside
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",  # only the platform reaches the container, and it sends no header of ours
         "TSX_ENABLE_GRPC": "false",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),
         "TSX_MAX_RESPONSE_SIZE": str(LARGEST),
         "TSX_DRAIN_TIMEOUT": str(DRAIN),
-        "TSX_DEFAULT_RESPONSE_TIMEOUT": str(TIMEOUT),
-        "TSX_DEFAULT_STARTUP_TIMEOUT": str(STARTUP),
+        "TSX_DEFAULT_RESPONSE_TIMEOUT": str(TIMEOUTS[mode]),
+        "TSX_DEFAULT_STARTUP_TIMEOUT": str(STARTUP_SERVERLESS if mode == "serverless" else STARTUP),
+        "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # as the toolkit does
     }
-    order: dict[str, Any] = {}
+    memory = _whole(MEMORY, env[MEMORY]) << 20 if env.get(MEMORY) else None
+    return Said(
+        variables,
+        _order(env, mode),
+        _notices(env),
+        mode,
+        _flag(env, LINES),
+        _flag(env, "SAGEMAKER_MULTI_MODEL") or False,
+        memory,
+        _transform(env),
+        env.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip(),
+        _level(env),
+    )
+
+
+def _mode(env: Mapping[str, str]) -> str:
+    """A job of batch transform is told so by the platform; of an endpoint's kind nobody tells but who deploys it."""
+    named = env.get(MODE, "").strip().lower()
+    if named and named not in TIMEOUTS:
+        raise SettingError(f"{MODE} is '{named}'{suggestion(named, TIMEOUTS)} There are {', '.join(TIMEOUTS)}")
+    return named or ("transform" if _flag(env, "SAGEMAKER_BATCH") else "realtime")
+
+
+def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
+    order: dict[str, Any] = {"initial_workers": 1} if mode == "serverless" else {}  # which has the memory and the processors for one
     for name, key in ORDERS.items():
         if env.get(name, "").strip():
             order[key] = _whole(name, env[name])
     if "max_workers" in order:
         order.setdefault("initial_workers", min(1, order["max_workers"]))
         order["max_workers"] = max(order["max_workers"], order["initial_workers"])
-    return Said(variables, order, _notices(env))
+    return order
 
 
-def _port(env: Mapping[str, str]) -> int:
-    """In a pipeline, and beside other containers, the platform names the port, which has to lie in its range."""
-    port = _whole("SAGEMAKER_BIND_TO_PORT", env["SAGEMAKER_BIND_TO_PORT"]) if env.get("SAGEMAKER_BIND_TO_PORT") else PORT
+def _management_port(env: Mapping[str, str], port: int) -> int:
+    """Beside other containers on one host, only ports of the range are this container's; where it is not told, a free one is taken."""
+    given = env.get("SAGEMAKER_SAFE_PORT_RANGE", "").strip()
+    if not given:
+        return PORT + 1 if port == PORT else 0
+    first, _, last = given.partition("-")
+    ports = range(_port("SAGEMAKER_SAFE_PORT_RANGE", first), _port("SAGEMAKER_SAFE_PORT_RANGE", last or first) + 1)
+    return next((each for each in reversed(ports) if each != port), 0)
+
+
+def _transform(env: Mapping[str, str]) -> Transform:
+    def told(name: str) -> int | None:
+        return _whole(name, env[name]) if env.get(name, "").strip() else None
+
+    named = env.get("SAGEMAKER_BATCH_STRATEGY", "").strip().upper()
+    if named and named not in STRATEGIES:
+        raise SettingError(f"SAGEMAKER_BATCH_STRATEGY is '{named}'; it takes {' or '.join(STRATEGIES)}")
+    return Transform(told("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), STRATEGIES.get(named), told("SAGEMAKER_MAX_PAYLOAD_IN_MB"))
+
+
+def _port(name: str, text: str) -> int:
+    port = _whole(name, text)
     if not 0 < port < 1 << 16:
-        raise SettingError(f"SAGEMAKER_BIND_TO_PORT is {port}, which is no port")
+        raise SettingError(f"{name} is {port}, which is no port")
     return port
 
 
@@ -96,6 +162,22 @@ def _whole(name: str, text: str) -> int:
     if number < 0:
         raise SettingError(f"{name} is '{text}'; it takes a whole number")
     return number
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool | None:
+    text = env.get(name, "").strip().lower()
+    if text and text not in ("true", "false"):
+        raise SettingError(f"{name} is '{text}'; it takes true or false")
+    return text == "true" if text else None
+
+
+def _level(env: Mapping[str, str]) -> int | None:
+    """Python's number of a level, as the toolkit has it, or its name."""
+    text = env.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip().upper()
+    if not text:
+        return None
+    level = logging.getLevelName(text)
+    return level if isinstance(level, int) else _whole("SAGEMAKER_CONTAINER_LOG_LEVEL", text)
 
 
 def _notices(env: Mapping[str, str]) -> list[str]:

@@ -14,16 +14,19 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from tsx_archiver import ArchiveError
 from tsx_runtime.core.descriptors import raise_limit
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series, sampling
 from tsx_runtime.core.serverlog import server_log
-from tsx_runtime.http.app import build_apps
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.auth import required_tokens
+from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.metric_log import metric_tasks
 from tsx_runtime.http.tokens import Keys, start_keys
 from tsx_runtime.loglines import writes_json
@@ -54,6 +57,13 @@ class Started:
     registry: Registry
 
 
+class Hosted(Platform, Protocol):
+    """A platform that asks whether the server is well from its first moment on."""
+
+    async def load(self, models: Sequence[StartModel]) -> None:
+        """While requests are answered. What it raises of `TsxError` and `ArchiveError` ends the server."""
+
+
 @dataclass(frozen=True)
 class Manner:
     """How a server starts, where it is not to start as `tsx serve` does."""
@@ -61,6 +71,7 @@ class Manner:
     answer_first: bool = False  # models load while it answers already, and it goes on without those that do not
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # no other program has its addresses
+    hosted: Callable[[Registry, ServerApp], Hosted] | None = None  # the app is the one that has the predictions
 
 
 USUAL = Manner()
@@ -127,14 +138,14 @@ async def serve_async(
         prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
         try:
             load = register_all if manner.answer_first else load_all
-            versions = await _unless(stopping.asked, load(registry, models))
+            versions = await _unless(stopping.asked, load(registry, () if manner.hosted else models))
             if prepared is not None:
                 await prepared
             if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_tell=manner.answer_first)) is None:
                 return
             started = partial(Started, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
             parts = _Parts(settings, registry, workflows, keys, bound, grpc, tls)
-            await _answer(parts, stopping, manner.snapshots, lambda addresses: on_ready(started(addresses)))
+            await _answer(parts, stopping, manner, models, lambda addresses: on_ready(started(addresses)))
         finally:
             workflows.close()
             await registry.close()
@@ -159,15 +170,18 @@ def _keys(settings: Settings) -> Generator[Keys, None, None]:
         keys.remove()
 
 
-async def _answer(parts: _Parts, stopping: _Stopping, snapshots: Snapshots | None, on_ready: Callable[[dict[str, str]], None]) -> None:
+async def _answer(
+    parts: _Parts, stopping: _Stopping, manner: Manner, models: Sequence[StartModel], on_ready: Callable[[dict[str, str]], None]
+) -> None:
     """From the first request to the last. `on_ready` gets the addresses, by role."""
-    settings, registry, listeners = parts.settings, parts.registry, parts.listeners
+    settings, registry, listeners, snapshots = parts.settings, parts.registry, parts.listeners, manner.snapshots
     for listener in listeners:
         listener.listen()
     series = Series(registry.models.values)
     addresses = {role: str(listener.address) for listener in listeners for role in listener.roles}
     roles = [listener.roles for listener in listeners]
     apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses)
+    hosted = _hosted(manner, registry, apps)
     counts = apps[0].counts
     answering = Answering(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
     try:
@@ -178,18 +192,40 @@ async def _answer(parts: _Parts, stopping: _Stopping, snapshots: Snapshots | Non
             gc.collect()
             gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
             on_ready(answering.addresses)
-            await stopping.asked.wait()
+            failure = await _failure_to_load(hosted, models, stopping)
             registry.stop()
             if snapshots is not None:
                 snapshots.end(registry)
-            await _delay(settings.shutdown_delay, stopping.hurry)
-            text = "stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once"
-            logger.info(text, settings.drain_timeout)
-            await answering.stop(registry, stopping.hurry, settings.drain_timeout)
+            await _delay(0 if failure else settings.shutdown_delay, stopping.hurry)
+            if failure is None:
+                text = "stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once"
+                logger.info(text, settings.drain_timeout)
+            await answering.stop(registry, stopping.hurry, 0 if failure else settings.drain_timeout)
     finally:
         for app in apps:
             if app.access_log is not None:
                 app.access_log.flush()
+    if failure is not None:
+        raise failure
+
+
+def _hosted(manner: Manner, registry: Registry, apps: Sequence[ServerApp]) -> Hosted | None:
+    if manner.hosted is None:
+        return None
+    app = next(app for app in apps if app.predictions is not None)
+    app.platform = hosted = manner.hosted(registry, app)
+    return hosted
+
+
+async def _failure_to_load(hosted: Hosted | None, models: Sequence[StartModel], stopping: _Stopping) -> TsxError | ArchiveError | None:
+    """Wait until a stop is asked for, or what loads while the server answers has failed."""
+    try:
+        if hosted is not None:
+            await _unless(stopping.asked, hosted.load(models))
+        await stopping.asked.wait()
+    except (TsxError, ArchiveError) as error:
+        return error
+    return None
 
 
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:

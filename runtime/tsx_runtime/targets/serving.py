@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import SettingError
 from tsx_runtime.output import keep_going
-from tsx_runtime.setting_sources import find_config, load_settings
+from tsx_runtime.setting_sources import find_config
 from tsx_runtime.targets.container_env import look_around, settings_of
+from tsx_runtime.targets.layout import toolkit_model
 from tsx_runtime.targets.logs import set_up_logging
-from tsx_runtime.targets.sagemaker_env import read_environment
 from tsx_runtime.targets.server import Started, serve
 from tsx_runtime.targets.start import StartModel, models_from_settings, start_model
 
@@ -24,25 +22,16 @@ MANIFEST = Path("MAR-INF", "MANIFEST.json")
 logger = logging.getLogger("tsx.server")
 
 
-def serve_image(target: str, env: Mapping[str, str]) -> None:
+def serve_image(env: Mapping[str, str]) -> None:
     """Until it is stopped. Raises SettingError, and what `serve` and `load_all` raise."""
-    order: dict[str, Any] = {}
     notices: list[str] = []
-    file, directory = find_config(None, env, Path.cwd()), model_directory(env)
-    if target == "sagemaker":
-        said = read_environment(env)
-        order, notices = said.order, said.notices
-        settings, _ = load_settings({}, {**said.variables, **env}, file, notices.append)
-    else:
-        place = look_around(env)
-        settings, directory = settings_of(env, place, file, notices), place.directory
-        order = {"model_name": place.name} if place.name else {}
+    place = look_around(env)
+    settings = settings_of(env, place, find_config(None, env, Path.cwd()), notices)
     keep_going()
     set_up_logging(settings)
     for notice in notices:
         logger.warning("%s", notice)
-    models = models_from_settings(settings) or [found_model(directory)]
-    serve(settings, [replace(model, order=replace(model.order, **order)) for model in models], _tell)
+    serve(settings, models_from_settings(settings) or [found_model(place.directory, env, place.name or None)], _tell)
 
 
 def model_directory(env: Mapping[str, str]) -> Path:
@@ -50,16 +39,22 @@ def model_directory(env: Mapping[str, str]) -> Path:
     return Path(env.get(BASE) or "/opt/ml") / "model"
 
 
-def found_model(directory: Path) -> StartModel:
-    """The one model of a directory: an archive, or what was in one. Raises SettingError, which says what is there instead."""
+def found_model(directory: Path, env: Mapping[str, str], name: str | None = None) -> StartModel:
+    """The one model of a directory: an archive, what was in one, or the layout of SageMaker's toolkit.
+
+    Raises SettingError, which says what is there instead.
+    """
     if (directory / MANIFEST).is_file():
-        return start_model(directory)
+        return start_model(directory, name)
     there = sorted(path for path in directory.iterdir() if not path.name.startswith(".")) if directory.is_dir() else []
     archives = [path for path in there if path.name.endswith(ARCHIVE_SUFFIXES)]
     if len(archives) == 1:
-        return start_model(archives[0])
+        return start_model(archives[0], name)
+    if not archives and there and (laid_out := toolkit_model(directory, env, name or "model")) is not None:
+        return laid_out
     what = f"{len(archives)} archives: {_listed(archives)}" if archives else f"no archive, but {_listed(there)}" if there else "nothing"
-    raise SettingError(f"{directory} holds {what}; it must hold one .mar, or what is in one (tsx archive unpack)")
+    wanted = "one .mar, or what is in one (tsx archive unpack), or code/inference.py beside one .pt or .pth"
+    raise SettingError(f"{directory} holds {what}; it must hold {wanted}")
 
 
 def _listed(paths: Sequence[Path]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
@@ -27,6 +27,7 @@ class StartModel:
     path: Path | None
     order: RegisterOrder
     default: bool = False  # of several versions, the one for requests that name none
+    archive: OpenArchive | None = None  # where it is open already, since no manifest lies at the path
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
@@ -67,6 +68,8 @@ async def _register_or_tell(registry: Registry, model: StartModel) -> ModelVersi
 
 
 async def _register(registry: Registry, model: StartModel, *, wait: bool) -> ModelVersion:
+    if model.archive is not None:
+        return await registry.register_archive(model.archive, model.order, wait=wait)
     if model.path is None:
         return await registry.register(model.order, wait=wait, trust=Trust.OPERATOR)
     return await registry.register_path(model.path, model.order, wait=wait)

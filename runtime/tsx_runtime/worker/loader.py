@@ -34,6 +34,7 @@ BUILTIN = {
     "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }
 CPP = {"torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"}  # what archives of the C++ backend get
+LAYOUTS = {"sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker_toolkit:ToolkitHandler"}  # of models that have no archive
 DEFAULT_HANDLER = "base_handler"
 ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
     "vllm_handler": "a language model is served best by vLLM's own server (`vllm serve`), which has the same OpenAI routes.",
@@ -109,7 +110,7 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
         return _from_class(_builtin(builtin), builtin, context, coroutines)
     elif (installed := _find_installed(module_name)) is not None:
         module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
-    elif builtin in BUILTIN or builtin in CPP:
+    elif builtin in BUILTIN | CPP | LAYOUTS:
         return _from_class(_builtin(builtin), builtin, context, coroutines)
     elif builtin in ELSEWHERE:
         raise LoadError(f"tsx does not carry TorchServe's {builtin}: {ELSEWHERE[builtin]}")
@@ -188,7 +189,7 @@ def _imported(named: str, act: Callable[[], Any]) -> Any:
 
 
 def _builtin(name: str) -> type:
-    module, _, attribute = (BUILTIN | CPP)[name].partition(":")
+    module, _, attribute = (BUILTIN | CPP | LAYOUTS)[name].partition(":")
     found: type = getattr(importlib.import_module(module), attribute)
     return found
 

@@ -269,7 +269,7 @@ def load_model(order: LoadOrder) -> Model:
         entry,
         context,
         coroutines,
-        order["decode_input_request"],
+        order["decode_input_request"] and not getattr(entry.instance, "takes_raw_bodies", False),
         order["max_response_size"],
         Ceiling(),
         metrics,

@@ -78,16 +78,16 @@ def test_a_value_that_means_nothing_is_an_error(name: str, text: str) -> None:
 
 def test_the_model_of_a_directory_is_its_only_archive_or_what_was_in_one(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"holds nothing; it must hold one \.mar"):
-        found_model(tmp_path / "model")
+        found_model(tmp_path / "model", {})
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(SettingError, match=r"holds no archive, but notes\.txt;"):
-        found_model(tmp_path)
+        found_model(tmp_path, {})
     first = make_model(tmp_path / "a.mar", ECHO)
-    assert found_model(tmp_path).path == first
+    assert found_model(tmp_path, {}).path == first
     make_model(tmp_path / "b.mar", ECHO)
     with pytest.raises(SettingError, match=r"holds 2 archives: a\.mar, b\.mar;"):
-        found_model(tmp_path)
-    assert found_model(make_model(tmp_path / "c", ECHO)).path == tmp_path / "c"
+        found_model(tmp_path, {})
+    assert found_model(make_model(tmp_path / "c", ECHO), {}).path == tmp_path / "c"
 
 
 def test_an_uploaded_archive_is_served_as_sagemaker_wants_it(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:

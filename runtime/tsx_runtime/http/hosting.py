@@ -1,0 +1,23 @@
+"""What a hosting platform asks for in its own way: it comes before the server's own routes, on both lanes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from urllib.parse import quote
+
+from tsx_runtime.http.asgi import Pair, Receive, Scope, Send
+
+
+class Platform(Protocol):
+    """An ASGI application that says itself which requests are its own."""
+
+    def wants(self, path: bytes, headers: list[Pair]) -> bool:
+        """`path` is percent-encoded, without its query; names of headers are in lower case. It says the same of the same head."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+def raw_path(scope: Scope) -> bytes:
+    """As it was sent, as far as the server tells."""
+    path: bytes | None = scope.get("raw_path")
+    return quote(scope["path"]).encode() if path is None else path

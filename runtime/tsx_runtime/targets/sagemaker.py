@@ -1,0 +1,72 @@
+"""A SageMaker endpoint, or a job of batch transform: the model at `/opt/ml/model`, served as SageMaker asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import SettingError
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.output import keep_going
+from tsx_runtime.setting_sources import find_config, load_settings
+from tsx_runtime.settings import Settings
+from tsx_runtime.targets.layout import HANDLER
+from tsx_runtime.targets.logs import set_up_logging
+from tsx_runtime.targets.sagemaker_app import SageMaker
+from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment
+from tsx_runtime.targets.server import Manner, Started, serve
+from tsx_runtime.targets.serving import found_model, model_directory
+from tsx_runtime.targets.start import models_from_settings
+
+OWN_PREFIX = "TSX_SAGEMAKER_"
+
+logger = logging.getLogger("tsx.server")
+
+
+def serve_endpoint(env: Mapping[str, str]) -> None:
+    """Until SIGTERM. Raises SettingError, and what a model raises that does not load: SageMaker would wait for it in vain."""
+    said, settings = settings_of(env)
+    models = [] if said.multi_model else models_from_settings(settings) or [found_model(model_directory(env), env)]
+    models = [replace(model, order=with_order(model.order, said)) for model in models]
+
+    def hosted(registry: Registry, app: ServerApp) -> SageMaker:
+        return SageMaker(said, registry, app, takes_lines)
+
+    serve(settings, models, _tell, Manner(hosted=hosted))
+
+
+def settings_of(env: Mapping[str, str]) -> tuple[Said, Settings]:
+    """With the log begun. `TSX_*` variables go before what SageMaker and its toolkit say."""
+    unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
+    if unknown is not None:
+        raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN)} There are {', '.join(OWN)}")
+    said = read_environment(env)
+    given = {name: text for name, text in env.items() if name not in OWN}
+    notices = list(said.notices)
+    settings, _ = load_settings({}, {**said.variables, **given}, find_config(None, env, Path.cwd()), notices.append)
+    keep_going()
+    set_up_logging(settings)
+    if said.log_level is not None:
+        logging.getLogger("tsx").setLevel(said.log_level)
+    for notice in notices:
+        logger.warning("%s", notice)
+    return said, settings
+
+
+def with_order(order: RegisterOrder, said: Said) -> RegisterOrder:
+    return replace(order, **said.order)
+
+
+def takes_lines(version: ModelVersion) -> bool:
+    """The toolkit's functions were written for whole bodies: their `input_fn` may want all lines of a CSV."""
+    return version.handler != HANDLER
+
+
+def _tell(started: Started) -> None:
+    logger.info("answering at %s; /ping is 200 once the model is loaded", started.addresses["inference"])

@@ -1,0 +1,226 @@
+"""What SageMaker asks a container for, beside predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and your-algorithms-batch-code.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.split import Route
+from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, error_body
+from tsx_runtime.http import faults
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.asgi import (
+    JSON,
+    NO_CACHE,
+    ClientGone,
+    Pair,
+    Receive,
+    Scope,
+    Send,
+    handler_headers,
+    new_request_id,
+    read_body,
+    send_whole,
+)
+from tsx_runtime.http.cased import as_sent
+from tsx_runtime.http.hosting import raw_path
+from tsx_runtime.http.limits import deadline, priority_and_timeout
+from tsx_runtime.http.routes import Target, find_target, resolve
+from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform
+from tsx_runtime.targets.sagemaker_lines import Form, accepted_form, as_line, form_of, joined, lines_of
+from tsx_runtime.targets.sagemaker_records import Answered, LineFailed, answer_each, room, unless_gone
+from tsx_runtime.targets.start import StartModel, load_all
+
+PING, PARAMETERS, INVOCATIONS = b"/ping", b"/execution-parameters", b"/invocations"
+MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
+TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker hands on
+
+
+class SageMaker:
+    """One model, which loads while SageMaker asks whether the container is well. See `http.hosting.Platform`."""
+
+    def __init__(self, said: Said, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]) -> None:
+        assert app.predictions is not None
+        self.registry = registry
+        self.said = said
+        self.counts = app.counts
+        self.predictions = app.predictions
+        self._takes_lines = takes_lines
+        self._gates: WeakKeyDictionary[ModelVersion, asyncio.Semaphore] = WeakKeyDictionary()
+        self._loaded = False
+
+    async def load(self, models: Sequence[StartModel]) -> None:
+        await load_all(self.registry, models)
+        self._loaded = True
+
+    def wants(self, path: bytes, headers: list[Pair]) -> bool:
+        if path in (PING, PARAMETERS):
+            return True
+        return path.startswith((INVOCATIONS, b"/models/")) and self._form(path, headers) is not None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id, path = new_request_id(), raw_path(scope)
+        try:
+            if path == PING:
+                status, reason = self.health()
+                await self.answer(send, scope, request_id, status, (JSON,) if reason else (), _told(status=reason) if reason else b"")
+            elif path == PARAMETERS:
+                await self.answer(send, scope, request_id, 200, (JSON,), _told(**parameters(self._versions(), self.said)))
+            else:
+                await self.route(scope, receive, send, request_id)
+        except ClientGone:
+            return
+        except TsxError as error:
+            status, pairs, body = faults.fault(error)
+            more = receive if isinstance(error, PayloadTooLarge) and error.more else None
+            await self.answer(send, scope, request_id, status, pairs, body, more)
+        except Exception as error:  # the boundary of a request
+            await self.answer(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
+
+    async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        await self.lines(scope, receive, send, request_id)
+
+    def health(self) -> tuple[int, str]:
+        """The status of a ping, and why it is no good one."""
+        if self.registry.stopping:
+            return 503, "the server is stopping"
+        versions = self._versions()
+        if not self._loaded:
+            return 503, "; ".join(map(_coming, versions)) or "the model is being opened"
+        bad = [_given_up(version) for version in versions if is_given_up(version)]
+        return (503, "; ".join(bad)) if bad else (200, "")
+
+    async def answer(
+        self, send: Send, scope: Scope, request_id: bytes, status: int, pairs: Iterable[Pair], body: bytes, rest: Receive | None = None
+    ) -> None:
+        self.counts.add(status)
+        headers = tuple(pairs)
+        there = {name for name, _ in headers}
+        await send_whole(send, scope, status, (*headers, *(pair for pair in NO_CACHE if pair[0] not in there)), request_id, body, rest)
+
+    # Bodies of many lines
+
+    async def lines(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        headers: list[Pair] = scope["headers"]
+        form, target = self._form(raw_path(scope), headers), find_target(scope["path"], scope["query_string"])
+        assert form is not None
+        assert target is not None
+        resolve(self.registry, target)  # before the body, which would come for nothing
+        body = await read_body(scope, receive, self.predictions.limit)
+        lines = list(lines_of(body))
+        if not lines:
+            raise BadRequest("The request has no line: each line of its body is one input of the model.")
+        route = resolve(self.registry, target, headers)
+        job_of = _job_maker(scope, target, form, route)
+        most = self.registry.settings.max_response_size
+        given = accepted_form(_header(headers, b"accept") or self.said.accept.encode("latin-1", "replace"), form)
+        try:
+            answers = await unless_gone(receive, answer_each(lines, route, self._gate(target), job_of, most))
+            whole = joined(_line(answer, given) for answer in answers)
+        except LineFailed as failure:
+            text = f"{failure} None of the {len(lines)} lines is answered: mend that one, or leave it out."
+            kind = BadRequest.type if failure.status < 500 else TsxError.type
+            await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
+            return
+        pairs = [pair for answer in answers[:1] for pair in handler_headers(answer.headers) if pair[0].startswith(TOLD)]
+        await self.answer(send, scope, request_id, 200, (*pairs, (b"content-type", given.media_type)), whole)
+
+    def _form(self, path: bytes, headers: list[Pair]) -> Form | None:
+        """Of a body that is to be taken apart; None where the model gets it whole."""
+        form = form_of(_header(headers, b"content-type"))
+        if form is None or self.said.lines is False:
+            return None
+        version = self._version(path)
+        return form if version is not None and (self.said.lines or self._takes_lines(version)) else None
+
+    def _version(self, path: bytes) -> ModelVersion | None:
+        try:
+            target = find_target(unquote(path.decode("latin-1")))
+            if target is None:
+                return None
+            name = resolve(self.registry, target).name
+        except TsxError:
+            return None  # the server's own route says what is wrong
+        model = self.registry.models[name]
+        return model.versions[model.default]
+
+    def _gate(self, target: Target) -> asyncio.Semaphore:
+        model = self.registry.models[resolve(self.registry, target).name]
+        version = model.versions[model.default]
+        if version not in self._gates:
+            self._gates[version] = asyncio.Semaphore(room(version))
+        return self._gates[version]
+
+    def _versions(self) -> list[ModelVersion]:
+        return [model.versions[model.default] for model in self.registry.models.values()]
+
+
+def parameters(versions: Sequence[ModelVersion], said: Said) -> dict[str, Any]:
+    """What a batch transform job should do, where it has not been told. Of bodies of lines two a worker are enough to keep it busy."""
+    told: Transform = said.transform
+    payload = told.payload or PAYLOAD
+    workers = sum(version.min_workers for version in versions) or 1
+    alone = said.lines is False  # then a request is one input, and full batches need as many of them
+    wanted = sum(version.min_workers * version.batch_size for version in versions) if alone else 2 * workers
+    return {
+        "MaxConcurrentTransforms": told.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload))),
+        "BatchStrategy": told.strategy or ("SingleRecord" if alone else "MultiRecord"),
+        "MaxPayloadInMB": payload,
+    }
+
+
+def is_given_up(version: ModelVersion) -> bool:
+    """Nobody serves it, and nobody will. A worker that is being restarted is no reason to take the whole instance away."""
+    states = Counter(worker.state for worker in version.workers)
+    return version.min_workers > 0 and not states[WorkerState.READY] and states[WorkerState.FAILED] > 0
+
+
+def _coming(version: ModelVersion) -> str:
+    return f"{version.name} is loading" + (f"; its last error: {version.last_error}" if version.last_error else "")
+
+
+def _given_up(version: ModelVersion) -> str:
+    return f"the workers of {version.name} were given up: {version.last_error or 'they kept dying'}"
+
+
+def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callable[[bytes], WaitingJob]:
+    headers: list[Pair] = scope["headers"]
+    priority, timeout_ms = priority_and_timeout(headers)
+    kept = [pair for pair in as_sent(scope) if pair[0].lower() not in (b"content-type", b"content-length", b"transfer-encoding")]
+    block = wire.header_block([*kept, (b"Content-Type", form.item)])
+    rest = b"\r\n%b\r\n%b" % (scope["query_string"] if target.query else b"", block)
+
+    def job_of(line: bytes) -> WaitingJob:
+        now = time.monotonic()
+        return WaitingJob(new_request_id() + rest, line, now, deadline(now, route.client_timeout, timeout_ms), priority)
+
+    return job_of
+
+
+def _line(answer: Answered, form: Form) -> bytes:
+    try:
+        return as_line(answer.body, form)
+    except UnicodeDecodeError as error:
+        raise LineFailed(answer.number, 500, "the model's answer is no text, and so no line.") from error
+
+
+def _header(headers: list[Pair], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
+
+
+def _told(**what: Any) -> bytes:
+    return json.dumps(what, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,79 @@
+"""A body of many lines, as a batch transform job sends them, and an answer of as many: pure functions.
+
+Two forms, told by their content types: JSON lines, and CSV. A line is a request of its own; its answer is one line again, in the form
+that the client accepts, or else that of the request.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+
+class Form(NamedTuple):
+    media_type: bytes  # of the whole
+    item: bytes  # the type of one line
+
+
+JSON_LINES = Form(b"application/jsonlines", b"application/json")
+CSV = Form(b"text/csv", b"text/csv")
+FORMS = {
+    "application/jsonlines": JSON_LINES,
+    "application/x-jsonlines": JSON_LINES,
+    "application/jsonl": JSON_LINES,
+    "application/x-ndjson": JSON_LINES,
+    "text/csv": CSV,
+}
+ACCEPTED = {**FORMS, "application/json": JSON_LINES}
+
+
+def form_of(content_type: bytes) -> Form | None:
+    return FORMS.get(content_type.partition(b";")[0].strip().lower().decode("latin-1"))
+
+
+def accepted_form(accept: bytes, own: Form) -> Form:
+    """The first that is accepted, in the client's order; the request's own where it accepts anything, or nothing that there is."""
+    for part in accept.decode("latin-1").split(","):
+        form = ACCEPTED.get(part.partition(";")[0].strip().lower())
+        if form is not None:
+            return form
+    return own
+
+
+def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Those that hold anything, with their numbers, from 1."""
+    for number, line in enumerate(body.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip(b"\r")
+
+
+def as_line(answer: bytes, form: Form) -> bytes:
+    """An answer as one line. Raises ValueError for one that is no text."""
+    text = answer.decode("utf-8")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text.rstrip("\r\n")
+        if form is CSV and "\n" not in value:
+            return value.encode()  # it is CSV already, for all that anybody knows
+    if form is JSON_LINES:
+        return _json(value).encode()
+    return _row(value if isinstance(value, list) else [value]).encode()
+
+
+def joined(lines: Iterable[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+
+
+def _row(values: list[Any]) -> str:
+    """Numbers and texts as they are, anything else as JSON in one field."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="").writerow([value if isinstance(value, str) else _json(value) for value in values])
+    return file.getvalue().replace("\r", " ").replace("\n", " ")  # of a quoted field: a line is a record

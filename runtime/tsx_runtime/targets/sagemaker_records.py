@@ -1,0 +1,125 @@
+"""The lines of one request, each a job of its own: real batches of them run, and the answers come back in the lines' order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.split import Route
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http.asgi import ClientGone, Receive
+
+QUOTED = 1000  # characters of an answer that is quoted as the reason of a failure
+
+ResultT = TypeVar("ResultT")
+
+
+class Answered(NamedTuple):
+    number: int
+    headers: bytes
+    body: bytes
+
+
+class LineFailed(Exception):
+    """One line could not be answered, and so the request is not."""
+
+    def __init__(self, number: int, status: int, why: str) -> None:
+        super().__init__(f"Line {number}: {why}")
+        self.number = number
+        self.status = status
+
+
+def room(version: ModelVersion) -> int:
+    """How many lines of all requests may be under way: full batches for each worker, and the next ones; what else comes finds room too."""
+    plan = version.plan
+    return max(1, min(plan.job_queue_size, max(2 * plan.batch_size * max(1, len(version.workers)), plan.job_queue_size // 2)))
+
+
+async def answer_each(
+    lines: Iterable[tuple[int, bytes]], route: Route, gate: asyncio.Semaphore, job_of: Callable[[bytes], WaitingJob], most: int
+) -> list[Answered]:
+    """In the lines' order. Raises LineFailed, for the first of those that failed; none is begun after the first failure."""
+    answers: list[Answered] = []
+    failures: list[LineFailed] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(number: int, line: bytes) -> None:
+        try:
+            answers.append(await _answer(number, job_of(line), route, most))
+        except LineFailed as failure:
+            failures.append(failure)
+        finally:
+            gate.release()
+
+    try:
+        for number, line in lines:
+            await gate.acquire()
+            if failures:
+                gate.release()
+                break
+            task = asyncio.create_task(answer(number, line))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        if tasks:
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if failures:
+        raise min(failures, key=lambda failure: failure.number)
+    return sorted(answers)
+
+
+async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Answered:
+    try:
+        route.submit(job)
+        answer = await job.done
+        try:
+            body = await answer.whole(most)
+        finally:
+            answer.leave()
+    except TsxError as error:
+        raise LineFailed(number, error.status, error.message) from error
+    except asyncio.CancelledError:
+        job.gone = True
+        route.leave(job)
+        raise
+    if answer.status >= 400:
+        raise LineFailed(number, answer.status, _reason(body))
+    return Answered(number, answer.headers, body)
+
+
+def _reason(body: bytes) -> str:
+    """Of an answer that is an error; one in the form of the server's own is not quoted whole."""
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        told = json.loads(text)
+        text = str(told["message"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
+
+
+async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
+    """The result of `work`; it is cancelled when the client leaves, and ClientGone raised."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,98 @@
+"""What the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit read and write: JSON, CSV, npy, npz, and JSON lines."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from tsx_runtime.worker.exceptions import PredictionException, in_words
+
+JSON, CSV, NPY, NPZ, LINES = "application/json", "text/csv", "application/x-npy", "application/x-npz", "application/jsonlines"
+READ = (JSON, CSV, NPY, NPZ, LINES)
+WRITTEN = (JSON, CSV, NPY, LINES)
+TEXT = (JSON, CSV, LINES)  # functions get these as str, others as bytes
+UNSUPPORTED, BAD = 415, 400
+
+
+def media_type(header: str) -> str:
+    return header.partition(";")[0].strip().lower()
+
+
+def accepted(header: str, default: str) -> Iterator[str]:
+    """In the client's order; anything means the default."""
+    for part in header.split(","):
+        kind = media_type(part)
+        yield default if kind in ("", "*/*") else kind
+
+
+def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
+    """Numbers that came as text are float32, others as they were. Raises PredictionException."""
+    kind = media_type(content_type)
+    if kind not in READ:
+        wanted = f"input_fn in your program, or send one of {', '.join(READ)}"
+        raise PredictionException(f"Content type {content_type!r} is not supported by the default input_fn: define {wanted}.", UNSUPPORTED)
+    try:
+        array = _read(body, kind)
+        return torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
+    except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
+        raise PredictionException(f"The body is no {kind} that holds numbers: {in_words(error)}.", BAD) from error
+
+
+def _read(body: str | bytes, kind: str) -> Any:
+    if kind == JSON:
+        return np.array(json.loads(body))
+    if kind == LINES:
+        text = body if isinstance(body, str) else body.decode()
+        return np.array([json.loads(line) for line in text.splitlines() if line.strip()])
+    if kind == CSV:
+        text = body if isinstance(body, str) else body.decode()
+        return _checked(np.genfromtxt(io.StringIO(text), delimiter=",", dtype=np.float64))
+    loaded = np.load(io.BytesIO(body if isinstance(body, bytes) else body.encode()), allow_pickle=False)  # a pickle may be anything
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    if len(loaded.files) != 1:
+        raise ValueError(f"it holds the arrays {', '.join(loaded.files)}; one is wanted")
+    return loaded[loaded.files[0]]
+
+
+def _checked(array: Any) -> Any:
+    if not array.size or np.isnan(array).all():
+        raise ValueError("it has no numbers in it")
+    return array
+
+
+def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, str]:
+    """The body and its type: the first that is accepted and known. Raises PredictionException."""
+    kind = next((kind for kind in accepted(header, default) if kind in WRITTEN), None)
+    if kind is None:
+        wanted = f"output_fn in your program, or accept one of {', '.join(WRITTEN)}"
+        raise PredictionException(f"{header!r} is not written by the default output_fn: define {wanted}.", UNSUPPORTED)
+    if isinstance(prediction, torch.Tensor):
+        prediction = prediction.detach().cpu()
+        prediction = prediction.float().numpy() if prediction.dtype is torch.bfloat16 else prediction.numpy()
+    if kind == JSON:
+        return json.dumps(prediction.tolist() if isinstance(prediction, np.ndarray) else prediction, default=_plain), kind
+    if kind == LINES:
+        rows = prediction.tolist() if isinstance(prediction, np.ndarray) else prediction
+        return "".join(json.dumps(row, default=_plain) + "\n" for row in (rows if isinstance(rows, list) else [rows])), kind
+    array = np.asarray(prediction)
+    file: Any = io.StringIO() if kind == CSV else io.BytesIO()
+    if kind == CSV:
+        np.savetxt(file, np.atleast_1d(array), delimiter=",", fmt="%s")
+    else:
+        np.save(file, array, allow_pickle=False)
+    body: str | bytes = file.getvalue()
+    return body, kind
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
