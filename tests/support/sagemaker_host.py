@@ -7,15 +7,19 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.h
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.support.servers import DEADLINE, clean
 from tsx_cli.deploy.facts import model_data
@@ -54,22 +58,62 @@ class Host:
     def get(self, path: str) -> Answered:
         return self._ask("GET", path, PING)
 
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> Answered:
+        return self._ask("POST", path, INVOCATION, body, headers)
+
+    def load(self, name: str, url: str) -> Answered:
+        return self.post("/models", json.dumps({"model_name": name, "url": url}).encode(), {"Content-Type": "application/json"})
+
+    @contextmanager
+    def begun(self, path: str, body: bytes, headers: Mapping[str, str]) -> Generator[Callable[[], Answered], None, None]:
+        """A request whose answer is asked for later."""
+        with ThreadPoolExecutor(1) as thread:
+            yield thread.submit(self.post, path, body, headers).result
+
+    def processes(self) -> list[int]:
+        """Of the container, without itself."""
+        return [each.pid for each in psutil.Process(self.process.pid).children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+
+    def delete(self, path: str) -> Answered:
+        return self._ask("DELETE", path, INVOCATION)
+
+    @contextmanager
+    def opened(self, path: str, body: bytes, headers: Mapping[str, str], limit: float) -> Generator[http.client.HTTPResponse, None, None]:
+        """An answer whose body is still to be read, while it comes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit)
+        try:
+            connection.request("POST", path, body, dict(headers))
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
     def stop(self) -> int:
+        """SIGTERM, and SIGKILL 30 s later: then -9."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(STOP)
+        try:
+            return self.process.wait(STOP)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
     def wait_until_healthy(self) -> None:
+        self.wait_until(self._is_well)
+
+    def wait_until(self, fulfilled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(f"the container ended with {self.process.returncode}: {self.log}")
-            try:
-                if self.ping() == 200:
-                    return
-            except OSError:
-                pass
+            if fulfilled():
+                return
             time.sleep(0.05)  # the platform asks again and again, too
-        raise AssertionError(f"no healthy ping: {self.log}")
+        raise AssertionError(f"it did not come about in time: {self.log}")
+
+    def _is_well(self) -> bool:
+        try:
+            return self.ping() == 200
+        except OSError:
+            return False
 
     def _ask(self, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answered:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +19,12 @@ from tsx_runtime.setting_sources import find_config, load_settings
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.layout import HANDLER
 from tsx_runtime.targets.logs import set_up_logging
-from tsx_runtime.targets.sagemaker_app import SageMaker
+from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
 from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment
+from tsx_runtime.targets.sagemaker_models import Models
 from tsx_runtime.targets.server import Manner, Started, serve
 from tsx_runtime.targets.serving import found_model, model_directory
-from tsx_runtime.targets.start import models_from_settings
+from tsx_runtime.targets.start import StartModel, models_from_settings
 
 OWN_PREFIX = "TSX_SAGEMAKER_"
 
@@ -35,7 +37,13 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
     models = [] if said.multi_model else models_from_settings(settings) or [found_model(model_directory(env), env)]
     models = [replace(model, order=with_order(model.order, said)) for model in models]
 
+    async def opened(directory: Path, name: str) -> StartModel:
+        model = await asyncio.to_thread(found_model, directory, env, name)
+        return replace(model, order=with_order(model.order, said))
+
     def hosted(registry: Registry, app: ServerApp) -> SageMaker:
+        if said.multi_model:
+            return MultiModel(said, registry, app, takes_lines, Models(registry, said.memory, opened))
         return SageMaker(said, registry, app, takes_lines)
 
     serve(settings, models, _tell, Manner(hosted=hosted))

@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 from weakref import WeakKeyDictionary
+
+from fastapi import Request
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
@@ -20,7 +22,7 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, error_body
+from tsx_runtime.errors import BadRequest, MethodNotAllowed, PayloadTooLarge, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http import faults
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import (
@@ -39,13 +41,16 @@ from tsx_runtime.http.asgi import (
 from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.hosting import raw_path
 from tsx_runtime.http.limits import deadline, priority_and_timeout
+from tsx_runtime.http.replies import read_object
 from tsx_runtime.http.routes import Target, find_target, resolve
 from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform
 from tsx_runtime.targets.sagemaker_lines import Form, accepted_form, as_line, form_of, joined, lines_of
+from tsx_runtime.targets.sagemaker_models import Loaded, Models, registry_name
 from tsx_runtime.targets.sagemaker_records import Answered, LineFailed, answer_each, room, unless_gone
 from tsx_runtime.targets.start import StartModel, load_all
 
-PING, PARAMETERS, INVOCATIONS = b"/ping", b"/execution-parameters", b"/invocations"
+PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
+INVOKE = b"/invoke"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
 TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker hands on
 
@@ -224,3 +229,59 @@ def _header(headers: list[Pair], wanted: bytes) -> bytes:
 
 def _told(**what: Any) -> bytes:
     return json.dumps(what, ensure_ascii=False).encode() + b"\n"
+
+
+class MultiModel(SageMaker):
+    """Models that come and go as SageMaker says; the container is well without any."""
+
+    def __init__(self, said: Said, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool], models: Models) -> None:
+        super().__init__(said, registry, app, takes_lines)
+        self._models = models
+        self._loaded = True
+
+    async def load(self, models: Sequence[StartModel]) -> None:
+        """When SageMaker says so."""
+
+    def wants(self, path: bytes, headers: list[Pair]) -> bool:
+        """Not a plain invocation of a model whose name is its own: that is for the server's own lanes."""
+        if path.startswith(MODELS + b"/") and path.endswith(INVOKE):
+            name = path[len(MODELS) + 1 : -len(INVOKE)].decode("latin-1")
+            return registry_name(name) != name or super().wants(path, headers)
+        return path == MODELS or path.startswith(MODELS + b"/") or super().wants(path, headers)
+
+    async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        """`/models`, `/models/NAME`, `/models/NAME/invoke`; a slash of a name is percent-encoded."""
+        path, method = raw_path(scope), scope["method"]
+        _, _, rest = path.partition(MODELS)
+        parts = [unquote(part.decode("latin-1")) for part in rest.split(b"/")[1:]]
+        if len(parts) == 2 and parts[1] == "invoke":
+            scope["path"] = f"/models/{self._models.find(parts[0]).own}/invoke"
+            scope["raw_path"] = scope["path"].encode()
+            if self._form(scope["raw_path"], scope["headers"]) is not None:
+                await self.lines(scope, receive, send, request_id)
+            else:
+                await self.predictions(scope, receive, send)
+            return
+        if len(parts) > 1 or path.startswith(INVOCATIONS):
+            raise ResourceNotFound(faults.NOT_FOUND)
+        told = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
+        await self.answer(send, scope, request_id, 200, (JSON,), _told(**told))
+
+    async def _manage(self, method: str, name: str | None, scope: Scope, receive: Receive) -> dict[str, Any]:
+        if method == "POST" and name is None:
+            given = await read_object(Request(scope, receive), self.predictions.limit, '{"model_name": "NAME", "url": "DIRECTORY"}')
+            return _shown(await self._models.load(str(given.get("model_name") or ""), str(given.get("url") or "")))
+        if method == "GET" and name is None:
+            token = parse_qs(scope["query_string"].decode("latin-1")).get("next_page_token", [None])[-1]
+            page, following = self._models.page(token)
+            return {"models": [_shown(each) for each in page], **({"nextPageToken": following} if following else {})}
+        if method == "GET" and name is not None:
+            return _shown(self._models.find(name))
+        if method == "DELETE" and name is not None:
+            await self._models.unload(name)
+            return {"status": f"Model {name} is unloaded"}
+        raise MethodNotAllowed(faults.NOT_ALLOWED, allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
+
+
+def _shown(loaded: Loaded) -> dict[str, str]:
+    return {"modelName": loaded.name, "modelUrl": loaded.url}

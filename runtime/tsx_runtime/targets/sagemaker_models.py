@@ -1,0 +1,151 @@
+"""Many models behind one endpoint of SageMaker: it has them loaded, asked and unloaded by routes of its own.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's, and mean nothing. A model that finds no
+room is refused with 507, whereupon SageMaker unloads others and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tsx_archiver import ArchiveError, is_model_name
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.worker import Worker
+from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound, OutOfResources, SettingError
+from tsx_runtime.targets.start import StartModel
+
+PAGE = 100
+SHARE = 0.8  # of the container's memory that models may take, where no bound is set
+LONGEST_NAME = 100
+MEGA = 1 << 20
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+OUT_OF_MEMORY = ("out of memory", "MemoryError", "can't allocate memory", "Cannot allocate memory", "_STATUS_ALLOC_FAILED")
+
+logger = logging.getLogger("tsx.server")
+
+
+class Loaded(NamedTuple):
+    name: str  # SageMaker's
+    url: str
+    own: str  # in the registry
+
+
+class Models:
+    def __init__(self, registry: Registry, bound: int | None, opened: Callable[[Path, str], Awaitable[StartModel]]) -> None:
+        """`bound`: bytes that all may take. `opened(directory, name)` says what lies there."""
+        self._registry = registry
+        self._bound = bound or int(SHARE * container_memory())
+        self._opened = opened
+        self._loaded: dict[str, Loaded] = {}
+        self._coming: dict[str, int] = {}  # by name, bytes that each will want at least
+
+    async def load(self, name: str, url: str) -> Loaded:
+        """Raises Conflict (it is there), OutOfResources (there is no room), BadRequest (it is no model), LoadFailed."""
+        if name in self._loaded or name in self._coming:
+            raise Conflict(f"Model {name} is loaded already.")
+        if not name or not url:
+            raise BadRequest('A model is loaded by {"model_name": "NAME", "url": "DIRECTORY"}.')
+        self._coming[name] = 0
+        try:
+            self._coming[name] = await asyncio.to_thread(size_of, Path(url))
+            await self._check(f"it needs {self._coming[name] // MEGA} MB at least, and ")
+            loaded = Loaded(name, url, registry_name(name))
+            await self._register(loaded)
+            self._loaded[name] = loaded
+        finally:
+            del self._coming[name]
+        try:
+            await self._check("with it ")
+        except OutOfResources:
+            await self.unload(name)
+            raise
+        logger.info("model %s is loaded from %s", name, url)
+        return loaded
+
+    async def unload(self, name: str) -> None:
+        """Its requests are answered and its processes are gone on return. Raises ModelNotFound."""
+        await self._registry.unregister(self.find(name).own)
+        self._loaded.pop(name, None)
+        logger.info("model %s is unloaded", name)
+
+    def find(self, name: str) -> Loaded:
+        """Raises ModelNotFound."""
+        try:
+            return self._loaded[name]
+        except KeyError:
+            raise ModelNotFound(f"Model not found: {name}. It is not loaded.") from None
+
+    def page(self, token: str | None) -> tuple[list[Loaded], str | None]:
+        """In the order in which they came, from where the last page ended. Raises BadRequest."""
+        try:
+            start = max(0, int(token or 0))
+        except ValueError:
+            raise BadRequest(f"next_page_token is {token!r}, which no page has given.") from None
+        return list(self._loaded.values())[start : start + PAGE], (str(start + PAGE) if len(self._loaded) > start + PAGE else None)
+
+    async def _register(self, loaded: Loaded) -> None:
+        try:
+            model = await self._opened(Path(loaded.url), loaded.own)
+        except (SettingError, ArchiveError) as error:
+            raise BadRequest(str(error)) from error
+        try:
+            if model.archive is not None:
+                await self._registry.register_archive(model.archive, model.order)
+            elif model.path is not None:
+                await self._registry.register_path(model.path, model.order)
+        except LoadFailed as error:
+            if any(word in f"{error.message} {error.traceback}" for word in OUT_OF_MEMORY):
+                raise OutOfResources(f"Model {loaded.name} does not fit: {error.message}") from error
+            raise
+
+    async def _check(self, what: str) -> None:
+        """Raises OutOfResources."""
+        workers = [worker for model in self._registry.models.values() for version in model.versions.values() for worker in version.workers]
+        taken = await asyncio.to_thread(memory_of, workers)
+        coming = sum(self._coming.values())
+        if taken + coming > self._bound:
+            text = f"There is no room for the model: {what}{taken // MEGA} MB of {self._bound // MEGA} MB are taken"
+            raise OutOfResources(f"{text} (TSX_SAGEMAKER_MODELS_MEMORY). Unload others first.")
+
+
+def registry_name(name: str) -> str:
+    return name if is_model_name(name) and len(name) <= LONGEST_NAME else f"model-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of what lies there: a model that is loaded has them in memory, and more. Raises BadRequest."""
+    if not directory.is_dir():
+        raise BadRequest(f"The model's url is {directory}, which is no directory.")
+    return sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(directory) for name in names)
+
+
+def memory_of(workers: Iterable[Worker]) -> int:
+    """What their processes have for themselves, with their shares of what they have in common, where the system tells."""
+    total = 0
+    for worker in workers:
+        running = worker.running
+        if running is None:
+            continue
+        with suppress(psutil.Error, OSError):  # it has gone
+            for process in running.process.members():
+                full = process.memory_full_info()
+                total += getattr(full, "pss", full.rss)
+    return total
+
+
+def container_memory() -> int:
+    """Of the machine, or what a container may have of it."""
+    found = [psutil.virtual_memory().total]
+    for file in LIMITS:
+        with suppress(OSError, ValueError):  # another system, or no limit
+            found.append(int(file.read_text()))
+    return int(min(found))
