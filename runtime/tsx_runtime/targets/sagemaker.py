@@ -17,6 +17,7 @@ from tsx_runtime.nearest import suggestion
 from tsx_runtime.output import keep_going
 from tsx_runtime.setting_sources import find_config, load_settings
 from tsx_runtime.settings import Settings
+from tsx_runtime.targets.container_env import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.layout import HANDLER
 from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
@@ -34,7 +35,9 @@ logger = logging.getLogger("tsx.server")
 def serve_endpoint(env: Mapping[str, str]) -> None:
     """Until SIGTERM. Raises SettingError, and what a model raises that does not load: SageMaker would wait for it in vain."""
     said, settings = settings_of(env)
-    models = [] if said.multi_model else models_from_settings(settings) or [found_model(model_directory(env), env)]
+    models = (
+        [] if said.multi_model else models_from_settings(settings) or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
+    )
     models = [replace(model, order=with_order(model.order, said)) for model in models]
 
     async def opened(directory: Path, name: str) -> StartModel:
@@ -55,7 +58,7 @@ def settings_of(env: Mapping[str, str]) -> tuple[Said, Settings]:
     if unknown is not None:
         raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN)} There are {', '.join(OWN)}")
     said = read_environment(env)
-    given = {name: text for name, text in env.items() if name not in OWN}
+    given = {name: text for name, text in env.items() if name not in (*OWN, MODEL_DIR, MODEL_NAME)}  # an image may have a container's
     notices = list(said.notices)
     settings, _ = load_settings({}, {**said.variables, **given}, find_config(None, env, Path.cwd()), notices.append)
     keep_going()
