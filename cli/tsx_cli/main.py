@@ -21,6 +21,10 @@ class Commands(LazyGroup):
         "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "deploy": ("tsx_cli.deploy.command", "Bring an archive to a SageMaker endpoint, by a plan that is shown first."),
+        "check": (
+            "tsx_cli.check.command",
+            "Play a platform's part on this machine: does the model keep SageMaker's, Lambda's, a container's rules?",
+        ),
         "predict": ("tsx_cli.predict", "Send a file to a model of a running server and print the answer."),
         "replay": ("tsx_cli.replay", "Send the requests of a recording to a running server again, and tell how it answered."),
         "plan": ("tsx_cli.plan_command", "Tell how many replicas of a measured model a rate of requests takes, and what they cost."),

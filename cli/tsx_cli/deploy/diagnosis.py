@@ -70,11 +70,6 @@ LINES: tuple[Rule, ...] = (
         "It must hold one .mar, or what was in one. Deploy with `tsx deploy`, which uploads it so",
     ),
     _rule(
-        r"Error: (.* does not load.*)",
-        "{0}",
-        "The traceback above says where. `tsx archive --check MODEL.mar` loads it on this machine in the same way",
-    ),
-    _rule(
         r"No space left on device",
         "the disk of the container is full",
         "Make the archive smaller; on Lambda raise lambda.storage, on SageMaker choose an instance with its own disk (ml.c6id…)",
@@ -138,6 +133,11 @@ SAID: tuple[Rule, ...] = (
         "Raise lambda.timeout, or lambda.memory, which brings processors: the model loads faster",
     ),
 )
+NOT_LOADED = _rule(
+    r"Error: (.* does not load.*)",
+    "{0}",
+    "The traceback above says where. `tsx archive --check MODEL.mar` loads it on this machine in the same way",
+)
 NO_PING = _rule(
     r"ping health check|health check|readiness probe failed|unhealthy",
     "nothing answered /ping with 200 in the time that it has for its start",
@@ -164,12 +164,17 @@ def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
     """The likely causes, what the log shows first; none where no rule knows anything of it."""
     found: dict[str, Diagnosis] = {}
     for rules, texts in ((LINES, lines), (LINES + SAID, [reason]), (SAID, lines)):
-        for rule in rules:
-            for text in texts:
-                match = rule.pattern.search(text)
-                if match is not None and rule.way not in found:
-                    what = next((group for group in match.groups() if group), "")
-                    found[rule.way] = Diagnosis(rule.cause.format(what.rstrip(". ")), rule.way, text.strip())
-    if not found and NO_PING.pattern.search(reason):
-        found[NO_PING.way] = Diagnosis(NO_PING.cause, NO_PING.way, reason)
+        _look(found, rules, texts)
+    for last, texts in ((NOT_LOADED, lines), (NO_PING, [reason])):
+        if not found:
+            _look(found, [last], texts)
     return list(found.values())[:TOLD]
+
+
+def _look(found: dict[str, Diagnosis], rules: Sequence[Rule], texts: Sequence[str]) -> None:
+    for rule in rules:
+        for text in texts:
+            match = rule.pattern.search(text)
+            if match is not None and rule.way not in found:
+                what = next((group for group in match.groups() if group), "")
+                found[rule.way] = Diagnosis(rule.cause.format(what.rstrip(". ")), rule.way, text.strip())

@@ -16,7 +16,7 @@ from typing import Any
 from tsx_archiver import Inspection, verify_archive
 from tsx_cli.archive_check import CheckResult
 from tsx_cli.bench.kept import Kept, read_kept
-from tsx_cli.deploy.limits import ACCELERATED, LIMITS, SET, Finding, Known, Limit, Place, findings
+from tsx_cli.deploy.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Known, Limit, Place, findings
 from tsx_cli.deploy.outlook import Outlook, outlook
 from tsx_cli.deploy.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
@@ -86,17 +86,37 @@ def load(path: Path) -> CheckResult:
 
 def place_of(spec: DeploySpec, prices: Prices, region: str) -> Place:
     """The target with the limits that the deployment itself sets."""
+    if spec.target == "container":
+        one = spec.container
+        own = {"start": Limit(one.startup_timeout, SET, "container.startup_timeout")}
+        own |= {"memory": Limit(_bytes(one.memory), SET, "container.memory")} if one.memory else {}
+        return Place(spec.target, LIMITS[spec.target] | own, spec.env, one.gpus > 0)
+    if spec.target == "kubernetes":
+        pod = spec.kubernetes
+        own = {"start": Limit(pod.startup_timeout, SET, "kubernetes.startup_timeout")}
+        own |= {"memory": Limit(_bytes(pod.memory), SET, "kubernetes.memory")}
+        return Place(spec.target, LIMITS[spec.target] | own, spec.env, pod.gpus > 0)
+    return _endpoint(spec, prices, region)
+
+
+def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> Place:
     own = spec.sagemaker
     kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
-        limits["memory"] = Limit(own.serverless.memory * (1 << 20), SET, "sagemaker.serverless.memory")
+        limits["memory"] = Limit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
         return Place(kind, limits, spec.env, has_gpu=False)
     limits["start"] = Limit(own.startup_timeout, SET, "sagemaker.startup_timeout")
     listed = machine(prices, region, own.instance_type)
     if listed.memory is not None:
         limits["memory"] = Limit(listed.memory, "the price list", "sagemaker.instance_type")
     return Place(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
+
+
+def _bytes(text: str) -> int:
+    """`4g`, `512m` as docker says it, `4Gi`, `512Mi` as Kubernetes does."""
+    number = text.rstrip("giGmMi")
+    return int(number) * (GIB if "g" in text.lower() else MIB)
 
 
 def known_of(inspection: Inspection, kept: Kept | None, image_bytes: int | None = None) -> Known:

@@ -17,6 +17,8 @@ from tsx_archiver import rewrite_archive
 from tsx_cli.bench.kept import kept_of
 from tsx_cli.deploy.kinds import sagemaker
 from tsx_cli.deploy.outlook import outlook
+from tsx_cli.deploy.preflight import place_of
+from tsx_cli.deploy.prices import Prices
 from tsx_cli.deploy.spec import read_spec
 from tsx_cli.main import main
 
@@ -130,3 +132,14 @@ def test_scaling_that_comes_too_late_is_told() -> None:
     serverless = outlook(kept, read_spec(None, {**given, "sagemaker": {"serverless": {}}}))
     assert serverless is not None
     assert serverless.as_json()["rps_of_all"] is None
+
+
+@pytest.mark.parametrize(
+    ("target", "own", "memory"),
+    [("container", {"memory": "512m"}, 512 << 20), ("container", {"memory": "4g"}, 4 << 30), ("kubernetes", {"memory": "2Gi"}, 2 << 30)],
+)
+def test_what_a_container_may_use_is_its_limit(target: str, own: dict[str, Any], memory: int) -> None:
+    spec = read_spec(None, {"name": "m", "target": target, "model": "m.mar", target: own | {"gpus": 1, "startup_timeout": "2m"}})
+    place = place_of(spec, Prices(), "")
+    assert (place.limits["memory"].most, place.limits["start"].most, place.has_gpu) == (memory, 120, True)
+    assert place.limits["memory"].key == f"{target}.memory"

@@ -1,0 +1,45 @@
+"""`tsx check`: the words of its command line."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsx_cli.options import AsJson
+
+
+class Contract(str, Enum):
+    SAGEMAKER = "sagemaker"
+    CONTAINER = "container"
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("check")
+def check_command(
+    archive: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive that is to be deployed.")],
+    contract: Annotated[Contract, typer.Option("--contract", help="The platform whose part this machine plays.")],
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option("--sample", metavar="FILE|DIR", help="Inputs to send, if not those of the archive; may be repeated."),
+    ] = None,
+    startup: Annotated[
+        str | None,
+        typer.Option("--startup-timeout", help="How long it may take to be ready, such as 10m; if not the platform's usual time."),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the deployment's environment; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start the image's entry on this machine and ask of it what the platform will, within its limits: no container runtime is needed.
+
+    Exit code 1: a promise does not hold, and what to do is told.
+    """
+    from tsx_cli.check.run import check  # here, as it imports the front end, and help must be quick
+
+    check(archive, contract.value, samples or [], startup, env or [], as_json=as_json)

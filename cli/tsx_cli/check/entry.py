@@ -1,0 +1,131 @@
+"""The entry of an image as a process of this machine, and how a platform talks to it: HTTP, a signal, and then no more patience."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+LAST = 40  # lines of the log that are told
+ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    connected: float  # seconds until the connection was accepted
+    began: float  # until the first bytes of the body
+    took: float  # until its end
+
+    @property
+    def streamed(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "")
+
+
+@dataclass
+class Entry:
+    process: subprocess.Popen[bytes]
+    log_file: Path
+    started: float  # by time.monotonic
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log_file.read_text(errors="replace").splitlines()[-LAST:]
+
+    @property
+    def is_up(self) -> bool:
+        return self.process.poll() is None
+
+    def since(self) -> float:
+        return time.monotonic() - self.started
+
+    def stop(self, patience: float) -> tuple[int | None, float]:
+        """SIGTERM: (exit code, seconds), None where it was still there after that time."""
+        begin = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(patience), time.monotonic() - begin
+        except subprocess.TimeoutExpired:
+            return None, time.monotonic() - begin
+
+
+@contextmanager
+def started(directory: Path, env: Mapping[str, str]) -> Generator[Entry, None, None]:
+    """In `directory`, with this process's environment less what is set for tsx in it. What is left of it at the end is killed."""
+    log_file = directory / "container.log"
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
+    with log_file.open("wb") as log:
+        begin = time.monotonic()
+        process = subprocess.Popen(ENTRY, cwd=directory, env=own | dict(env), stdout=log, stderr=log, start_new_session=True)
+    entry = Entry(process, log_file, begin)
+    try:
+        yield entry
+    finally:
+        if entry.is_up:
+            with_workers(process.pid)
+        process.wait()
+
+
+def with_workers(pid: int) -> None:
+    """It leads a session of its own, so that its workers go with it."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def ask(port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answered:
+    """Raises OSError where nothing answers within `limit` seconds, http.client.HTTPException where it is no HTTP."""
+    begin = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit)
+    try:
+        connection.connect()
+        connected = time.monotonic() - begin
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        first = response.read(1)
+        began = time.monotonic() - begin
+        rest = response.read()
+        told = {name.lower(): value for name, value in response.getheaders()}
+        return Answered(response.status, told, first + rest, connected, began, time.monotonic() - begin)
+    finally:
+        connection.close()
+
+
+class Asking(threading.Thread):
+    """One request in a thread; `answered` or `error` is there after `join`."""
+
+    def __init__(self, port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> None:
+        super().__init__(daemon=True)
+        self._words = (port, method, path, limit, body, headers)
+        self.answered: Answered | None = None
+        self.error = ""
+
+    def run(self) -> None:
+        try:
+            self.answered = ask(*self._words)
+        except (OSError, http.client.HTTPException) as error:
+            self.error = str(error) or type(error).__name__
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of loopback that nothing listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,60 @@
+"""What was checked: each promise with its limit, what was measured, and what to do where it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tsx_cli.output import print_json, print_table
+
+MARKS = {True: "ok", False: "FAILED", None: "-"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """`ok` is None where there was nothing to check it with, which `way` explains."""
+
+    what: str
+    ok: bool | None
+    measured: str = ""
+    limit: str = ""
+    way: str = ""
+
+
+@dataclass
+class Report:
+    contract: str
+    model: str
+    checks: list[Check] = field(default_factory=list)
+    log: Sequence[str] = ()  # the last lines of a container that did not do what it must
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.ok is False]
+
+    def add(self, what: str, ok: bool | None, measured: str = "", limit: str = "", way: str = "") -> bool:
+        """Returns whether it holds. `way` is told only where it does not."""
+        self.checks.append(Check(what, ok, measured, limit, "" if ok else way))
+        return bool(ok)
+
+    def within(self, what: str, seconds: float, most: float, way: str) -> bool:
+        return self.add(what, seconds <= most, time_of(seconds), f"within {time_of(most)}", way)
+
+    def as_json(self) -> dict[str, Any]:
+        told = {"contract": self.contract, "model": self.model, "holds": not self.failed}
+        return told | {"checks": [asdict(check) for check in self.checks], "log": list(self.log)}
+
+    def show(self, *, as_json: bool) -> None:
+        if as_json:
+            print_json(self.as_json())
+            return
+        rows = [(MARKS[check.ok], check.what, check.measured, check.limit) for check in self.checks]
+        print_table(["", f"{self.contract}: {self.model}", "measured", "must be"], rows)
+        for check in self.checks:
+            if check.way:
+                print(f"{MARKS[check.ok] if check.ok is False else 'note'}: {check.what}: {check.way}")
+
+
+def time_of(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

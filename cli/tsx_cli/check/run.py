@@ -1,0 +1,69 @@
+"""Checks an archive against a platform's contract, in a directory that is laid out as the platform lays it out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+from tsx_archiver import open_archive
+from tsx_cli.archive_check import Sample, read_sample
+from tsx_cli.check import container, sagemaker
+from tsx_cli.check.report import Report
+from tsx_cli.deploy.spec import seconds
+from tsx_cli.failure import FAILED, CliError, UsageError
+from tsx_cli.inputs import samples_in
+from tsx_cli.packing import sample_files
+from tsx_runtime.loglines import escaped
+
+Check = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
+CONTRACTS: Mapping[str, tuple[Check, float]] = {  # and the seconds to start that the platform gives unless it is told otherwise
+    "sagemaker": (sagemaker.check, 600.0),
+    "container": (container.check, 600.0),
+}
+
+
+def check(archive: Path, contract: str, given: Sequence[Path], startup: str | None, env: Sequence[str], *, as_json: bool) -> None:
+    """Raises UsageError, CliError, ArchiveError; Exit with code 1 where something does not hold."""
+    if archive.is_dir():
+        raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
+    play, usual = CONTRACTS[contract]
+    patience = usual if startup is None else _seconds(startup)
+    report = Report(contract, archive.name)
+    with tempfile.TemporaryDirectory(prefix="tsx-check-", ignore_cleanup_errors=True) as directory:
+        place = Path(directory)
+        with open_archive(archive, cache=place / "unpacking") as opened:
+            samples = [read_sample(path) for path in (sample_files(given).values() if given else samples_in(opened.directory))]
+        play(report, archive, samples, _variables(env), place, patience)
+    report.show(as_json=as_json)
+    if report.failed:
+        if not as_json:
+            _tell_log(report)
+        raise typer.Exit(FAILED)
+
+
+def _tell_log(report: Report) -> None:
+    for line in report.log:
+        print(f"| {escaped(line)}")
+    count = len(report.failed)
+    raise CliError(f"{report.model} does not keep {count} promise{'' if count == 1 else 's'} of {report.contract}'s contract")
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = seconds(text)
+    except ValueError as error:
+        raise UsageError(f"--startup-timeout: {error}") from error
+    return float(str(found))
+
+
+def _variables(env: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in env:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--env takes NAME=VALUE, not '{each}'")
+        found[name] = value
+    return found

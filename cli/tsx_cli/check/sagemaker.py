@@ -1,0 +1,80 @@
+"""SageMaker's contract: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tsx_cli.archive_check import Sample
+from tsx_cli.check.entry import Entry, ask, free_ports, started
+from tsx_cli.check.report import Report
+from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load, takes_the_largest
+from tsx_cli.deploy.facts import model_data
+from tsx_cli.deploy.limits import LIMITS
+
+PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
+
+
+def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, startup: float) -> None:
+    """As the host does: the model unpacked at one place, `serve` started, asked, and stopped."""
+    laid_out(archive, place)
+    limits = LIMITS["sagemaker"]
+    (port,) = free_ports(1)
+    web = Web(port, "/ping", "/invocations", PING, limits["time"].most, startup, STOP, "sagemaker.startup_timeout", CONNECT)
+    given = {"SAGEMAKER_BASE_DIR": str(place), "SAGEMAKER_BIND_TO_PORT": str(port), "TSX_TARGET": "sagemaker", **env}
+    with started(place, given) as entry:
+        if not becomes_ready(web, entry, report):
+            return
+        most = round(limits["request"].most)
+        good = answers_samples(web, samples, most, report)
+        takes_the_largest(web, most, report)
+        stays_well_under_load(web, good, report)
+        _tells(web, report)
+        _is_up(entry, report)
+        ends_in_order(web, entry, good, report)
+
+
+def laid_out(archive: Path, place: Path) -> None:
+    """`model.tar.gz` as `tsx deploy` uploads it, unpacked as the host does."""
+    with tarfile.open(model_data(archive, place)) as packed:
+        packed.extractall(place / "model", filter="data") if hasattr(tarfile, "data_filter") else packed.extractall(place / "model")
+    (place / "model.tar.gz").unlink()
+
+
+def _tells(web: Web, report: Report) -> None:
+    """What the platform reads beside answers."""
+    try:
+        metrics = ask(web.port, "GET", "/metrics", PING)
+        well = metrics.status == 200 and b"# TYPE" in metrics.body
+        report.add(
+            "/metrics at the same port", well, f"status {metrics.status}", "200, for Prometheus", "leave TSX_METRICS_ADDRESS as it is"
+        )
+        batch = ask(web.port, "GET", "/execution-parameters", PING)
+    except (OSError, http.client.HTTPException) as error:
+        report.add("/metrics, /execution-parameters", False, str(error) or type(error).__name__, "an answer", "look at its log")
+        return
+    if batch.status == 404:
+        return  # it may be left out
+    try:
+        told = json.loads(batch.body)
+    except ValueError:
+        told = None
+    right = isinstance(told, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= told.keys()
+    report.add(
+        "/execution-parameters, of batch transform",
+        right,
+        batch.body[:100].decode(errors="replace"),
+        "three keys",
+        "it is tsx's own: report it",
+    )
+
+
+def _is_up(entry: Entry, report: Report) -> None:
+    report.add(
+        "still up after all of that", entry.is_up, "" if entry.is_up else f"ended with {entry.process.returncode}", "", "look at its log"
+    )
+    if not entry.is_up:
+        report.log = entry.lines

@@ -1,0 +1,195 @@
+"""What platforms that speak HTTP ask of a container alike: to become ready, to answer, to stay well meanwhile, and to end in order."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tsx_cli.archive_check import Sample
+from tsx_cli.check.entry import Answered, Asking, Entry, ask
+from tsx_cli.check.report import Report, time_of
+from tsx_cli.deploy.diagnosis import diagnose
+
+AGAIN = 0.1  # seconds between two looks at whether it is well; platforms look less often
+CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds
+
+
+@dataclass(frozen=True)
+class Web:
+    """Where a platform finds what, and how long it waits."""
+
+    port: int
+    health: str
+    predict: str
+    health_limit: float  # seconds
+    answer_limit: float
+    start_limit: float
+    stop_limit: float
+    start_key: str  # of [deploy] that gives more time to start
+    connect_limit: float | None = None
+
+
+def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
+    """Asked from the first moment on: nobody may listen yet, but who does answers in time, and 200 only when it is ready."""
+    slowest, asked = 0.0, 0
+    while entry.is_up and entry.since() < web.start_limit:
+        try:
+            answered = ask(web.port, "GET", web.health, web.health_limit)
+        except ConnectionError:
+            answered = None
+        except (OSError, http.client.HTTPException):  # it took longer than it may
+            slowest = max(slowest, web.health_limit)
+            answered = None
+        if answered is not None:
+            asked, slowest = asked + 1, max(slowest, answered.took)
+            if answered.status == 200:
+                report.within("ready", entry.since(), web.start_limit, "")
+                way = "something keeps the server's process busy while the model loads: load it in the handler's initialize"
+                return report.within(f"{web.health} while it starts, the slowest of {asked}", slowest, web.health_limit, way)
+        entry_ended(entry, AGAIN)
+    report.log = entry.lines
+    known = diagnose("ping health check" if entry.is_up else "", entry.lines)
+    way = " ".join(map(str, known)) or "the last lines of its log say more"
+    if entry.is_up:
+        return report.add(
+            "ready", False, f"not after {time_of(entry.since())}", f"within {time_of(web.start_limit)}", f"{way} ({web.start_key})"
+        )
+    return report.add("ready", False, f"ended with {entry.process.returncode} after {time_of(entry.since())}", "stays up", way)
+
+
+def entry_ended(entry: Entry, seconds: float) -> None:
+    """Waits so long, or until it is over."""
+    end = time.monotonic() + seconds
+    while entry.is_up and time.monotonic() < end:
+        threading.Event().wait(min(0.02, seconds))
+
+
+def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Report) -> Sample | None:
+    """The first that was answered with 200, if any."""
+    if not samples:
+        return _without_samples(web, report)
+    good, slowest, largest, streamed = None, 0.0, 0, None
+    for sample in samples:
+        if len(sample.body) > most:
+            report.add(
+                f"sample {sample.name}",
+                False,
+                f"{len(sample.body)} bytes",
+                f"at most {most}",
+                "the platform refuses it: send smaller inputs",
+            )
+            continue
+        answered = _asked(web, sample)
+        if isinstance(answered, str):
+            report.add(
+                f"sample {sample.name}", False, answered, f"within {time_of(web.answer_limit)}", "make it quicker, or its batches smaller"
+            )
+            continue
+        if answered.status != 200:
+            said = " ".join(answered.body[:300].decode(errors="replace").split())
+            report.add(f"sample {sample.name}", False, f"status {answered.status}", "200", f"it was answered: {said}")
+            continue
+        good, slowest, largest = good or sample, max(slowest, answered.took), max(largest, len(answered.body))
+        streamed = streamed or (answered if answered.streamed else None)
+    if good is not None:
+        what = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
+        report.within(what, slowest, web.answer_limit, "make it quicker, or its batches smaller")
+        report.add("answers, the largest", largest <= most, f"{largest} bytes", f"at most {most}", "answer with less, or stream it")
+    if streamed is not None:
+        measured = f"first after {time_of(streamed.began)}, last after {time_of(streamed.took)}"
+        report.add("streams, part by part", True, measured)
+    return good
+
+
+def _without_samples(web: Web, report: Report) -> Sample | None:
+    sample = Sample("{}", "application/json", b"{}")
+    answered = _asked(web, sample)
+    if isinstance(answered, str):
+        report.add("a request", False, answered, f"within {time_of(web.answer_limit)}", "nothing came back; look at its log")
+        return None
+    way = "there is no sample to send, so it was asked {}: give one with --sample FILE, or pack it with tsx archive --sample"
+    report.add("a request", None, f"status {answered.status} in {time_of(answered.took)}", "", way)
+    return None
+
+
+def _asked(web: Web, sample: Sample) -> Answered | str:
+    try:
+        return ask(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
+    except TimeoutError:
+        return f"nothing after {time_of(web.answer_limit)}"
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+
+
+def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> None:
+    """Clients that send one after the other, and between them the platform's question."""
+    body = sample or Sample("{}", "application/json", b"{}")
+    over = time.monotonic() + LOAD
+    connects: list[float] = []
+    answered = [0] * CLIENTS
+
+    def client(number: int) -> None:
+        while time.monotonic() < over:
+            one = _asked(web, body)
+            if isinstance(one, str):
+                return
+            connects.append(one.connected)
+            answered[number] += 1
+
+    clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(CLIENTS)]
+    for each in clients:
+        each.start()
+    slowest, bad = 0.0, ""
+    while time.monotonic() < over:
+        try:
+            well = ask(web.port, "GET", web.health, web.health_limit)
+            slowest, bad = max(slowest, well.took), bad or ("" if well.status == 200 else f"status {well.status}")
+        except (OSError, http.client.HTTPException) as error:
+            slowest, bad = web.health_limit, str(error) or type(error).__name__
+        threading.Event().wait(AGAIN)
+    for each in clients:
+        each.join()
+    what = f"{web.health} while {CLIENTS} clients ask ({sum(answered)} answers)"
+    way = "the server's process gets no processor: leave it a core (threads and minWorkers in model-config.yaml)"
+    if bad:
+        report.add(what, False, bad, f"200 within {time_of(web.health_limit)}", way)
+    else:
+        report.within(what, slowest, web.health_limit, way)
+    if web.connect_limit is not None and connects:
+        report.within("connections accepted, the slowest", max(connects), web.connect_limit, way)
+
+
+def takes_the_largest(web: Web, size: int, report: Report) -> None:
+    """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
+    try:
+        answered = ask(web.port, "POST", web.predict, web.answer_limit, bytes(size), {"Content-Type": "application/octet-stream"})
+    except (OSError, http.client.HTTPException) as error:
+        report.add(
+            f"a body of {size} bytes", False, str(error) or type(error).__name__, "an answer", "look at its log; raise max_request_size"
+        )
+        return
+    way = "the server refuses what the platform lets through: raise max_request_size (TSX_MAX_REQUEST_SIZE)"
+    report.add(f"a body of {size} bytes", answered.status != 413, f"status {answered.status} in {time_of(answered.took)}", "not 413", way)
+
+
+def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report) -> None:
+    """SIGTERM while a request is on its way: that is answered, and the process is gone in time."""
+    body = sample or Sample("{}", "application/json", b"{}")
+    last = Asking(web.port, "POST", web.predict, web.answer_limit, body.body, {"Content-Type": body.content_type})
+    last.start()
+    last.join(0.005)  # on its way, and for a quick model over already
+    code, seconds = entry.stop(web.stop_limit)
+    last.join(1)
+    way = "something does not end: threads of the handler that are no daemons, or requests longer than drain_timeout"
+    if code is None:
+        report.log = entry.lines
+        report.add("ends on SIGTERM", False, f"still there after {time_of(seconds)}", f"within {time_of(web.stop_limit)}", way)
+        return
+    report.within("ends on SIGTERM", seconds, web.stop_limit, way)
+    report.add("its exit code", code == 0, str(code), "0", "it did not end by itself; the last lines of its log say more")
+    refused = "refused" in last.error  # it came after the door was shut
+    told = f"status {last.answered.status}" if last.answered else last.error
+    report.add("the request on its way then", bool(last.answered) or refused, told, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")

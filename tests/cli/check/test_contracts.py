@@ -1,0 +1,105 @@
+"""`tsx check --contract`: the image's entry on this machine, driven as a platform drives it, and what is told where it does not hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import make_model
+from tsx_cli.check import web
+from tsx_cli.main import main
+
+QUICK = ["--env", "TSX_WORKER_PRELOAD=false"]
+ECHO = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    if bytes(data[0]["body"]) == b"bad":
+        raise ValueError("no such input")
+    if bytes(data[0]["body"]) == b"stream":
+        send_intermediate_predict_response(["part "], {0: context.get_request_id(0)}, "", 200, context)
+    return [{"got": len(row["body"])} for row in data]
+"""
+
+
+@pytest.fixture(autouse=True)
+def a_short_load(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    monkeypatch.setattr(web, "LOAD", 0.3)
+    monkeypatch.setattr(web, "CLIENTS", 2)
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> dict[str, Any]:
+    assert main(["check", *map(str, words), *QUICK, "--json"]) == code, capsys.readouterr()
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def by_name(told: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
+    return {each["what"]: (each["ok"], each["way"]) for each in told["checks"]}
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive = make_model(tmp_path / "echo.mar", ECHO)
+    for name, body in (("good.bin", b"good"), ("stream.bin", b"stream")):
+        (tmp_path / name).write_bytes(body)
+    told = checked(
+        capsys, archive, "--contract", "sagemaker", "--sample", tmp_path / "good.bin", "--sample", tmp_path / "stream.bin", code=0
+    )
+    found = by_name(told)
+    assert told["holds"] is True
+    assert {
+        "ready",
+        "2 samples, the slowest",
+        "streams, part by part",
+        "a body of 6291456 bytes",
+        "/metrics at the same port",
+    } <= found.keys()
+    assert {"ends on SIGTERM", "its exit code", "the request on its way then", "connections accepted, the slowest"} <= found.keys()
+    assert all(each["measured"] for each in told["checks"] if each["limit"])
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive, samples = make_model(tmp_path / "echo.mar", ECHO), tmp_path / "samples"
+    samples.mkdir()
+    (samples / "bad.bin").write_text("bad")
+    (samples / "large.bin").write_bytes(bytes(7 << 20))
+    assert main(["check", str(archive), "--contract", "container", "--sample", str(samples), *QUICK]) == 1
+    said = capsys.readouterr()
+    assert "FAILED: sample bad.bin: it was answered: " in said.out
+    assert "FAILED: sample large.bin: the platform refuses it: send smaller inputs" in said.out
+    assert "ok  the image's health check" in " ".join(said.out.split("   "))
+    assert "echo.mar does not keep 2 promises of container's contract" in said.err
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_start_that_fails_shows_the_log_and_a_diagnosis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
+    told = checked(capsys, archive, "--contract", "sagemaker", code=1)
+    (ready,) = told["checks"]
+    assert (ready["what"], ready["ok"]) == ("ready", False)
+    assert "The image has no module 'nothing_like_this'" in ready["way"]
+    assert any("ModuleNotFoundError" in line for line in told["log"])
+
+
+def test_what_makes_no_sense_is_told_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive = make_model(tmp_path / "echo.mar", ECHO)
+    cases: list[tuple[list[object], int, str]] = [
+        ([archive, "--contract", "sagmaker"], 2, "'sagmaker' is not one of"),
+        ([archive, "--contract", "sagemaker", "--env", "A"], 2, "--env takes NAME=VALUE, not 'A'"),
+        ([archive, "--contract", "sagemaker", "--startup-timeout", "soon"], 2, "--startup-timeout: write a time such as 90s"),
+        ([archive, "--contract", "sagemaker", "--sample", "absent"], 2, "there is no sample 'absent'"),
+        ([tmp_path / "none.mar", "--contract", "sagemaker"], 1, "none.mar"),
+        ([tmp_path, "--contract", "sagemaker"], 1, "is a directory; what is deployed is one file"),
+        ([archive], 2, "Missing option '--contract'"),
+    ]
+    for words, code, said in cases:
+        assert main(["check", *map(str, words)]) == code
+        assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
