@@ -115,7 +115,7 @@ def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> Place:
 
 def _bytes(text: str) -> int:
     """`4g`, `512m` as docker says it, `4Gi`, `512Mi` as Kubernetes does."""
-    number = text.rstrip("giGmMi")
+    number = re.sub("[a-z]+", "", text, flags=re.IGNORECASE)
     return int(number) * (GIB if "g" in text.lower() else MIB)
 
 
