@@ -90,12 +90,12 @@ def place_of(spec: DeploySpec, prices: Prices, region: str) -> Place:
         one = spec.container
         own = {"start": Limit(one.startup_timeout, SET, "container.startup_timeout")}
         own |= {"memory": Limit(_bytes(one.memory), SET, "container.memory")} if one.memory else {}
-        return Place(spec.target, LIMITS[spec.target] | own, spec.env, one.gpus > 0)
+        return Place(spec.target, {**LIMITS[spec.target], **own}, spec.env, one.gpus > 0)
     if spec.target == "kubernetes":
         pod = spec.kubernetes
         own = {"start": Limit(pod.startup_timeout, SET, "kubernetes.startup_timeout")}
         own |= {"memory": Limit(_bytes(pod.memory), SET, "kubernetes.memory")}
-        return Place(spec.target, LIMITS[spec.target] | own, spec.env, pod.gpus > 0)
+        return Place(spec.target, {**LIMITS[spec.target], **own}, spec.env, pod.gpus > 0)
     return _endpoint(spec, prices, region)
 
 
