@@ -1,47 +1,50 @@
-"""Takes out of a server what it counts: `cost_of_metrics.py` puts this where Python imports it when it starts (`sitecustomize`)."""
+"""Lets a server count or not, as it is told: SIGUSR1 and it counts, SIGUSR2 and it does not.
+
+`cost_of_metrics.py` puts this where Python imports it when it starts (`sitecustomize`). A function that counts has two bodies, its own and
+one without what counts, and the signal exchanges them: the process stays the same one, with all that it holds.
+"""
 
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 import textwrap
+from types import CodeType, FunctionType
 from typing import Any
 
 
-def without(owner: Any, name: str, changes: dict[str, str]) -> None:
-    """Replace a function by its own source with these changes. A server in which one of them finds nothing does not start."""
-    function = getattr(owner, name)
+def without(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeType]:
+    """The function, and its body with these changes. A server in which one of them finds nothing does not start."""
     source = textwrap.dedent(inspect.getsource(function))
     for text, instead in changes.items():
         if source.count(text) != 1:
-            raise SystemExit(f"{name} has no {text!r} any more: change benchmarks/blind.py with it")
+            raise SystemExit(f"{function.__name__} has no {text!r} any more: change benchmarks/blind.py with it")
         source = source.replace(text, instead)
     made: dict[str, Any] = {}
     exec("from __future__ import annotations\n" + source, function.__globals__, made)
-    setattr(owner, name, made[name])
+    return function, made[function.__name__].__code__
 
 
-def blind_front_end() -> None:
+def of_front_end() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.core.dispatcher import Dispatcher
     from tsx_runtime.http.exchange import Exchange
 
-    without(Dispatcher, "submit", {"self.stats.requests += 1": ""})
-    without(
-        Dispatcher,
-        "on_reply",
-        {
-            "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
-            "self.stats.newest = batch = (free, at, now, size, told)": "",
-            "self.stats.add_batch(batch, jobs, codes)": "",
-        },
-    )
-    without(Exchange, "answer", {"lane.counts.classes[2] += 1": ""})
+    batch = {
+        "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
+        "self.stats.newest = batch = (free, at, now, size, told)": "",
+        "self.stats.add_batch(batch, jobs, codes)": "",
+    }
+    return [
+        without(Dispatcher.on_reply, batch),
+        without(Exchange.answer, {"lane.counts.plain += 1": ""}),
+    ]
 
 
-def blind_worker() -> None:
-    from tsx_runtime.worker import main, stages
+def of_worker() -> list[tuple[FunctionType, CodeType]]:
+    """The steps of a handler that has some go on telling how long they take; what is measured has none."""
+    from tsx_runtime.worker import main
 
-    stages.watch = lambda handler: False
     changes = {
         "laps = stages.begin(ahead.laps)": "pass",
         "laps = stages.begin_next()": "pass",
@@ -50,10 +53,21 @@ def blind_worker() -> None:
         "model.prediction_time is not None and done >= model.prediction_time.due": "False",
         "stages.times(start if began is None else began, done, laps) + extra": "extra",
     }
-    without(main, "_reply", changes)
+    return [without(main._reply, changes)]
+
+
+def listen(both: list[tuple[FunctionType, CodeType]]) -> None:
+    seeing = [(function, function.__code__) for function, _ in both]
+    for number, bodies in ((signal.SIGUSR1, seeing), (signal.SIGUSR2, both)):
+        signal.signal(number, lambda *_, bodies=bodies: use(bodies))
+
+
+def use(bodies: list[tuple[FunctionType, CodeType]]) -> None:
+    for function, body in bodies:
+        function.__code__ = body
 
 
 if __name__ == "sitecustomize" and "serve" in sys.orig_argv:
-    blind_front_end()
+    listen(of_front_end())
 elif __name__ == "sitecustomize" and any("forkserver" in argument for argument in sys.orig_argv):
-    blind_worker()
+    listen(of_worker())

@@ -1,10 +1,10 @@
-"""Load that is held still when it is not its turn, so that two servers can be compared in turns of a fraction of a second.
+"""Load on a server that is switched between two ways of working, in turns of a fraction of a second.
 
 What else a machine does, and its host, changes from second to second: of two rounds that follow each other the second one may be a fifth
-slower for that alone. So both loads (`wrk`) run all the while, each against a server of its own, and one of them is always stopped
-(SIGSTOP). A block is four turns, one-other-other-one and then the other way round, so that what grows or shrinks meanwhile is the same for
-both. How many requests were answered in a turn is told by the bytes that the load has read: all answers are as long as each other.
-Linux only: it reads /proc.
+slower for that alone; and two servers of the same code differ by some percent from start to end, as their memory happens to lie. So it is
+one server, under one load (`wrk`), and its processes are told by a signal which way to work. A block is four turns, one-other-other-one and
+then the other way round, so that what grows or shrinks meanwhile is the same for both. How many requests were answered in a turn is told by
+the bytes that the load has read: all answers are as long as each other. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +23,15 @@ from numpy.typing import NDArray
 
 from benchmarks import wrk
 
-QUIET = 0.01  # seconds after a turn until what was under way is answered
-WARM_UP = 1.0  # seconds for each side
+SETTLE = 0.01  # seconds after a switch until what was under way is answered
+WARM_UP = 1.0  # seconds
 RESAMPLES = 2000
 
 
-class Turn(NamedTuple):
-    seconds: float
+class Point(NamedTuple):
+    """What was done so far."""
+
+    at: float  # time.perf_counter()
     read: int  # bytes of answers
     front: float  # seconds of the processor
     worker: float
@@ -65,18 +66,18 @@ class Effect(NamedTuple):
         return f"over {most:g} %" if self.low > most else f"not decided: {most:g} % is within the interval"
 
 
-def effect(pairs: Sequence[Sequence[float]]) -> Effect:
-    """Of the ratio in each block of each pair of servers: the median.
+def effect(servers: Sequence[Sequence[float]]) -> Effect:
+    """Of the ratio in each block of each server: the median.
 
-    Servers of the same code differ by some percent, each from start to end, as their memory happens to lie. So the interval is that of a
-    bootstrap in two steps: as many pairs are drawn, then as many blocks of each, and this again and again.
+    The interval is that of a bootstrap in two steps: as many servers are drawn, then as many blocks of each, and this again and again.
     """
     random = np.random.default_rng(0)
     medians = [
-        np.median(np.concatenate([random.choice(pairs[each], len(pairs[each])) for each in drawn])) for drawn in _draws(random, len(pairs))
+        np.median(np.concatenate([random.choice(servers[each], len(servers[each])) for each in drawn]))
+        for drawn in _draws(random, len(servers))
     ]
     low, high = np.percentile(medians, (2.5, 97.5))
-    middle = float(np.median(np.concatenate(pairs)))
+    middle = float(np.median(np.concatenate(servers)))
     return Effect(*(100 * (float(each) - 1) for each in (middle, low, high)))
 
 
@@ -84,8 +85,27 @@ def _draws(random: np.random.Generator, count: int) -> NDArray[np.int64]:
     return random.integers(0, count, (RESAMPLES, count))
 
 
+class Switch:
+    """The processes of a server that listen to both signals: the front end, its fork server and its workers."""
+
+    def __init__(self, server: int) -> None:
+        everyone = [server, *(child.pid for child in psutil.Process(server).children(recursive=True))]
+        self._pids = [pid for pid in everyone if listens(pid)]
+
+    def to(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)
+
+
+def listens(pid: int) -> bool:
+    """To SIGUSR1 and SIGUSR2, which would end it otherwise."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    caught = int(line.split()[1], 16)
+    return all(caught >> number - 1 & 1 for number in (signal.SIGUSR1, signal.SIGUSR2))
+
+
 class Load:
-    """`wrk` with one thread against one server, stopped but for its turns."""
+    """`wrk` with one thread."""
 
     def __init__(self, url: str, connections: int, body: Path, server: int) -> None:
         command = ["wrk", "-t1", f"-c{connections}", "-d1h", "--timeout=60s", "--latency", "-s", str(wrk.SCRIPT), url]
@@ -93,25 +113,15 @@ class Load:
         self._pid = self._process.pid
         self._server = server
         self._others = [child.pid for child in psutil.Process(server).children(recursive=True)]  # a worker, and two processes that idle
-        self._stop()
 
-    def turn(self, seconds: float) -> Turn:
-        before, spent, start = self._read(), self._spent(), time.perf_counter()
-        self._process.send_signal(signal.SIGCONT)
-        time.sleep(seconds)
-        self._stop()
-        took = time.perf_counter() - start
-        read = self._read() - before
-        time.sleep(QUIET)
-        front, worker = (now - then for now, then in zip(self._spent(), spent, strict=True))
-        return Turn(took, read, front, worker)
+    def point(self) -> Point:
+        return Point(time.perf_counter(), self._read(), _processor(self._server), sum(map(_processor, self._others)))
 
     def end(self) -> float:
         """The bytes of an answer. Raises `wrk.NotAnswered`."""
-        self._process.send_signal(signal.SIGCONT)
         while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:  # what it has read can still be seen then
             self._process.send_signal(signal.SIGINT)  # again, where it went to the thread that does not wait for it
-            time.sleep(QUIET)
+            time.sleep(SETTLE)
         read = self._read()
         output, _ = self._process.communicate()
         return read / wrk.parse(output).requests
@@ -120,15 +130,8 @@ class Load:
         self._process.kill()
         self._process.wait()
 
-    def _stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitpid(self._pid, os.WUNTRACED)
-
     def _read(self) -> int:
         return int(Path(f"/proc/{self._pid}/io").read_text().split()[1])
-
-    def _spent(self) -> tuple[float, float]:
-        return _processor(self._server), sum(map(_processor, self._others))
 
 
 def _processor(pid: int) -> float:
@@ -136,35 +139,26 @@ def _processor(pid: int) -> float:
     return 1e-9 * sum(int(thread.read_text().split()[0]) for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
-def run(one: Load, other: Load, blocks: int, seconds: float) -> tuple[list[Cost], list[Cost]]:
-    """What a request cost on each side, block by block; each turn takes so many seconds. Raises `wrk.NotAnswered`."""
-    both = (one, other)
-    for load in both:
-        load.turn(WARM_UP)
-    turns: tuple[list[list[Turn]], list[list[Turn]]] = ([], [])
+def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[Cost], list[Cost]]:
+    """What a request cost after SIGUSR1 and after SIGUSR2, block by block; each turn takes so many seconds. Raises `wrk.NotAnswered`."""
+    time.sleep(WARM_UP)
+    signals = (signal.SIGUSR1, signal.SIGUSR2)
+    turns: tuple[list[list[tuple[Point, Point]]], list[list[tuple[Point, Point]]]] = ([], [])
     for number in range(blocks):
         for kept in turns:
             kept.append([])
         for which in (0, 1, 1, 0) if number % 2 == 0 else (1, 0, 0, 1):
-            turns[which][-1].append(both[which].turn(seconds))
-    lengths = [load.end() for load in both]
-    found = [[_cost(block, length) for block in kept] for kept, length in zip(turns, lengths, strict=True)]
+            switch.to(signals[which])
+            time.sleep(SETTLE)
+            before = load.point()
+            time.sleep(seconds)
+            turns[which][-1].append((before, load.point()))
+    length = load.end()
+    found = [[_cost(block, length) for block in kept] for kept in turns]
     return found[0], found[1]
 
 
-def _cost(turns: Sequence[Turn], length: float) -> Cost:
-    seconds, read, front, worker = (sum(each) for each in zip(*turns, strict=True))
+def _cost(turns: Sequence[tuple[Point, Point]], length: float) -> Cost:
+    seconds, read, front, worker = (sum(after[each] - before[each] for before, after in turns) for each in range(4))
     requests = read / length
     return Cost(seconds / requests, front / requests, worker / requests)
-
-
-@contextmanager
-def loads(urls: Sequence[str], connections: int, body: Path, servers: Sequence[int]) -> Iterator[list[Load]]:
-    made: list[Load] = []
-    try:
-        for url, server in zip(urls, servers, strict=True):
-            made.append(Load(url, connections, body, server))
-        yield made
-    finally:
-        for load in made:
-            load.kill()

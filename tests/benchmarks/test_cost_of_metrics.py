@@ -1,25 +1,34 @@
-"""The server that counts nothing is that, and what its turns come to. The load is measured by hand."""
+"""A server counts or not as it is told, and what its turns come to. The load is measured by hand."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import servers, turns
-from benchmarks.cost_of_metrics import MODELS, Compared, is_blind, row, serving, wanted
+from benchmarks.cost_of_metrics import MODELS, Compared, remembered, row, serving, wanted
 
 PATH = "/predictions/ok"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers come of a fork server")
-def test_a_blind_server_answers_and_counts_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path / "blind", MODELS / "ok.py", blind=True) as server:
+def test_a_server_counts_or_not_as_it_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path / "server", MODELS / "ok.py") as server:
+        assert str(tmp_path) not in os.environ.get("PYTHONPATH", ""), "a server that starts beside it would listen as well"
         assert servers.first_answer(server, PATH, b"x") == b"OK"
-        assert is_blind(server)
-        assert str(tmp_path) not in os.environ.get("PYTHONPATH", ""), "a server that starts beside it would be blind as well"
+        before = remembered(server)
+        assert before > 0
+        switch = turns.Switch(server.process.pid)
+        switch.to(signal.SIGUSR2)
+        assert [server.call(PATH, b"x") for _ in range(3)] == [b"OK"] * 3
+        assert remembered(server) == before
+        switch.to(signal.SIGUSR1)
+        assert server.call(PATH, b"x") == b"OK"
+        assert remembered(server) == before + 1
 
 
 def test_what_counting_adds_is_the_median_of_the_blocks() -> None:

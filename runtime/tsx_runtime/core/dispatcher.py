@@ -47,7 +47,7 @@ class Dispatcher:
         self.bounds = bounds
         self.queue = JobQueue()
         self.channels: list[Channel] = []
-        self.stats = Stats(label)
+        self.stats = Stats(label, self)
         self.pace = Pace()
         self.accepting = False
         self.why_not = ""
@@ -77,7 +77,6 @@ class Dispatcher:
         elif full and not self._displace_for(job):
             self._turn_away(job, self._queue_full())
         else:
-            self.stats.requests += 1
             if not self._open:
                 self._quiet.clear()
             self._open += 1
@@ -117,6 +116,11 @@ class Dispatcher:
         """From now on. What waits beyond a lower bound stays."""
         self.limits, self.bounds, self._full = limits, bounds, None
         self._flush()
+
+    def continue_counts(self, stats: Stats) -> None:
+        """Count on where another dispatcher has begun, and goes on while it has requests."""
+        self.stats = stats
+        stats.counts_for(self)
 
     # What the supervisor calls
 
@@ -320,6 +324,7 @@ class Dispatcher:
 
     def _close(self, jobs: int) -> None:
         self._open -= jobs
+        self.stats.ended += jobs
         if not self._open:
             self._quiet.set()
 

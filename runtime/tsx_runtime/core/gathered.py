@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BATCHES, REQUESTS = 512, 4096  # of whichever there are so many is counted: within two tenths of a millisecond, which no client feels
-ROW = 6  # entries of a batch: free, sent, answered (see times.py), requests, what the worker told, and the statuses if not all are 200
+# entries of a batch: free, sent, answered (see times.py), requests, what the worker told, the statuses if not all are 200, and when each
+# request arrived: in bytes, since thousands of floats that are kept for a while would each lie elsewhere
+ROW = 7
 
 
 class Counted:
@@ -53,14 +55,14 @@ class Counted:
 class Gathered:
     """Grows on the hot path, once a batch, and is settled now and then; who reads asks for `counted()`, from any thread.
 
-    Both lists are flat and always the same, since another thread may be about to add to them; a batch is added to `rows` at once.
+    `rows` is flat and always the same list, since another thread may be about to add to it; a batch is added at once.
     """
 
-    __slots__ = ("_counted", "_lock", "arrivals", "rows")
+    __slots__ = ("_counted", "_lock", "requests", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Any] = []  # `ROW` entries for each batch
-        self.arrivals: list[float] = []  # of the requests, a batch after the other; those of a batch are here before its row is
+        self.requests = 0  # in them, or a few more
         self._counted = Counted()
         self._lock = threading.Lock()
 
@@ -73,20 +75,18 @@ class Gathered:
         with self._lock:
             rows = self.rows[:]
             del self.rows[: len(rows)]
+            self.requests = 0
             if rows:
-                requests = sum(rows[3::ROW])
-                arrivals = self.arrivals[:requests]
-                del self.arrivals[:requests]
-                self._count(rows, arrivals)
+                self._count(rows)
 
-    def _count(self, rows: Sequence[Any], arrivals: Sequence[float]) -> None:
+    def _count(self, rows: Sequence[Any]) -> None:
         """As `batch_times` and `BatchTimes` have it for one."""
         import numpy as np
 
         counted, size, numbers = self._counted, len(rows) // ROW, rows[3::ROW]
         free, sent, answered = packed(*rows[::ROW], *rows[1::ROW], *rows[2::ROW]).reshape(3, size)
         began, seconds, *steps = np.frombuffer(b"".join(rows[4::ROW]), "<f8").reshape(size, -1).T
-        arrived = packed(*arrivals)
+        arrived = np.frombuffer(b"".join(rows[6::ROW]), "d")
         most = answered - sent
         free = np.minimum(free, sent)
         seconds = np.where((seconds >= 0) & (seconds <= most), seconds, most)

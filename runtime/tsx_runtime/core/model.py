@@ -188,7 +188,7 @@ class ModelVersion:
 
     def continue_counts(self, old: ModelVersion) -> None:
         """Of the same version: its metrics go on where the old one's are, and have both while that is not over."""
-        self._dispatcher.stats = old._dispatcher.stats
+        self._dispatcher.continue_counts(old._dispatcher.stats)
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
         """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does.

@@ -129,7 +129,6 @@ class SequenceDispatcher(Dispatcher):
         if why is not None:
             self._turn_away(job, self._refusal(f"{why}."))
             return
-        self.stats.requests += 1
         if not self._open:
             self._quiet.clear()
         self._open += 1

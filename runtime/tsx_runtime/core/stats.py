@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 from tsx_runtime.core.durations import Durations, Exemplar
 from tsx_runtime.core.gathered import BATCHES, REQUESTS, ROW, Gathered
@@ -26,12 +28,21 @@ BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
 
+_ONE = struct.Struct("d").pack
+
 T = TypeVar("T")
 
 MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, unit, dimensions
 
 
 logger = logging.getLogger("tsx.metrics")
+
+
+class Serving(Protocol):
+    @property
+    def in_flight(self) -> int:
+        """Requests that are accepted and have not ended."""
+        ...
 
 
 class HandlerMetric:
@@ -83,9 +94,11 @@ class Stats:
         "_first",
         "_gathered",
         "_label_sets",
+        "_serving",
         "_times",
         "_told_of",
         "dropped_metrics",
+        "ended",
         "failed_refusals",
         "handler_metrics",
         "journal",
@@ -94,15 +107,15 @@ class Stats:
         "recent",
         "recycled",
         "refusals",
-        "requests",
         "restarts",
         "stuck",
         "told",
     )
 
-    def __init__(self, label: str = "") -> None:
+    def __init__(self, label: str = "", serving: Serving | None = None) -> None:
         self.label = label  # as the log names it
-        self.requests = 0  # accepted
+        self.ended = 0  # requests that were accepted and are answered or refused
+        self._serving: WeakSet[Serving] = WeakSet([] if serving is None else [serving])
         self.refusals: Counter[str] = Counter()  # by the name of the error class
         self.failed_refusals = 0  # see `is_failure`
         self._gathered = Gathered()
@@ -119,6 +132,15 @@ class Stats:
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
         self.journal: Journal | None = None  # where a metric log is written
         self.told = Told()  # what handlers raised and printed, and how workers ended
+
+    def counts_for(self, serving: Serving) -> None:
+        """For one more that serves the version."""
+        self._serving.add(serving)
+
+    @property
+    def requests(self) -> int:
+        """Accepted: counted when they end, many at a time, which costs nothing, and with those that have not."""
+        return self.ended + sum(each.in_flight for each in self._serving)
 
     @property
     def errors(self) -> int:
@@ -147,10 +169,10 @@ class Stats:
         """Once a batch, on the hot path: after its answers are written, in the same turn. Of a request as little as can be is read."""
         gathered, odd = self._gathered, None
         free, sent, answered, size, told = newest
-        rows, arrivals = gathered.rows, gathered.arrivals
+        rows = gathered.rows
         if size == 1:
             self._first = oldest = jobs[0].arrived
-            arrivals.append(oldest)
+            times = _ONE(oldest)
             if statuses[0] != 200:
                 odd = statuses
         else:
@@ -158,11 +180,12 @@ class Stats:
             self._first = arrived[0]
             arrived.sort()  # nearly always they are, and then this is quicker than min()
             oldest = arrived[0]
-            arrivals += arrived
+            times = struct.pack(f"{size}d", *arrived)
             if statuses.count(200) != size:
                 odd = statuses
-        rows += (free, sent, answered, size, told, odd)
-        if len(rows) >= ROW * BATCHES or len(arrivals) >= REQUESTS:
+        rows += (free, sent, answered, size, told, odd, times)
+        gathered.requests += size
+        if len(rows) >= ROW * BATCHES or gathered.requests >= REQUESTS:
             gathered.settle()
         recent = self.recent
         if answered >= recent.due or answered - oldest > recent.threshold:

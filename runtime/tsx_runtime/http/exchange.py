@@ -52,7 +52,7 @@ class Exchange:
             lines = lane.lines
             if connection.server_state.default_headers is not lines.default:
                 lines.renew(connection.server_state.default_headers)
-            lane.counts.classes[2] += 1
+            lane.counts.plain += 1
             connection.finish(b"".join((lines.before, self.request_id, lines.behind[len(body)], body)), True)
         elif not self.gone:
             self._answer_otherwise(status, headers, body)
@@ -90,7 +90,7 @@ class Exchange:
             body = faults.for_v2(bytes(body))
         if status == 205:
             body = b""  # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
-        lane.counts.classes[status // 100] += 1
+        lane.counts.add(status)
         close = b"" if self.keep_alive else CLOSE
         if timing:
             close = b"server-timing: %b\r\n%b" % (timing, close)

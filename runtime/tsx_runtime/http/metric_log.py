@@ -44,17 +44,18 @@ class MetricLog:
         self._server = Logbook(TS_METRICS)
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
-        self._told = list(counts.classes)
+        self._told = counts.classes
         self._loaded: set[tuple[str, int | None]] = set()  # starts that were told, of the workers that there are
         self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = WeakKeyDictionary()  # that were told
         self._next_system = 0.0
 
     async def write(self) -> None:
         now = time.time()
+        counts = self._counts.classes
         for digit in (2, 4, 5):
-            if grown := self._counts.classes[digit] - self._told[digit]:
+            if grown := counts[digit] - self._told[digit]:
                 self._tell(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
-        self._told = list(self._counts.classes)
+        self._told = counts
         versions = [version for model in self._registry.models.values() for version in model.versions.values()]
         for version in versions:
             self._tell_version(version, now)
