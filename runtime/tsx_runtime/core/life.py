@@ -24,7 +24,7 @@ from tsx_runtime.core.channel import LoadError
 from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.health import MEGA, Heartbeat, Recycling, Verdict
 from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.running import Running, death, describe_exit
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
@@ -44,7 +44,7 @@ class Terms:
 
     label: str
     dispatcher: Dispatcher
-    starter: ProcessStarter
+    starter: Starter
     order: Callable[[Worker], wire.LoadOrder]  # made anew for each start, since threads depend on how many workers there are
     launch: Callable[[Worker], Launch | None]  # as a program of its own, where a fork will not do
     response_timeout: float

@@ -18,7 +18,7 @@ from tsx_runtime.core.orders import envelope_of, load_order
 from tsx_runtime.core.pace import retry_after
 from tsx_runtime.core.places import Machine, Place, launch_of, place_of
 from tsx_runtime.core.plan import Plan, RegisterOrder, check_workers
-from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.core.split import Split
 from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
@@ -34,7 +34,7 @@ class Host(NamedTuple):
     """What all versions of this server share."""
 
     settings: Settings
-    starter: ProcessStarter
+    starter: Starter
     machine: Machine
     ids: Iterator[int]  # of workers
     choose_gpus: Callable[[Plan], tuple[int, ...]]  # for one more worker

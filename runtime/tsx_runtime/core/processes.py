@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from typing import Protocol
 
 import psutil
 
@@ -42,6 +43,22 @@ START_TIMEOUT = 300.0  # seconds that a start may take: most of it is for import
 LOOK = 2.0  # seconds between looks at a start that takes long
 
 logger = logging.getLogger("tsx.processes")
+
+
+class Process(Protocol):
+    """What runs a worker, as its life sees it: a process, or what stands in for one."""
+
+    pid: int
+    unheard_grace: float | None
+
+    @property
+    def alive(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    def members(self) -> Iterator[psutil.Process]: ...
+
+    async def ended(self) -> int | None: ...
 
 
 class WorkerProcess:
@@ -104,6 +121,18 @@ class WorkerProcess:
             os.close(self._pidfd)
         with suppress(ValueError):  # its fork server hangs: then the garbage collector does it
             self._process.close()
+
+
+class Starter(Protocol):
+    """What a server starts its workers with."""
+
+    hidden: list[str]  # environment variables that are none of the workers' business
+
+    def warm_up(self, *, exported: bool = False) -> None: ...
+
+    async def start(self, name: str, launch: Launch | None = None) -> tuple[Process, socket.socket]: ...
+
+    def close(self) -> None: ...
 
 
 class ProcessStarter:

@@ -17,7 +17,7 @@ from tsx_runtime.core.model import Host, Model, ModelVersion
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
 from tsx_runtime.core.plan import Plan, RegisterOrder
-from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.processes import ProcessStarter, Starter
 from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts import Rollouts
@@ -42,8 +42,13 @@ FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a numb
 class Registry:
     """All models of this server. Not thread safe: it lives on the event loop."""
 
-    def __init__(self, settings: Settings, worker_files: int | None = None, worker_output: str = "") -> None:
-        """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`."""
+    def __init__(
+        self, settings: Settings, worker_files: int | None = None, worker_output: str = "", starter: Starter | None = None
+    ) -> None:
+        """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`.
+
+        `starter`: of workers that are no processes of their own.
+        """
         self.settings = settings
         self.models: dict[str, Model] = {}
         self.state = State(state_directory(settings))
@@ -60,7 +65,9 @@ class Registry:
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
         self.on_readiness: list[Callable[[], None]] = []  # called when a version may have become ready, or not ready any more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
-        self._starter = ProcessStarter(preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars)
+        self._starter = starter or ProcessStarter(
+            preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars
+        )
         self._host = Host(
             settings,
             self._starter,

@@ -12,9 +12,8 @@ import psutil
 
 from tsx_runtime import wire
 from tsx_runtime.core.channel import Channel, Owner, Sent
-from tsx_runtime.core.command import CommandProcess
 from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.processes import ProcessStarter, WorkerProcess
+from tsx_runtime.core.processes import Process, Starter
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
 EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed
@@ -33,7 +32,7 @@ class Usage(NamedTuple):
 class Running:
     """A worker has one at a time, or two while one takes over from the other."""
 
-    def __init__(self, process: WorkerProcess | CommandProcess, channel: Channel, began: float) -> None:
+    def __init__(self, process: Process, channel: Channel, began: float) -> None:
         self.process = process
         self.channel = channel
         self.began = began
@@ -52,7 +51,7 @@ class Running:
         self.ended = asyncio.create_task(self._watch_process())
 
     @classmethod
-    async def start(cls, starter: ProcessStarter, owner: Owner, name: str, launch: Launch | None = None) -> Running:
+    async def start(cls, starter: Starter, owner: Owner, name: str, launch: Launch | None = None) -> Running:
         """Raises OSError or EOFError when there is no process to be had."""
         began = time.monotonic()
         process, sock = await starter.start(name, launch)

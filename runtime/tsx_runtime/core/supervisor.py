@@ -14,7 +14,7 @@ from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.life import NOT_NEEDED, Life, Terms
-from tsx_runtime.core.processes import ProcessStarter
+from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.running import EXIT_GRACE
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
@@ -35,7 +35,7 @@ class Supervisor:
         self,
         label: str,
         dispatcher: Dispatcher,
-        starter: ProcessStarter,
+        starter: Starter,
         order: Callable[[Worker], wire.LoadOrder],
         *,
         ids: Iterator[int],

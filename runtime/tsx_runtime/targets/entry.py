@@ -1,10 +1,11 @@
 """What an image starts, `python -m tsx_runtime.targets.entry`: it finds out where it runs, and serves the model that is there.
 
-    TSX_TARGET    sagemaker or container; if not set: sagemaker where one of SageMaker's variables is there, else container
+    TSX_TARGET    sagemaker, lambda or container; if not set: lambda where Lambda names the address of its Runtime API, sagemaker
+                  where one of SageMaker's variables is there, else container
 
 Any other word than `serve` is a command of the user's, as `docker run IMAGE bash` has it, and takes this process's place.
 
-What a platform needs is imported once it is known: a start need not pay for the others.
+What a platform needs is imported once it is known: on Lambda every import is a part of a cold start.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tsx_runtime.errors import LoadFailed, SettingError, TsxError
 from tsx_runtime.nearest import suggestion
 
 TARGET = "TSX_TARGET"
-TARGETS = ("container", "sagemaker")
+TARGETS = ("container", "sagemaker", "lambda")
+RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -46,6 +48,8 @@ def chosen(env: Mapping[str, str]) -> str:
         raise SettingError(f"{TARGET} is '{named}'{suggestion(named, TARGETS)} There are {', '.join(TARGETS)}")
     if named:
         return named
+    if env.get(RUNTIME_API):
+        return "lambda"
     return "sagemaker" if any(name.startswith("SAGEMAKER_") for name in env) else "container"
 
 
@@ -55,6 +59,10 @@ def _serve(target: str, env: Mapping[str, str]) -> int:
 
         serve_endpoint(env)
         return 0
+    if target == "lambda":
+        from tsx_runtime.targets.aws_lambda import run  # here, as below
+
+        return run(os.environ)
     from tsx_runtime.targets.serving import serve_image  # here, because it brings a server along
 
     serve_image(env)

@@ -18,13 +18,13 @@ from tsx_runtime.output import keep_going
 from tsx_runtime.setting_sources import find_config, load_settings
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.container_env import MODEL_DIR, MODEL_NAME
+from tsx_runtime.targets.found import found_model, model_directory
 from tsx_runtime.targets.layout import HANDLER
 from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
 from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment
 from tsx_runtime.targets.sagemaker_models import Models
 from tsx_runtime.targets.server import Manner, Started, serve
-from tsx_runtime.targets.serving import found_model, model_directory
 from tsx_runtime.targets.start import StartModel, models_from_settings
 
 OWN_PREFIX = "TSX_SAGEMAKER_"

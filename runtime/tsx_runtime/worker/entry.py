@@ -18,8 +18,17 @@ def run(sock: socket.socket, files: int | None = None, hidden: Iterable[str] = (
     main.run(sock)
 
 
+def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
+    """The same, in a thread of the front end's process, whose signals, output and descriptors are not the worker's to change."""
+    for name in hidden:
+        os.environ.pop(name, None)
+    from tsx_runtime.worker import main  # here, as above
+
+    main.run(sock)
+
+
 def run_program(fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None) -> None:
-    """The same, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/launch.py."""
+    """As `run`, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/launch.py."""
     from tsx_runtime.worker import group as groups  # here, as above
     from tsx_runtime.worker.program import put_first
 

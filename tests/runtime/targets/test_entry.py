@@ -16,8 +16,8 @@ from tests.support.sagemaker_host import MOST, container, unpack
 from tests.support.servers import DEADLINE, clean
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.entry import chosen
+from tsx_runtime.targets.found import found_model
 from tsx_runtime.targets.sagemaker_env import read_environment
-from tsx_runtime.targets.serving import found_model
 
 ECHO = """
 def handle(data, context):

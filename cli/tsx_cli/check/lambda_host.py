@@ -1,0 +1,338 @@
+"""What Lambda does to a container, by its documentation: start it, serve it the Runtime API, freeze it between invocations, end it.
+
+Limits: 10 s to start (then it is started anew, in the invocation's time), the function's timeout for an invocation, 6 MB each way. An
+environment whose process has ended, or did not answer in time, is replaced at the next invocation.
+https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html, lambda-runtime-environment.html, gettingstarted-limits.html
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any
+
+LARGEST_REQUEST = 6_291_456  # bytes
+LARGEST_ANSWER = 6_291_556
+INIT = 10.0  # seconds
+ARN = "arn:aws:lambda:eu-central-1:123456789012:function:digits"
+API = "/2018-06-01/runtime/"
+
+
+class RequestTooLarge(Exception):
+    """413, RequestTooLargeException: the function is not even invoked."""
+
+
+@dataclass
+class Invocation:
+    """One of them, from `begin` to its answer."""
+
+    payload: bytes
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    deadline: float = 0.0  # time.time()
+    answer: bytes = b""
+    error: str | None = None  # X-Amz-Function-Error, where the function failed
+    streamed: bool = False
+    parts: queue.Queue[bytes | None] = field(default_factory=queue.Queue)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def json(self) -> Any:
+        return json.loads(self.answer)
+
+    def fail(self, kind: str, message: str) -> None:
+        self.answer, self.error = json.dumps({"errorType": kind, "errorMessage": message}).encode(), "Unhandled"
+        self.end()
+
+    def end(self) -> None:
+        self.parts.put(None)
+        self.done.set()
+
+
+class Host:
+    """One function. `invoke` starts an environment where there is none; `close` ends it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        *,
+        timeout: float = 60.0,
+        concurrency: int = 1,
+        freezes: bool = True,
+        init: float = INIT,
+    ) -> None:
+        self.timeout = timeout
+        self.log_file = directory / "lambda.log"
+        self.started = 0  # environments
+        self.init_seconds = 0.0  # of the newest
+        self.init_error: dict[str, Any] | None = None
+        self._command = command
+        self._directory = directory
+        self._environment = dict(environment)
+        self._concurrency = concurrency
+        self._freezes = freezes and concurrency == 1
+        self._init = init
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] = self.log_file.open("ab")
+        self._waiting: queue.Queue[Invocation | None] = queue.Queue()
+        self._under_way: dict[str, Invocation] = {}
+        self._ready = threading.Event()  # the environment has asked for its first invocation, or has ended
+        self._began = 0.0
+        self._server = _Server(self)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def invoke(self, event: Any) -> Invocation:
+        """Synchronously, as `RequestResponse`. Raises RequestTooLarge."""
+        invocation = self.begin(event)
+        self.wait(invocation)
+        return invocation
+
+    def begin(self, event: Any) -> Invocation:
+        payload = event if isinstance(event, bytes) else json.dumps(event).encode()
+        if len(payload) > LARGEST_REQUEST:
+            raise RequestTooLarge(f"Request must be smaller than {LARGEST_REQUEST} bytes for the InvokeFunction operation")
+        invocation = Invocation(payload)
+        with self._lock:
+            if not self._is_there() and not self._start():
+                told = self.init_error or {}
+                invocation.fail(told.get("errorType", "Runtime.ExitError"), told.get("errorMessage", "Runtime exited during its start"))
+                return invocation
+            invocation.deadline = time.time() + self.timeout
+            self._under_way[invocation.id] = invocation
+            self._thaw()
+            self._waiting.put(invocation)
+        return invocation
+
+    def wait(self, invocation: Invocation) -> None:
+        """Until it is answered, or its time is over, or its environment has ended."""
+        while not invocation.done.wait(0.02 if self._process is None or self._process.poll() is not None else 0.25):
+            process = self._process
+            if process is not None and process.poll() is not None and not invocation.done.wait(0.2):
+                self._under_way.pop(invocation.id, None)
+                invocation.fail("Runtime.ExitError", f"RequestId: {invocation.id} Error: Runtime exited with error: {process.returncode}")
+            elif time.time() > invocation.deadline and not invocation.done.is_set():
+                self._under_way.pop(invocation.id, None)
+                self._kill()
+                invocation.fail("Sandbox.Timedout", f"RequestId: {invocation.id} Error: Task timed out after {self.timeout:.2f} seconds")
+
+    def ended(self, seconds: float) -> int | None:
+        """The exit code of the environment's process, once it has ended by itself."""
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def stop(self, seconds: float = 2.0) -> int | None:
+        """SIGTERM, as the environment's end is told where an extension is there, or on Managed Instances."""
+        assert self._process is not None
+        self._thaw()
+        self._process.send_signal(signal.SIGTERM)
+        return self.ended(seconds)
+
+    def close(self) -> None:
+        self._kill()
+        self._server.shutdown()
+        self._server.server_close()
+        self._log.close()
+
+    def _is_there(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _start(self) -> bool:
+        """A fresh environment; whether it came to ask for an invocation. One that takes too long is begun anew, without that limit."""
+        for limit in (self._init, self.timeout):
+            self._waiting = queue.Queue()
+            self._ready.clear()
+            self.init_error = None
+            self._began = time.monotonic()
+            self.started += 1
+            self._process = subprocess.Popen(
+                self._command, cwd=self._directory, env=self._variables(), stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL
+            )
+            threading.Thread(target=self._watch, args=(self._process, self._ready), daemon=True).start()
+            if self._ready.wait(limit):
+                self.init_seconds = time.monotonic() - self._began
+                return self.init_error is None and self._process.poll() is None
+            self._kill()
+        return False
+
+    def _watch(self, process: subprocess.Popen[bytes], ready: threading.Event) -> None:
+        process.wait()
+        ready.set()
+
+    def _variables(self) -> dict[str, str]:
+        more = {"AWS_LAMBDA_MAX_CONCURRENCY": str(self._concurrency)} if self._concurrency > 1 else {}
+        kind = "lambda-managed-instances" if self._concurrency > 1 else "on-demand"
+        return {
+            "PATH": os.environ["PATH"],
+            "AWS_LAMBDA_RUNTIME_API": self.address,
+            "AWS_LAMBDA_FUNCTION_NAME": "digits",
+            "AWS_LAMBDA_FUNCTION_VERSION": "1",
+            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "3008",
+            "AWS_LAMBDA_INITIALIZATION_TYPE": kind,
+            "AWS_REGION": "eu-central-1",
+            **more,
+            **self._environment,
+        }
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._waiting.put(None)
+
+    def _thaw(self) -> None:
+        if self._freezes and self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    # What the Runtime API calls
+
+    def next(self) -> Invocation | None:
+        """None: the environment has ended."""
+        waiting = self._waiting
+        self._ready.set()
+        if self._freezes and waiting.empty() and self._process is not None:
+            with self._lock:
+                if waiting.empty():
+                    self._process.send_signal(signal.SIGSTOP)
+        return waiting.get()
+
+    def under_way(self, id: str) -> Invocation | None:
+        return self._under_way.get(id)
+
+    def answered(self, invocation: Invocation, body: bytes) -> int:
+        """The status of the Runtime API's answer."""
+        if self._under_way.pop(invocation.id, None) is None:
+            return 400
+        if len(body) > LARGEST_ANSWER and not invocation.streamed:
+            text = f"Response payload size exceeded maximum allowed payload size ({LARGEST_ANSWER} bytes)."
+            invocation.fail("Function.ResponseSizeTooLarge", text)
+            return 413
+        invocation.answer = body
+        invocation.end()
+        return 202
+
+    def failed(self, invocation: Invocation, body: bytes) -> int:
+        if self._under_way.pop(invocation.id, None) is None:
+            return 400
+        invocation.answer, invocation.error = body, "Unhandled"
+        invocation.end()
+        return 202
+
+    def init_failed(self, body: bytes) -> int:
+        self.init_error = json.loads(body)
+        return 202
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """An environment that is ended leaves connections behind."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # with it a small answer waits for an acknowledgement, which the other end delays by 40 ms
+    wbufsize = -1  # the head and the body in one packet
+    server: _Server
+
+    def do_GET(self) -> None:  # the name that the library wants
+        if self.path != f"{API}invocation/next":
+            self._reply(404, b"{}")
+            return
+        invocation = self.server.host.next()
+        if invocation is None:
+            self.close_connection = True
+            return
+        headers = {
+            "Lambda-Runtime-Aws-Request-Id": invocation.id,
+            "Lambda-Runtime-Deadline-Ms": str(int(invocation.deadline * 1000)),
+            "Lambda-Runtime-Invoked-Function-Arn": ARN,
+            "Lambda-Runtime-Trace-Id": "Root=1-5bef4de7-ad49b0e87f6ef6c87fc2e700;Parent=9a9197af755a6419;Sampled=0",
+        }
+        self._reply(200, invocation.payload, headers)
+
+    def do_POST(self) -> None:  # as above
+        host, path = self.server.host, self.path
+        if path == f"{API}init/error":
+            self._reply(host.init_failed(self._body()), b'{"status":"OK"}')
+            return
+        _, _, rest = path.partition(f"{API}invocation/")
+        id, _, verb = rest.partition("/")
+        invocation = host.under_way(id)
+        if invocation is not None and verb == "response" and self.headers.get("Lambda-Runtime-Function-Response-Mode") == "streaming":
+            self._reply(self._stream(host, invocation), b'{"status":"OK"}')
+            return
+        body = self._body()
+        if invocation is None or verb not in ("response", "error"):
+            self._reply(400, b'{"errorType":"InvalidRequestID","errorMessage":"no such invocation"}')
+        else:
+            self._reply((host.answered if verb == "response" else host.failed)(invocation, body), b'{"status":"OK"}')
+
+    def _stream(self, host: Host, invocation: Invocation) -> int:
+        invocation.streamed = True
+        whole = b""
+        for part in self._chunks():
+            invocation.parts.put(part)
+            whole += part
+        trailers = {}
+        while (line := self.rfile.readline().strip()) != b"":
+            name, _, value = line.decode().partition(":")
+            trailers[name.strip().lower()] = value.strip()
+        status = host.answered(invocation, whole)
+        if told := trailers.get("lambda-runtime-function-error-body"):
+            invocation.error = base64.b64decode(told).decode()
+        return status
+
+    def _chunks(self) -> Any:
+        while size := int(self.rfile.readline(), 16):
+            part = self.rfile.read(size)
+            self.rfile.readline()
+            yield part
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            body = b"".join(self._chunks())
+            self.rfile.readline()
+            return body
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _reply(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The tests read what the function says."""

@@ -1,0 +1,240 @@
+"""A model as a Lambda function: it loads while the environment starts, and answers events of every kind.
+
+Between two invocations the environment is frozen, and an event loop with it: nothing here relies on time that passes then. The worker is
+a thread of this process, on the same channel as any other; its event loop runs while the model is waited for, and during invocations.
+
+`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. Started by `targets/entry.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tsx_archiver import ArchiveError
+from tsx_runtime.core.inprocess import ThreadStarter
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
+from tsx_runtime.http.app import build_apps
+from tsx_runtime.setting_sources import find_config, load_settings
+from tsx_runtime.targets import lambda_events as events
+from tsx_runtime.targets.container_env import look_around
+from tsx_runtime.targets.found import found_model
+from tsx_runtime.targets.lambda_batch import Answered, Queue, ask_all
+from tsx_runtime.targets.lambda_env import LARGEST, Said, homes, read_environment
+from tsx_runtime.targets.lambda_events import Asks
+from tsx_runtime.targets.lambda_http import SURELY_FITS, Http, TooLate, Write, too_large, too_late
+from tsx_runtime.targets.lambda_results import Results
+from tsx_runtime.targets.start import StartModel, load_all, models_from_settings
+
+RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"
+MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it
+
+logger = logging.getLogger("tsx.lambda")
+
+
+class StillLoading(Unavailable):
+    """The model was not there in the invocation's time."""
+
+
+class Function:
+    """The models, and what answers events with them. `over` says why this environment is of no further use, once it is not."""
+
+    def __init__(self, said: Said, env: Mapping[str, str]) -> None:
+        """Raises SettingError."""
+        settings, _ = load_settings({}, said.variables, find_config(None, env, Path.cwd()))
+        self.own = said.own
+        self.over = ""
+        self._settings = settings
+        self._order = said.order
+        self._env = env
+        self._starter = ThreadStarter(hide=settings.blacklist_env_vars)
+        self._results = Results()
+        self._began = time.monotonic()
+
+    async def start(self) -> None:
+        """The model is on its way from now on. Raises SettingError where it cannot be found."""
+        place = look_around(self._env)
+        models = models_from_settings(self._settings) or [found_model(place.directory, self._env, place.name)]
+        self._registry = Registry(self._settings, starter=self._starter)
+        ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
+        self._loading = asyncio.ensure_future(self._load(ordered))
+        [app] = build_apps(self._registry, self._settings, [("inference",)])
+        self._http = Http(app, self.own.base_path, self._wait, self._late)
+        self._queue = Queue(self._registry, self.own.results, self._results)
+
+    async def loaded(self, seconds: float | None) -> bool:
+        """Whether the model is there within that time. Raises LoadFailed where it will not be."""
+        await asyncio.wait([self._loading], timeout=seconds)
+        if not self._loading.done():
+            return False
+        try:
+            self._loading.result()
+        except (TsxError, ArchiveError) as error:
+            trace = error.traceback if isinstance(error, TsxError) else None
+            self.over = getattr(error, "message", None) or str(error)
+            raise LoadFailed(self.over, traceback=trace) from error
+        return True
+
+    async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
+        """What the invocation is answered with: of an HTTP request None where `write` has taken it. Raises TsxError."""
+        seconds = seconds_left(context)
+        if events.is_http(event):
+            if write is None:
+                return await self._http.answer(event, context, seconds)
+            return await self._http.stream(event, context, seconds, write)
+        end = time.monotonic() + seconds
+        asks = None if events.is_warm_up(event) or events.is_sqs(event) else events.asks_of(event)
+        try:
+            await asyncio.wait_for(self._wait(), seconds)
+        except asyncio.TimeoutError:
+            raise self._late() from None
+        if asks is not None:
+            return await self._answer_asks(asks, end)
+        return await self._queue.answer(event, end - time.monotonic()) if events.is_sqs(event) else {"warm": True}
+
+    async def _load(self, models: list[StartModel]) -> None:
+        await load_all(self._registry, models)
+        logger.info("the model is there %.2f s after its function began", time.monotonic() - self._began)
+
+    async def _wait(self) -> None:
+        """Raises Unavailable where there will be no model."""
+        if not self._loading.done():
+            await asyncio.wait([self._loading])
+        try:
+            await self.loaded(None)
+        except LoadFailed as error:
+            raise Unavailable(error.message) from error
+
+    def _late(self) -> TsxError:
+        """What is said of a request for which there is no more time. A worker that is still at it would hold up the next one."""
+        if not self._loading.done():
+            text = "The model is still loading, for %.0f s by now. Try again; or raise the function's timeout, or its memory."
+            return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
+        if self.own.concurrency == 1:
+            self.over = "an invocation was given up, and the model may still be at it"
+        return too_late()
+
+    async def _answer_asks(self, asks: Asks, end: float) -> Any:
+        answers = await ask_all(self._registry, asks.asks, end - time.monotonic())
+        if any(isinstance(answer, TooLate) for answer in answers):
+            self._late()
+        if asks.together:
+            told: Any = [_as_item(answer) for answer in answers]
+        else:
+            [answer] = answers
+            if isinstance(answer, TsxError):
+                raise answer
+            if answer.status >= 400:
+                raise HandlerFailed(answer)
+            told = as_value(answer)
+        size = sum(len(answer.body) for answer in answers if isinstance(answer, Answered))
+        if size > SURELY_FITS and (whole := len(json.dumps(told))) > LARGEST:
+            raise too_large(whole, size)
+        return told
+
+
+class HandlerFailed(TsxError):
+    """The handler answered a direct invocation with an error's status: who invoked sees a failed function."""
+
+    def __init__(self, answer: Answered) -> None:
+        super().__init__(f"{answer.status}: {answer.body.decode('utf-8', 'replace').strip()}")
+        self.status = answer.status
+
+
+def seconds_left(context: Any) -> float:
+    left: float = context.get_remaining_time_in_millis() / 1000
+    return max(left - MARGIN, left / 2)
+
+
+def as_value(answer: Answered) -> Any:
+    """Of a direct invocation: JSON as it is, text as a text, all else as API Gateway has it."""
+    kind = answer.content_type.partition(";")[0].strip().lower()
+    try:
+        if kind.endswith("json"):
+            return json.loads(answer.body)
+        if kind.startswith("text/"):
+            return answer.body.decode()
+    except (ValueError, RecursionError):
+        pass
+    headers = {"content-type": answer.content_type}
+    return {"body": base64.b64encode(answer.body).decode(), "isBase64Encoded": True, "headers": headers}
+
+
+def _as_item(answer: Answered | TsxError) -> dict[str, Any]:
+    if isinstance(answer, TsxError):
+        return {"status": answer.status, "error": answer.message}
+    return {"status": answer.status, "error" if answer.status >= 400 else "answer": as_value(answer)}
+
+
+class Handler:
+    """`handler(event, context)`, as AWS's client calls it: in its only thread, one event at a time."""
+
+    def __init__(self, env: MutableMapping[str, str]) -> None:
+        """Returns when the model is there, or may be waited for in an invocation. Raises SettingError, LoadFailed."""
+        self._loop = asyncio.new_event_loop()
+        self.function = self._loop.run_until_complete(begin(env))
+
+    def __call__(self, event: Any, context: Any) -> Any:
+        return self._loop.run_until_complete(self.function.answer(event, context))
+
+
+async def begin(env: MutableMapping[str, str]) -> Function:
+    """A function that has waited for its model as long as its start-up phase lets it. Raises SettingError, LoadFailed."""
+    env.update(homes(env))
+    said = read_environment(env)
+    function = Function(said, env)
+    await function.start()
+    wait = said.own.init_wait
+    try:
+        await function.loaded(None if wait is None else max(0.0, wait - _age()))
+    except LoadFailed as error:
+        if wait is None:
+            raise
+        logger.error("the model does not load: %s\n%s", error.message, error.traceback or "")  # and the first invocation is told
+    return function
+
+
+def _age() -> float:
+    """Seconds for which this process has been there."""
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def __getattr__(name: str) -> Any:
+    """`handler` is made when it is first asked for: importing this module starts nothing."""
+    if name == "handler":
+        return _handler()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _handler() -> Handler:
+    return Handler(os.environ)
+
+
+def run(env: MutableMapping[str, str]) -> int:
+    """Serve as Lambda's container does, by the client that the environment asks for, until the environment ends. Raises SettingError."""
+    if not env.get(RUNTIME_API):
+        raise SettingError(f"{RUNTIME_API} is not set: Lambda sets it, and so does what stands in for Lambda; without it nobody invokes")
+    own = read_environment(env).own
+    if own.uses_own_client or (not own.runtime and find_spec("awslambdaric") is None):
+        from tsx_runtime.targets import lambda_runtime  # here, since the other client needs nothing of it
+
+        return lambda_runtime.run(env)
+    try:
+        from tsx_runtime.targets import lambda_ric  # here, since it needs the extra
+    except ModuleNotFoundError as error:
+        raise SettingError(f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install 'tsx-serve[lambda]'") from error
+    return lambda_ric.run(f"{__name__}.handler", env[RUNTIME_API], lambda: _handler().function.over)

@@ -1,0 +1,147 @@
+"""Requests that do not come by HTTP: those of one event are handed to the model at once, and so run as batches of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tsx_runtime import wire
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.split import Route
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http.asgi import handler_headers, new_request_id
+from tsx_runtime.http.routes import Target, resolve
+from tsx_runtime.targets import lambda_events as events
+from tsx_runtime.targets.lambda_env import is_place
+from tsx_runtime.targets.lambda_events import Ask
+from tsx_runtime.targets.lambda_http import looks_like, too_late
+from tsx_runtime.targets.lambda_results import Result, Results
+
+MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
+
+logger = logging.getLogger("tsx.lambda")
+
+
+class Answered(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+
+
+async def ask_all(registry: Registry, asks: Sequence[Ask | TsxError], seconds: float) -> list[Answered | TsxError]:
+    """In their order. Who is not answered within so many seconds is given up; what was no request stays the error that it is."""
+    begun = [_begin(registry, ask) if isinstance(ask, Ask) else ask for ask in asks]
+    under_way = [asyncio.ensure_future(_whole(job, registry)) for _, job in _jobs(begun)]
+    if under_way:
+        await asyncio.wait(under_way, timeout=max(0.0, seconds))
+    for task, (route, job) in zip(under_way, _jobs(begun), strict=True):
+        if not task.done():
+            task.cancel()
+            route.leave(job)
+    answers = iter(under_way)
+    return [each if isinstance(each, TsxError) else _outcome(next(answers)) for each in begun]
+
+
+def _begin(registry: Registry, ask: Ask) -> tuple[Route, WaitingJob] | TsxError:
+    try:
+        headers = [(name.encode("latin-1", "replace"), text.encode("latin-1", "replace")) for name, text in ask.headers]
+        route = resolve(registry, Target(ask.model), headers)
+        job = WaitingJob(wire.request_meta(new_request_id().decode(), b"", headers), ask.body, time.monotonic())
+        route.submit(job)
+    except TsxError as error:
+        return error
+    return route, job
+
+
+def _jobs(begun: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[Route, WaitingJob]]:
+    return [each for each in begun if not isinstance(each, TsxError)]
+
+
+async def _whole(job: WaitingJob, registry: Registry) -> Answered:
+    answer = await job.done
+    body = await answer.whole(registry.settings.max_response_size)
+    kind = next((value.decode("latin-1") for name, value in handler_headers(answer.headers) if name == b"content-type"), "")
+    return Answered(answer.status, kind or looks_like(body), body)
+
+
+def _outcome(task: asyncio.Task[Answered]) -> Answered | TsxError:
+    if not task.done() or task.cancelled():
+        return too_late()
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, TsxError):
+        return error
+    raise error
+
+
+class Queue:
+    """Events of SQS. Their messages are one batch, or as many as the model's size of a batch makes of them."""
+
+    def __init__(self, registry: Registry, place: str, results: Results) -> None:
+        self._registry = registry
+        self._place = place
+        self._results = results
+
+    async def answer(self, event: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Which messages are to come again: https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
+        end = time.monotonic() + seconds
+        records: list[Mapping[str, Any]] = event["Records"]
+        answers = await ask_all(self._registry, [_message(record) for record in records], seconds)
+        failed = {record["messageId"]: why for record, answer in zip(records, answers, strict=True) if (why := _why_failed(answer))}
+        held_back = set(events.ordered_failures(records, set(failed)))
+        going = [(record, answer) for record, answer in zip(records, answers, strict=True) if record["messageId"] not in held_back]
+        failed |= await self._send([(record, answer) for record, answer in going if isinstance(answer, Answered)], end)
+        for message, why in failed.items():
+            logger.error("message %s failed, and comes again: %s", message, why)
+        return {"batchItemFailures": [{"itemIdentifier": message} for message in events.ordered_failures(records, set(failed))]}
+
+    async def _send(self, answered: Sequence[tuple[Mapping[str, Any], Answered]], end: float) -> dict[str, str]:
+        """The messages whose answers could not be sent, and why. Those of a FIFO group one after the other."""
+        if not self._place:
+            return {}
+        if any(events.group_of(record) for record, _ in answered):
+            return await self._send_in_order(answered, end)
+        sent = await asyncio.gather(*(self._send_one(record, answer, end) for record, answer in answered))
+        return {message: why for each in sent for message, why in each.items()}
+
+    async def _send_in_order(self, answered: Sequence[tuple[Mapping[str, Any], Answered]], end: float) -> dict[str, str]:
+        failed: dict[str, str] = {}
+        stopped: set[str] = set()
+        for record, answer in answered:
+            if events.group_of(record) not in stopped and (why := await self._send_one(record, answer, end)):
+                failed |= why
+                stopped.add(events.group_of(record))
+        return failed
+
+    async def _send_one(self, record: Mapping[str, Any], answer: Answered, end: float) -> dict[str, str]:
+        message = record["messageId"]
+        place = events.result_place(record) if self._place == MESSAGE else self._place
+        if not place:
+            return {}
+        if not is_place(place):
+            return {message: f"its attribute tsx-results is '{place}', which is neither s3://BUCKET/PREFIX nor the URL of a queue"}
+        try:
+            result = Result(message, events.group_of(record), answer.status, answer.content_type, answer.body)
+            await asyncio.wait_for(self._results.send(place, result), max(0.0, end - time.monotonic()))
+        except Exception as error:  # the boundary of a message: whatever boto3 raises, the others go on
+            return {message: f"its answer cannot be sent to {place}: {error!r}"}
+        return {}
+
+
+def _message(record: Mapping[str, Any]) -> Ask | TsxError:
+    try:
+        return events.message(record)
+    except TsxError as error:
+        return error
+
+
+def _why_failed(answer: Answered | TsxError) -> str:
+    """Empty where it has not."""
+    if isinstance(answer, TsxError):
+        return answer.message
+    return "" if answer.status < 400 else f"{answer.status} {answer.body[:500].decode('utf-8', 'replace').strip()}"

@@ -1,0 +1,157 @@
+"""What Lambda and a function's variables say, in tsx's own words: pure functions of the environment.
+
+https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A `TSX_*` variable of the function's goes
+before the defaults here; those that are called `TSX_LAMBDA_*` are told below and are no settings of a server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tsx_runtime.errors import SettingError
+from tsx_runtime.nearest import suggestion
+from tsx_runtime.targets.container_env import OWN as OF_THE_IMAGE
+
+PREFIX = "TSX_LAMBDA_"
+RUNTIMES = ("awslambdaric", "tsx")
+ANSWERS = ("buffered", "streamed")
+NAMES = {  # what each takes is read in `_own`
+    "TSX_LAMBDA_RUNTIME": "which client of Lambda's Runtime API runs the function: awslambdaric or tsx",
+    "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)",
+    "TSX_LAMBDA_RESULTS": "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message",
+    "TSX_LAMBDA_BASE_PATH": "what stands before the paths of requests, such as the mapping of a custom domain",
+    "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
+}
+
+TMP = "/tmp/tsx"  # all that may be written
+LONGEST = 900  # seconds of an invocation
+LONGEST_MANAGED = 5400
+LARGEST = 6_291_556  # bytes of what an invocation takes and gives, as JSON
+QUEUE = 10_000  # messages that one event of SQS may bring
+INIT_WAIT = 8.0  # Lambda ends a start-up phase after 10 s and begins it anew
+HOMES = {  # of libraries that write where a function may not
+    "HOME": "/tmp",
+    "XDG_CACHE_HOME": f"{TMP}/cache",
+    "HF_HOME": f"{TMP}/huggingface",
+    "TORCH_HOME": f"{TMP}/torch",
+    "TORCHINDUCTOR_CACHE_DIR": f"{TMP}/inductor",
+    "MPLCONFIGDIR": f"{TMP}/matplotlib",
+    "NUMBA_CACHE_DIR": f"{TMP}/numba",
+}
+
+
+class Own(NamedTuple):
+    """What is said of the function beside a server's settings."""
+
+    runtime: str = ""  # of RUNTIMES; empty: as the platform asks
+    streams: bool = False
+    results: str = ""
+    base_path: str = ""
+    init_wait: float | None = INIT_WAIT  # None: until the model is there, or has failed
+    concurrency: int = 1  # invocations that this environment gets at once
+
+    @property
+    def uses_own_client(self) -> bool:
+        return self.runtime == "tsx" or (not self.runtime and (self.concurrency > 1 or self.streams))
+
+
+class Said(NamedTuple):
+    variables: dict[str, str]  # TSX_*, as a server's settings are read from
+    order: dict[str, Any]  # of each model's registration
+    own: Own
+
+
+def read_environment(env: Mapping[str, str]) -> Said:
+    """Raises SettingError for a variable that there is not, and for a value that means nothing."""
+    own = _own(env)
+    longest = str(LONGEST_MANAGED if own.concurrency > 1 else LONGEST)
+    defaults = {
+        "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",  # Lambda decides who may invoke
+        "TSX_ENABLE_GRPC": "false",
+        "TSX_CACHE_DIR": f"{TMP}/models",
+        "TSX_STATE_DIR": f"{TMP}/state",
+        "TSX_MAX_REQUEST_SIZE": str(LARGEST),
+        "TSX_MAX_RESPONSE_SIZE": str(200 << 20),  # what is too large for its way out is told there
+        "TSX_DEFAULT_RESPONSE_TIMEOUT": longest,
+        "TSX_DEFAULT_STARTUP_TIMEOUT": longest,
+        "TSX_HEARTBEAT_TIMEOUT": "0",  # a frozen thread gives no sign of life
+        "TSX_HEARTBEAT_INTERVAL": "3600",
+    }
+    given = {name: value for name, value in env.items() if not name.startswith(PREFIX) and name not in OF_THE_IMAGE}
+    order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE}
+    if own.concurrency == 1:
+        order["max_batch_delay"] = 0  # nobody else can come while a request waits
+    return Said({**defaults, **given}, order, own)
+
+
+def homes(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the process for those that are not set; HOME always, since the image's own is not writable on Lambda."""
+    return {name: place for name, place in HOMES.items() if name == "HOME" or not env.get(name)}
+
+
+def _own(env: Mapping[str, str]) -> Own:
+    for name in env:
+        if name.startswith(PREFIX) and name not in NAMES:
+            raise SettingError(f"{name} is no setting{suggestion(name, NAMES) or '.'} There are {', '.join(NAMES)}")
+    concurrency = _number("AWS_LAMBDA_MAX_CONCURRENCY", env, 1)
+    own = Own(
+        runtime=_one_of("TSX_LAMBDA_RUNTIME", env, RUNTIMES),
+        streams=_one_of("TSX_LAMBDA_ANSWERS", env, ANSWERS) == "streamed",
+        results=_results(env.get("TSX_LAMBDA_RESULTS", "").strip()),
+        base_path=_base_path(env.get("TSX_LAMBDA_BASE_PATH", "").strip()),
+        init_wait=_init_wait(env),
+        concurrency=max(1, int(concurrency)),
+    )
+    if own.runtime == "awslambdaric" and own.streams:
+        raise SettingError("TSX_LAMBDA_ANSWERS is 'streamed', which awslambdaric cannot do. Take TSX_LAMBDA_RUNTIME away, or set it to tsx")
+    if own.runtime == "awslambdaric" and own.concurrency > 1:
+        raise SettingError(
+            f"TSX_LAMBDA_RUNTIME is 'awslambdaric', but this environment gets {own.concurrency} invocations at once, for which that would "
+            "start as many processes with a model each. Take TSX_LAMBDA_RUNTIME away, or set it to tsx"
+        )
+    return own
+
+
+def _one_of(name: str, env: Mapping[str, str], words: tuple[str, ...]) -> str:
+    value = env.get(name, "").strip().lower()
+    if value and value not in words:
+        raise SettingError(f"{name} is '{env[name]}'{suggestion(value, words) or '.'} It is one of {', '.join(words)}")
+    return value
+
+
+def _number(name: str, env: Mapping[str, str], default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        number = float(text or default)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1e6:
+        raise SettingError(f"{name} is '{text}'; it takes a number that is not negative")
+    return number
+
+
+def _init_wait(env: Mapping[str, str]) -> float | None:
+    """Only a function on demand has 10 s; elsewhere nobody waits yet, and what serves is to be ready."""
+    if env.get("TSX_LAMBDA_INIT_WAIT", "").strip():
+        return _number("TSX_LAMBDA_INIT_WAIT", env, INIT_WAIT)
+    return INIT_WAIT if env.get("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand") == "on-demand" else None
+
+
+def _results(value: str) -> str:
+    if value and value != "message" and not is_place(value):
+        raise SettingError(
+            f"TSX_LAMBDA_RESULTS is '{value}'; it takes s3://BUCKET/PREFIX, the URL of an SQS queue, or 'message': each names its own"
+        )
+    return value
+
+
+def is_place(value: str) -> bool:
+    """Whether answers can be sent there."""
+    return re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?|https?://[^/]+/[^/]+/[^/]+", value) is not None
+
+
+def _base_path(value: str) -> str:
+    value = value.strip("/")
+    return f"/{value}" if value else ""

@@ -1,0 +1,170 @@
+"""What an event of Lambda's is, and what it asks of a model: pure functions.
+
+| event                                                   | is                                             |
+|---------------------------------------------------------|------------------------------------------------|
+| of API Gateway (1.0, 2.0), a function URL, an ALB       | an HTTP request                                |
+| `Records` of SQS                                        | a batch of requests                            |
+| EventBridge's schedule, or `{"warmup": ...}`            | a wish that the model be there                 |
+| any other event of EventBridge                          | one request, its `detail`                      |
+| `{"requests": [...]}`                                   | a batch of requests, each as the next two      |
+| `{"body": ..., "headers": {}, "model": ...}`            | one request                                    |
+| any other JSON                                          | one request, all of it                         |
+| of S3, SNS, Kinesis, DynamoDB, Cognito, a web socket ...| an error that says what to do                  |
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tsx_runtime.errors import BadRequest
+
+JSON = "application/json"
+WRAPPING = {"body", "headers", "model", "isBase64Encoded"}  # the keys of a request that is more than its input
+WARMERS = {"serverless-plugin-warmup"}
+
+
+class Ask(NamedTuple):
+    """A request that did not come by HTTP."""
+
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    model: str | None = None  # the only one there is
+
+
+class Asks(NamedTuple):
+    asks: list[Ask]
+    together: bool  # whether a list is to be answered
+
+
+class UnknownEvent(BadRequest):
+    """An event of a service that asks nothing of a model."""
+
+
+def is_http(event: Any) -> bool:
+    """https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html, services-apigateway.html, services-alb.html"""
+    context = event.get("requestContext") if isinstance(event, dict) else None
+    if not isinstance(context, dict) or "connectionId" in context:
+        return False
+    return "elb" in context or "http" in context or "httpMethod" in event
+
+
+def is_sqs(event: Any) -> bool:
+    """https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html"""
+    return _source(event) == "aws:sqs"
+
+
+def is_warm_up(event: Any) -> bool:
+    if not isinstance(event, dict):
+        return False
+    scheduled = event.get("source") == "aws.events" and event.get("detail-type") == "Scheduled Event"
+    return scheduled or event.get("source") in WARMERS or bool(event.get("warmup"))
+
+
+def asks_of(event: Any) -> Asks:
+    """Of an event that is none of the above. Raises UnknownEvent, and BadRequest for one whose parts are not as they should be."""
+    if isinstance(event, dict):
+        _refuse_foreign(event)
+        if "detail-type" in event and "detail" in event:
+            return Asks([Ask(_json(event["detail"]), (("content-type", JSON),))], together=False)
+        if set(event) == {"requests"} and isinstance(event["requests"], list):
+            return Asks([_ask(each) for each in event["requests"]], together=True)
+    return Asks([_ask(event)], together=False)
+
+
+def _ask(value: Any) -> Ask:
+    if not isinstance(value, dict) or "body" not in value or not set(value) <= WRAPPING:
+        return Ask(_json(value), (("content-type", JSON),))
+    headers = value.get("headers") or {}
+    model = value.get("model")
+    if not isinstance(headers, dict) or not all(isinstance(text, str) for text in headers.values()):
+        raise BadRequest('"headers" of the event must be an object of texts')
+    if model is not None and not isinstance(model, str):
+        raise BadRequest('"model" of the event must be the name of a model')
+    pairs = tuple((name.lower(), text) for name, text in headers.items())
+    body, typed = value["body"], any(name == "content-type" for name, _ in pairs)
+    if not isinstance(body, str):
+        return Ask(_json(body), pairs if typed else (*pairs, ("content-type", JSON)), model)
+    return Ask(from_base64(body) if value.get("isBase64Encoded") else body.encode(), pairs, model)
+
+
+def from_base64(text: str) -> bytes:
+    """Raises BadRequest."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"the body is said to be base64, but is not: {error}") from error
+
+
+def message(record: Mapping[str, Any]) -> Ask:
+    """One of SQS. Its attributes are headers; `content-transfer-encoding: base64` says that the body is bytes. Raises BadRequest."""
+    given = record.get("messageAttributes") or {}
+    headers = {name.lower(): each["stringValue"] for name, each in given.items() if isinstance(each.get("stringValue"), str)}
+    model = headers.pop("tsx-model", None)
+    text = record.get("body") or ""
+    body = from_base64(text) if headers.pop("content-transfer-encoding", "").lower() == "base64" else text.encode()
+    if "content-type" not in headers and _is_json(text):
+        headers["content-type"] = JSON
+    return Ask(body, tuple(headers.items()), model)
+
+
+def result_place(record: Mapping[str, Any]) -> str:
+    """Where the message itself wants its answer; empty where it says nothing."""
+    attribute = (record.get("messageAttributes") or {}).get("tsx-results") or {}
+    return str(attribute.get("stringValue") or "").strip()
+
+
+def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> list[str]:
+    """The messages that are to come again. Of a FIFO queue's group none may overtake one that failed."""
+    groups: set[str] = set()
+    again = []
+    for record in records:
+        group = group_of(record)
+        if record["messageId"] in failed or group in groups:
+            again.append(record["messageId"])
+            groups |= {group} - {""}
+    return again
+
+
+def group_of(record: Mapping[str, Any]) -> str:
+    """Of a message of a FIFO queue; else empty. (A standard queue may have groups, too, which order nothing.)"""
+    is_fifo = str(record.get("eventSourceARN", "")).endswith(".fifo")
+    return str((record.get("attributes") or {}).get("MessageGroupId", "")) if is_fifo else ""
+
+
+def _source(event: Any) -> str:
+    records = event.get("Records") if isinstance(event, dict) else None
+    if not isinstance(records, list) or not records or not isinstance(records[0], dict):
+        return ""
+    first = records[0]
+    return str(first.get("eventSource") or first.get("EventSource") or ("aws:cloudfront" if "cf" in first else ""))
+
+
+def _refuse_foreign(event: Mapping[str, Any]) -> None:
+    what = _source(event)
+    if not what and isinstance(event.get("requestContext"), dict):
+        what = "a web socket" if "connectionId" in event["requestContext"] else "a request in a form that is not known"
+    elif "triggerSource" in event:
+        what = "Cognito"
+    elif "awslogs" in event:
+        what = "CloudWatch Logs"
+    if what:
+        raise UnknownEvent(
+            f"This function has no use for an event of {what}. It takes HTTP requests (API Gateway, function URL, ALB), messages of SQS, "
+            "events of EventBridge, and direct invocations with a model's input. Send others by way of SQS or EventBridge."
+        )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,196 @@
+"""HTTP requests that come as events: Mangum makes an ASGI scope of each and the platform's form of the answer, whole or part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from mangum import Mangum
+from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
+
+from tsx_runtime.errors import PayloadTooLarge, TsxError, Unavailable
+from tsx_runtime.http import faults
+from tsx_runtime.http.asgi import Message, Receive, Scope, Send, new_request_id, send_whole
+from tsx_runtime.http.routes import runs_model
+from tsx_runtime.targets.lambda_env import LARGEST
+
+TEXT = ("application/problem+json", "application/jsonlines", "application/x-jsonlines", "application/x-ndjson", "application/yaml")
+PRELUDE_END = b"\0" * 8  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
+SURELY_FITS = LARGEST // 2  # bytes of a body that base64 or JSON's escapes do not make too large, headers included
+
+_BEGINS_JSON = (b"{", b"[", b'"')
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class AnswerTooLarge(PayloadTooLarge):
+    """It was made, but Lambda does not carry it."""
+
+
+class TooLate(Unavailable):
+    """The function's own time is nearly over."""
+
+    status = 504
+
+
+class Http:
+    """The app behind events. `wait` returns once there is a model, and raises TsxError; `late` says what became of what ran too long."""
+
+    def __init__(self, app: App, base_path: str, wait: Callable[[], Awaitable[None]], late: Callable[[], TsxError]) -> None:
+        self._app = app
+        self._wait = wait
+        self._late = late
+        self._base_path = base_path
+        text = [*DEFAULT_TEXT_MIME_TYPES, *TEXT]
+        self._mangum = Mangum(cast("Any", app), lifespan="off", text_mime_types=text, exclude_headers=["connection"])
+
+    async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
+        """In the form of the event's service."""
+        handler = self._mangum.infer(event, context)
+        scope, whole = self._scope(handler.scope, event), _Whole()
+        try:
+            await self._run(scope, _Inbox(handler.body), whole, seconds)
+        except TsxError as error:
+            whole = await _refused(scope, error)
+        answer = handler(cast("Any", whole.response()))
+        if len(whole.body) > SURELY_FITS and (size := len(json.dumps(answer))) > LARGEST:
+            whole = await _refused(scope, too_large(size, len(whole.body)))
+            answer = handler(cast("Any", whole.response()))
+        return answer
+
+    async def stream(self, event: dict[str, Any], context: Any, seconds: float, write: Write) -> None:
+        """As a prelude with status and headers, then the body as it comes. Raises TsxError where it breaks off."""
+        handler = self._mangum.infer(event, context)
+        scope, parts = self._scope(handler.scope, event), _Parts(write)
+        try:
+            await self._run(scope, _Inbox(handler.body), parts, seconds)
+        except TsxError as error:
+            if parts.begun:
+                raise
+            await _refuse(scope, error, parts)
+
+    def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
+        """A path that begins with the stage of an API, or with what the function says, is that of the app behind it."""
+        scope["headers"] = [(name, value) for name, value in scope["headers"]]
+        stage = event["requestContext"].get("stage")
+        for root in (self._base_path, f"/{stage}" if stage and stage != "$default" else ""):
+            if root and scope["path"].startswith(f"{root}/"):
+                scope["root_path"] = root
+                break
+        return cast("Scope", scope)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._with_model(scope, receive, send), max(0.0, seconds))
+        except asyncio.TimeoutError:
+            raise self._late() from None
+
+    async def _with_model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if runs_model(scope["path"].removeprefix(scope["root_path"])):
+            await self._wait()
+        await self._app(scope, receive, send)
+
+
+class _Inbox:
+    """The request, then nothing: who waits for its client's leaving waits until it is told to stop."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+
+    async def __call__(self) -> Message:
+        body, self._body = self._body, None
+        if body is None:
+            await asyncio.get_running_loop().create_future()
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Whole:
+    """An answer that is gathered."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        self._parts: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], message["headers"]
+        else:
+            self._parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                self.body = b"".join(self._parts)
+
+    def response(self) -> dict[str, Any]:
+        """Lambda's services take what has no type for JSON, or Mangum for binary; here it is what it looks like."""
+        if not any(name == b"content-type" for name, _ in self.headers):
+            self.headers = [*self.headers, (b"content-type", looks_like(self.body).encode())]
+        return {"status": self.status, "headers": self.headers, "body": self.body}
+
+
+class _Parts:
+    """An answer that is sent as it comes."""
+
+    def __init__(self, write: Write) -> None:
+        self.begun = False
+        self._write = write
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            await self._write(prelude(message["status"], message["headers"]))
+        elif message.get("body"):
+            await self._write(message["body"])
+
+
+def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """What Lambda makes the status and the headers of a streamed answer of."""
+    named: dict[str, str] = {}
+    cookies: list[str] = []
+    for raw, value in headers:
+        name, text = raw.decode("latin-1"), value.decode("latin-1")
+        if name == "set-cookie":
+            cookies.append(text)
+        elif name not in ("content-length", "connection"):
+            named[name] = f"{named[name]}, {text}" if name in named else text
+    told = {"statusCode": status, "headers": named, **({"cookies": cookies} if cookies else {})}
+    return json.dumps(told).encode() + PRELUDE_END
+
+
+def looks_like(body: bytes) -> str:
+    """The type of an answer whose handler named none."""
+    if body[:1] in _BEGINS_JSON:
+        return "application/json"
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return "application/octet-stream"
+    return "text/plain; charset=utf-8"
+
+
+def too_late() -> TooLate:
+    return TooLate("The answer was not there before the function's time was over. Raise the function's timeout, or its memory.")
+
+
+def too_large(size: int, body: int) -> AnswerTooLarge:
+    return AnswerTooLarge(
+        f"The answer has {body} bytes, {size} as Lambda carries it, which takes {LARGEST} (6 MB; of binary data, base64, about 4.5 MB). "
+        "Have the handler answer with less, or put the answer on S3 and return where it is; a function URL that streams "
+        "(TSX_LAMBDA_ANSWERS=streamed) carries 200 MB."
+    )
+
+
+async def _refused(scope: Scope, error: TsxError) -> _Whole:
+    whole = _Whole()
+    await _refuse(scope, error, whole)
+    return whole
+
+
+async def _refuse(scope: Scope, error: TsxError, send: Send) -> None:
+    status, headers, body = faults.fault(error)
+    if scope["path"].startswith(faults.V2):
+        body = faults.for_v2(body)
+    await send_whole(send, scope, status, headers, new_request_id(), body)

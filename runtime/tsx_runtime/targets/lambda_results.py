@@ -1,0 +1,70 @@
+"""Where the answers to SQS messages go: objects in S3, or messages of another queue. boto3 is imported once there is something to send."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+AT_ONCE = 16  # calls to AWS
+SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "text/html": ".html", "image/png": ".png", "image/jpeg": ".jpg"}
+
+
+class Result(NamedTuple):
+    """The answer to one message."""
+
+    message: str  # its id
+    group: str  # of a FIFO queue; else empty
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Results:
+    """Sends to any place. `client` makes one of boto3's by the name of its service."""
+
+    def __init__(self, client: Callable[[str], Any] | None = None) -> None:
+        self._client = cache(client or _client)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "tsx-results")
+
+    async def send(self, place: str, result: Result) -> None:
+        """Returns when it is there. Raises what boto3 raises."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._send, place, result)
+
+    def _send(self, place: str, result: Result) -> None:
+        if place.startswith("s3://"):
+            bucket, key = s3_key(place, result)
+            metadata = {"message-id": result.message, "status": str(result.status)}
+            self._client("s3").put_object(Bucket=bucket, Key=key, Body=result.body, ContentType=result.content_type, Metadata=metadata)
+        else:
+            self._client("sqs").send_message(QueueUrl=place, **sqs_message(place, result))
+
+
+def s3_key(place: str, result: Result) -> tuple[str, str]:
+    """Bucket and key: the message's id below the prefix, with what its type is called."""
+    parts = urlsplit(place)
+    prefix = parts.path.strip("/")
+    name = result.message + SUFFIXES.get(result.content_type.partition(";")[0].strip().lower(), ".bin")
+    return parts.netloc, f"{prefix}/{name}" if prefix else name
+
+
+def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
+    """Text as it is, bytes as base64, which an attribute tells. A FIFO queue keeps the order of the group that the message came in."""
+    attributes = {"tsx-message-id": result.message, "tsx-status": str(result.status), "content-type": result.content_type}
+    try:
+        body = result.body.decode()
+    except UnicodeDecodeError:
+        body, attributes["content-transfer-encoding"] = base64.b64encode(result.body).decode(), "base64"
+    told = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
+    order = {"MessageGroupId": result.group or "tsx", "MessageDeduplicationId": result.message} if queue.endswith(".fifo") else {}
+    return {"MessageBody": body or " ", "MessageAttributes": told, **order}
+
+
+def _client(service: str) -> Any:
+    import boto3  # 0.2 s of a cold start, which only those pay whose answers go somewhere
+
+    return boto3.client(service)

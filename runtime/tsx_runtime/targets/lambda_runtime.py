@@ -1,0 +1,114 @@
+"""tsx's own client of Lambda's Runtime API: as many invocations at once as the environment gets share one model and one queue.
+
+AWS's client answers the concurrent invocations of Lambda Managed Instances with a process each, and so with a model each and no batches.
+Here each of N pollers asks for an invocation, answers it and asks again, all on one event loop; what is there when the worker is free
+is its next batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import MutableMapping
+
+from tsx_archiver import ArchiveError
+from tsx_runtime.errors import TsxError
+from tsx_runtime.loglines import JsonLines
+from tsx_runtime.targets import lambda_events as events
+from tsx_runtime.targets.aws_lambda import Function, begin
+from tsx_runtime.targets.lambda_api import Broken, Connection, Invocation, Parts, Refused
+from tsx_runtime.targets.lambda_end import leave
+
+STOP = 1.5  # seconds for what is under way, once the environment is to end
+TEXT = "[%(levelname)s]\t%(asctime)s\t%(message)s"
+
+logger = logging.getLogger("tsx.lambda")
+
+
+def run(env: MutableMapping[str, str]) -> int:
+    """Until the environment ends, or is of no further use. The exit code is 1 where a fresh environment is to take its place."""
+    _log(env)
+    return asyncio.run(_run(env))
+
+
+async def _run(env: MutableMapping[str, str]) -> int:
+    address = env["AWS_LAMBDA_RUNTIME_API"]
+    try:
+        function = await begin(env)
+    except (TsxError, ArchiveError, OSError) as error:
+        message, trace = getattr(error, "message", str(error)), getattr(error, "traceback", None) or ""
+        logger.error("the function cannot start: %s\n%s", message, trace)
+        await Connection(address).fail_init(type(error).__name__, message, trace.splitlines())
+        return 1
+    pollers = [Poller(function, Connection(address)) for _ in range(function.own.concurrency)]
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    running = {asyncio.create_task(poller.run()): poller for poller in pollers}
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+    busy = [task for task, poller in running.items() if poller.busy]
+    if busy:
+        await asyncio.wait(busy, timeout=STOP if stopped.is_set() else None)
+    for task in running:
+        if task.done() and not task.cancelled() and (raised := task.exception()) is not None:
+            logger.error("%s", raised, exc_info=None if isinstance(raised, Broken) else raised)
+    leave(function.over, 0 if stopped.is_set() else 1)
+    return 1
+
+
+class Poller:
+    """One invocation after the other."""
+
+    def __init__(self, function: Function, connection: Connection) -> None:
+        self.busy = False
+        self._function = function
+        self._connection = connection
+
+    async def run(self) -> None:
+        """Until the environment is of no further use. Raises Broken."""
+        while not self._function.over:
+            invocation = await self._connection.next()
+            self.busy = True
+            try:
+                await self._serve(invocation)
+            except Refused as error:
+                logger.error("invocation %s could not be answered: %s", invocation.aws_request_id, error)
+            self.busy = False
+
+    async def _serve(self, invocation: Invocation) -> None:
+        parts = self._connection.parts(invocation.aws_request_id)
+        try:
+            event = json.loads(invocation.body)
+            streams = self._function.own.streams and events.is_http(event)
+            told = await self._function.answer(event, invocation, parts.write if streams else None)
+            if streams:
+                await parts.end()
+            else:
+                await self._connection.answer(invocation.aws_request_id, json.dumps(told).encode())
+        except (Broken, Refused):
+            raise
+        except TsxError as error:
+            await self._fail(invocation, parts, error, error.message, [])
+        except Exception as error:  # the boundary of an invocation
+            logger.error("invocation %s failed unexpectedly", invocation.aws_request_id, exc_info=error)
+            await self._fail(invocation, parts, error, str(error), traceback.format_tb(error.__traceback__))
+
+    async def _fail(self, invocation: Invocation, parts: Parts, error: Exception, message: str, trace: list[str]) -> None:
+        kind = type(error).__name__
+        if parts.begun:
+            await parts.end(kind, message)
+        else:
+            await self._connection.fail(invocation.aws_request_id, kind, message, trace)
+
+
+def _log(env: MutableMapping[str, str]) -> None:
+    """As Lambda is told to have it."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonLines() if env.get("AWS_LAMBDA_LOG_FORMAT", "").upper() == "JSON" else logging.Formatter(TEXT))
+    level = logging.getLevelName(env.get("AWS_LAMBDA_LOG_LEVEL", "INFO").upper())
+    logging.basicConfig(level=level if isinstance(level, int) else logging.INFO, handlers=[handler])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
