@@ -63,7 +63,8 @@ def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.Image) -> Images
     host, _, path = whole.partition("/")
     if not ECR.fullmatch(host) or not path:
         raise UsageError(f"repository is {whole}; {spec.target} takes images from ECR alone: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME")
+    tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}  # one that is named may be shared
     scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
-    repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags={"tsx:name": spec.name, "tsx:target": spec.target})
+    repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
     image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{tag}", {}, ("Repository",))
     return Images(Ref("Image", "Uri", tag), [repository, image], {"Tsx::ECR::Image": kind})

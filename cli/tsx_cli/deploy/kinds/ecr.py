@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
 from tsx_cli.deploy.image import Recipe
-from tsx_cli.deploy.kinds.base import tag_list
+from tsx_cli.deploy.kinds.base import tag_list, tag_map
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.programs import Builder
 from tsx_cli.deploy.resources import Observed, Resource, Traits
@@ -18,15 +18,16 @@ class Repository:
     poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        """Only that it is there: a repository that somebody has named may be shared."""
+        """That it is there, and whose it is: what else somebody has set of it is theirs."""
         try:
             with told(f"looking for the repository {name}"):
                 found = cloud.client("ecr").describe_repositories(repositoryNames=[name])["repositories"][0]
+                tags = tag_map(cloud.client("ecr").list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
         except CloudError as error:
             if is_absent(error):
                 return None
             raise
-        return Observed(name, {}, outputs={"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
+        return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         scanning = {"scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])}
