@@ -6,6 +6,7 @@ https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
         told["configFile"] = CONFIG
         config, found = load_model_config(directory / CONFIG)
         problems = [f"{CONFIG}: {problem.text}" for problem in found]
-    layout = {"code": str(code), "program": str(script.relative_to(code)) if script.is_file() else ""}
+    layout = {"code": os.path.relpath(code, directory), "program": str(script.relative_to(code)) if script.is_file() else ""}
     return OpenArchive(directory, directory.absolute(), Manifest({"model": told, "sagemaker": layout}, name), config, problems)
 
 

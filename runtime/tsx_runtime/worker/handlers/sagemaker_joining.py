@@ -1,9 +1,9 @@
 """Requests of different clients in one call of `predict_fn`, where that is known to change no answer.
 
 Nothing tells whether a function of a tensor treats its rows apart, so it is tried, and watched: for each rank and type of its inputs, the
-first batches are run one by one, which is what clients get, and once more joined. Only where the joined answers were the single ones, for
-inputs that differ, are later batches joined; and one that fails joined runs one by one again. Rows are laid end to end; where that is not
-the same, inputs without a dimension for rows are stacked.
+first batches are run one by one, which is what clients get, and once more joined, with an input made up beside them, so that they differ.
+Only where the joined answers were the single ones are later batches joined; and one that fails joined runs one by one again. Rows are laid
+end to end; where that is not the same, inputs without a dimension for rows are stacked.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class Joining:
         sound = [(each, result) for each, result in zip(given, results, strict=True) if not isinstance(result, Exception)]
         if not sound:
             return
-        given, results = [each for each, _ in sound], [result for _, result in sound]
-        if all(torch.equal(given[0], each) for each in given[1:]):  # such rows would agree whatever is done with them
-            other = given[0].flatten().roll(1).view_as(given[0])
-            expected = self._alone(other)
-            if torch.equal(other, given[0]) or isinstance(expected, Exception):
-                return
-            given, results = [*given, other], [*results, expected]
         known, agreed = self._agreed.get(kind, ("", 0))
+        other = varied(sound[0][0], agreed)
+        expected = self._alone(other)
+        if not isinstance(expected, Exception):
+            sound.append((other, expected))
+        given, results = [each for each, _ in sound], [result for _, result in sound]
+        if all(torch.equal(given[0], each) for each in given[1:]):
+            return  # such rows would agree whatever is done with them
         why = ""
         for way in (known,) if known else WAYS if given[0].ndim else WAYS[1:]:
             try:
@@ -101,6 +101,18 @@ class Joining:
         self._refused.add(kind)
         text = "requests are not put together (%s); a batch_predict_fn(inputs, model) in your program can answer them at once"
         logger.info(text, why)
+
+
+def varied(given: torch.Tensor, seed: int) -> torch.Tensor:
+    """Another input of the same kind, drawn from the values of this one: clients may all send the same, which shows nothing."""
+    draw = torch.Generator().manual_seed(seed)
+    flat = given.flatten()
+    if not len(flat):
+        return given
+    other = flat[torch.randint(len(flat), (len(flat),), generator=draw).to(flat.device)]
+    if given.is_floating_point():
+        other = other * (0.5 + 0.5 * torch.rand(len(flat), generator=draw)).to(other)
+    return other.view_as(given)
 
 
 def kind_of(value: Any) -> tuple[Any, ...] | None:

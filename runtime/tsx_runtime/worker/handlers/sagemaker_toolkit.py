@@ -64,7 +64,7 @@ class ToolkitHandler:
     def initialize(self, context: Context) -> None:
         model_dir = str(context.system_properties["model_dir"])
         self.device = choose_device(context.system_properties.get("gpu_id"))
-        self._functions = functions_of(_program(context.manifest.get("sagemaker") or {}))
+        self._functions = functions_of(_program(Path(model_dir), context.manifest.get("sagemaker") or {}))
         if "pre_model_fn" in self._functions:
             self._call("pre_model_fn", context, model_dir)
         self.model = self._call("model_fn", context, model_dir) if "model_fn" in self._functions else self._load(Path(model_dir))
@@ -190,13 +190,14 @@ class _Failed:
         return bytes(body)
 
 
-def _program(told: dict[str, str]) -> ModuleType | None:
+def _program(model_dir: Path, told: dict[str, str]) -> ModuleType | None:
     """With its directory first on the path, where its own modules are."""
     if not told.get("program"):
         return None
-    if told["code"] not in sys.path:
-        sys.path.insert(0, told["code"])
-    return import_file(Path(told["code"], told["program"]), "Program")
+    code = (model_dir / told["code"]).absolute()
+    if str(code) not in sys.path:
+        sys.path.insert(0, str(code))
+    return import_file(code / told["program"], "Program")
 
 
 def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:

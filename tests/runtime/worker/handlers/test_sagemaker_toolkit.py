@@ -1,0 +1,244 @@
+"""A directory as SageMaker's PyTorch toolkit wants it, in a real worker: the user's functions, the defaults, and real batches."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsx_runtime.worker.handlers.sagemaker_joining import Joining
+
+from ..conftest import Answer, Request, StartWorker, Worker
+from .conftest import Net
+
+MODEL = """
+    import json, torch
+
+    calls = []
+
+    class Sum(torch.nn.Module):
+        def forward(self, x):
+            calls.append(len(x))
+            return x.sum(dim=-1, keepdim=True) {coupled}
+
+    def model_fn(model_dir):
+        return Sum()
+
+    def output_fn(prediction, accept):
+        return json.dumps({{"answer": prediction.tolist(), "calls": list(calls)}})
+"""
+OWN = """
+    import json
+    from pathlib import Path
+    from helper import double  # beside it
+
+    seen = []
+
+    def pre_model_fn(model_dir):
+        seen.append("pre")
+
+    def model_fn(model_dir, context):
+        return {"dir": Path(model_dir).name, "model": context.model_name}
+
+    def model_warmup_fn(model_dir, model):
+        seen.append(model["model"])
+
+    def input_fn(data, content_type):
+        if content_type == "text/bad":
+            raise ValueError("no such type")
+        return [type(data).__name__, data if isinstance(data, str) else data.decode()]
+
+    def predict_fn(given, model):
+        if "boom" in given[1]:
+            raise KeyError("boom")
+        return [*given, double(2), *seen]
+
+    def output_fn(prediction, accept, context):
+        return json.dumps([prediction, accept]), "application/x-own"
+"""
+
+
+def start(start_worker: StartWorker, program: str, **files: str | bytes) -> Worker:
+    named = {"code/inference.py": program} if program else {}
+    layout = {"code": "code", "program": "inference.py" if program else ""}
+    return start_worker(
+        files={**named, **{name.replace("__", "/"): text for name, text in files.items()}},
+        handler="sagemaker_toolkit",
+        manifest={"model": {"modelName": "m"}, "sagemaker": layout},
+    )
+
+
+def of_type(body: bytes, kind: str, accept: str = "") -> Request:
+    return Request(body, [(b"Content-Type", kind.encode()), *([(b"Accept", accept.encode())] if accept else [])])
+
+
+def ask(worker: Worker, *rows: Any) -> list[Any]:
+    answers = worker.ask(*[of_type(json.dumps(row).encode(), "application/json") for row in rows])
+    assert [answer.status for answer in answers] == [200] * len(rows), answers
+    return [json.loads(answer.body) for answer in answers]
+
+
+def test_the_users_functions_are_called_as_the_toolkit_documents_them(start_worker: StartWorker) -> None:
+    worker = start(start_worker, OWN, **{"code__helper.py": "def double(x):\n    return 2 * x\n"})
+    assert worker.loaded, worker.report
+    first, second, third, fourth = worker.ask(
+        of_type(b"[1]", "application/json", "text/x"),
+        of_type(b"a", "application/octet-stream"),
+        of_type(b"a", "text/bad"),
+        of_type(b"boom", "text/csv"),
+    )
+    assert json.loads(first.body) == [["str", "[1]", 4, "pre", "m"], "text/x"]
+    assert first.headers["content-type"] == "application/x-own"
+    assert json.loads(second.body) == [["bytes", "a", 4, "pre", "m"], "application/json"]
+    assert (third.status, third.message) == (500, "input_fn failed: ValueError: no such type")  # and no neighbour with it
+    assert (fourth.status, fourth.message) == (500, "predict_fn failed: KeyError: 'boom'")
+
+
+def test_requests_of_the_default_predict_fn_are_put_together_once_that_is_known_to_change_nothing(start_worker: StartWorker) -> None:
+    worker = start(start_worker, MODEL.format(coupled=""))
+    rows = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[0.5, 0.5]]]
+    for _ in range(3):
+        assert [answer["answer"] for answer in ask(worker, *rows)] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
+    before = ask(worker, *rows)[0]["calls"]
+    after = ask(worker, *rows)
+    assert [answer["answer"] for answer in after] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
+    assert after[0]["calls"][len(before) :] == [4]  # one call for all rows
+    alone = ask(worker, [[1.0, 2.0]], [[1.0, 2.0, 3.0]])  # other columns
+    assert [answer["answer"] for answer in alone] == [[[3.0]], [[6.0]]]
+
+
+def test_equal_requests_alone_do_not_prove_that_rows_are_treated_apart(start_worker: StartWorker) -> None:
+    worker = start(start_worker, MODEL.format(coupled="- x.mean(dim=0).sum()"))
+    for _ in range(5):
+        assert [answer["answer"] for answer in ask(worker, [[1.0, 2.0]], [[1.0, 2.0]])] == [[[0.0]], [[0.0]]]
+    mixed = [answer["answer"] for answer in ask(worker, [[1.0, 2.0]], [[5.0, 2.0]])]
+    assert mixed == [[[0.0]], [[0.0]]]  # together they would be [-2.0] and [2.0]
+
+
+def test_batch_predict_fn_gets_all_that_came_in_order(start_worker: StartWorker) -> None:
+    program = """
+        def model_fn(model_dir): return 10
+        def input_fn(data, content_type): return int(data)
+        def batch_predict_fn(inputs, model): return [model * each + len(inputs) for each in inputs]
+    """
+    worker = start(start_worker, program)
+    answers = worker.ask(*[of_type(text, "application/json") for text in (b"1", b"no", b"3")])
+    assert [answer.body for answer in answers if answer.status == 200] == [b"12", b"32"]
+    assert answers[1].status == 500
+
+
+def test_transform_fn_stands_for_the_three(start_worker: StartWorker) -> None:
+    program = """
+        def model_fn(model_dir): return 3
+        def transform_fn(model, data, content_type, accept): return f"{model} {data} {content_type} {accept}"
+    """
+    [answer] = start(start_worker, program).ask(of_type(b"x", "text/csv", "text/csv"))
+    assert (answer.body, answer.headers["content-type"]) == (b"3 x text/csv text/csv", "text/csv")
+    report = start(start_worker, program + "\n        def input_fn(data, content_type): return data\n").report
+    assert "transform_fn and input_fn, which it stands for" in report["message"]
+
+
+@pytest.fixture(scope="module")
+def plain(start_shared_worker: StartWorker, model_bytes: dict[str, bytes]) -> Worker:
+    """Weights and no program at all."""
+    return start(start_shared_worker, "", **{"model.pth": model_bytes["script.pt"]})
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, array)
+    return file.getvalue()
+
+
+ROWS = np.array([[1.0, 2.0, 3.0], [0.5, -1.0, 0.25]], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", json.dumps(ROWS.tolist()).encode()),
+        ("text/csv; charset=utf-8", b"1,2,3\n0.5,-1,0.25\n"),
+        ("application/x-npy", npy(ROWS)),
+        ("application/x-npz", npz(ROWS)),
+        ("application/jsonlines", b"[1, 2, 3]\n[0.5, -1, 0.25]\n"),
+    ],
+)
+def test_each_form_of_input_and_output_has_the_models_own_numbers(plain: Worker, net: Net, kind: str, body: bytes) -> None:
+    with torch.inference_mode():
+        expected = net(torch.from_numpy(ROWS)).numpy()
+    accepts = ("application/json", "text/csv", "application/x-npy", "application/jsonlines", "image/png, */*;q=0.1")
+    answers = plain.ask(*[of_type(body, kind, accept) for accept in accepts])
+    read: list[Any] = [json.loads(answers[0].body), np.loadtxt(io.BytesIO(answers[1].body), delimiter=",")]
+    read += [np.load(io.BytesIO(answers[2].body)), [json.loads(line) for line in answers[3].body.splitlines()], json.loads(answers[4].body)]
+    assert [answer.headers["content-type"] for answer in answers] == [*accepts[:4], "application/json"]
+    for found in read:
+        np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_the_defaults_cannot_read_or_write_is_told(plain: Worker) -> None:
+    def refused(*requests: Request) -> list[tuple[int, str]]:
+        answers: list[Answer] = plain.ask(*requests)
+        return [(answer.status, answer.message) for answer in answers]
+
+    good = json.dumps(ROWS.tolist()).encode()
+    unread = of_type(b"x", "image/png"), of_type(b"{", "application/json"), of_type(b"a,b\n", "text/csv")
+    told = refused(*unread, of_type(good, "application/json", "image/png"))
+    assert [status for status, _ in told] == [415, 400, 400, 415]
+    assert "define input_fn in your program, or send one of application/json" in told[0][1]
+    assert "define output_fn in your program, or accept one of application/json" in told[3][1]
+
+
+def test_a_directory_without_one_model_says_what_is_there(start_worker: StartWorker) -> None:
+    worker = start(start_worker, "def predict_fn(given, model): return given\n", **{"a.pt": b"", "b.pt": b""})
+    assert "(there is: a.pt, b.pt). Define model_fn(model_dir)." in worker.report["message"]
+
+
+def test_a_joined_batch_that_fails_is_run_one_by_one() -> None:
+    calls: list[int] = []
+
+    def predict(given: torch.Tensor) -> torch.Tensor:
+        calls.append(len(given))
+        if bool((given < 0).any()):
+            raise ValueError("negative")
+        return given * 2
+
+    join = Joining(predict)
+    rows = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 5.0]])]
+    for _ in range(3):
+        join(rows)
+    calls.clear()
+    good, bad = join([rows[0], torch.tensor([[-1.0, 0.0]])])
+    assert good.tolist() == [[2.0, 4.0]]
+    assert isinstance(bad, ValueError)
+    assert calls == [2, 1, 1]
+    assert [each.tolist() for each in join(rows)] == [[[2.0, 4.0]], [[6.0, 10.0]]]
+    assert calls[3:] == [2]
+
+
+def test_inputs_without_a_dimension_for_rows_are_stacked_where_the_model_takes_that() -> None:
+    layer = torch.nn.Linear(3, 2)
+    shapes: list[tuple[int, ...]] = []
+
+    def predict(given: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(given.shape))
+        with torch.no_grad():
+            result: torch.Tensor = layer(given)
+        return result
+
+    join = Joining(predict)
+    rows = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0])]
+    for _ in range(4):
+        found = join(rows)
+    assert shapes[-1] == (2, 3)
+    for each, row in zip(found, rows, strict=True):
+        torch.testing.assert_close(each, predict(row))
