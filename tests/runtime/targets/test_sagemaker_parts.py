@@ -1,0 +1,205 @@
+"""The pure parts of SageMaker's runtime: variables, lines, layouts, what a job is told, how many models find room."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_archiver import ArchiveError
+from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.targets.layout import HANDLER, runs_together, toolkit_model
+from tsx_runtime.targets.sagemaker import settings_of
+from tsx_runtime.targets.sagemaker_app import parameters
+from tsx_runtime.targets.sagemaker_env import read_environment
+from tsx_runtime.targets.sagemaker_lines import CSV, JSON_LINES, accepted_form, as_line, form_of, joined, lines_of
+from tsx_runtime.targets.sagemaker_models import Models, registry_name, size_of
+from tsx_runtime.targets.sagemaker_records import room
+from tsx_runtime.targets.serving import found_model
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(JSON_VALUES, max_size=8))
+def test_any_answers_are_as_many_json_lines_that_say_the_same(values: list[Any]) -> None:
+    pretty = [json.dumps(value, indent=2).encode() for value in values]
+    lines = joined(as_line(answer, JSON_LINES) for answer in pretty)
+    assert [json.loads(line) for _, line in lines_of(lines)] == values
+
+
+@given(st.lists(st.lists(st.integers() | st.text(st.characters(exclude_categories=["C"])), min_size=1, max_size=4), max_size=8))
+def test_rows_are_as_many_lines_of_csv_with_the_same_fields(rows: list[list[Any]]) -> None:
+    lines = [as_line(json.dumps(row).encode(), CSV).decode() for row in rows]
+    assert [list(next(csv.reader([line]), [""])) for line in lines] == [[str(field) for field in row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("answer", "as_csv", "as_json"),
+    [
+        (b"0.5", b"0.5", b"0.5"),
+        (b"cat\n", b"cat", b'"cat"'),
+        (b'{"a": [1, 2]}', b'"{""a"": [1, 2]}"', b'{"a": [1, 2]}'),
+        (b"[1, [2, 3]]", b'1,"[2, 3]"', b"[1, [2, 3]]"),
+        (b"two\nlines", b"two lines", b'"two\\nlines"'),
+    ],
+)
+def test_an_answer_is_one_line_in_each_form(answer: bytes, as_csv: bytes, as_json: bytes) -> None:
+    assert as_line(answer, CSV) == as_csv
+    assert as_line(answer, JSON_LINES) == as_json
+
+
+def test_forms_are_told_by_types_and_the_first_that_is_accepted_counts() -> None:
+    assert form_of(b"Text/CSV; charset=utf-8") is CSV
+    assert form_of(b"application/json") is None
+    assert accepted_form(b"", CSV) is accepted_form(b"*/*", CSV) is accepted_form(b"image/png", CSV) is CSV
+    assert accepted_form(b"application/json, text/csv", CSV) is JSON_LINES
+
+
+def test_the_port_of_management_lies_in_the_range_that_is_this_containers() -> None:
+    def management(**env: str) -> str:
+        return read_environment(env).variables["TSX_MANAGEMENT_ADDRESS"]
+
+    assert management() == "http://127.0.0.1:8081"
+    assert management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7009") == "http://127.0.0.1:7009"
+    assert management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7000") == "http://127.0.0.1:0"
+    assert management(SAGEMAKER_BIND_TO_PORT="7000") == "http://127.0.0.1:0"  # 8081 may be the port of a neighbour
+    with pytest.raises(SettingError, match="SAGEMAKER_SAFE_PORT_RANGE is 'a'"):
+        management(SAGEMAKER_SAFE_PORT_RANGE="a-b")
+
+
+def test_each_kind_of_endpoint_has_its_own_times_and_workers() -> None:
+    def said(**env: str) -> tuple[str, str, dict[str, Any]]:
+        found = read_environment(env)
+        return found.mode, found.variables["TSX_DEFAULT_RESPONSE_TIMEOUT"], found.order
+
+    assert said() == ("realtime", "60", {})
+    assert said(SAGEMAKER_BATCH="true") == ("transform", "600", {})
+    assert said(TSX_SAGEMAKER_MODE="Asynchronous") == ("asynchronous", "3600", {})
+    assert said(TSX_SAGEMAKER_MODE="serverless") == ("serverless", "60", {"initial_workers": 1})
+    assert read_environment({"TSX_SAGEMAKER_MODE": "serverless"}).variables["TSX_DEFAULT_STARTUP_TIMEOUT"] == "180"
+    with pytest.raises(SettingError, match="did you mean 'serverless'"):
+        said(TSX_SAGEMAKER_MODE="serverles")
+    with pytest.raises(SettingError, match="TSX_SAGEMAKER_LINES is 'maybe'; it takes true or false"):
+        said(TSX_SAGEMAKER_LINES="maybe")
+    with pytest.raises(SettingError, match="SAGEMAKER_CONTAINER_LOG_LEVEL is 'LOUD'"):
+        said(SAGEMAKER_CONTAINER_LOG_LEVEL="loud")
+    assert [read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level for text in ("30", "warning", "")] == [30, 30, None]
+    with pytest.raises(SettingError, match="unknown variable 'TSX_SAGEMAKER_LINE'; did you mean 'TSX_SAGEMAKER_LINES'"):
+        settings_of({"TSX_SAGEMAKER_LINE": "true"})
+
+
+def version(workers: int = 1, batch: int = 1, queue: int = 100) -> ModelVersion:
+    plan = SimpleNamespace(batch_size=batch, job_queue_size=queue)
+    return cast("ModelVersion", SimpleNamespace(min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan))
+
+
+def test_a_job_is_told_what_keeps_the_workers_busy_unless_it_was_told_itself() -> None:
+    def told(*versions: ModelVersion, **env: str) -> tuple[int, str, int]:
+        found = parameters(versions, read_environment(env))
+        return found["MaxConcurrentTransforms"], found["BatchStrategy"], found["MaxPayloadInMB"]
+
+    assert told(version(2, 8)) == (4, "MultiRecord", 6)
+    assert told(version(2, 8), TSX_SAGEMAKER_LINES="false") == (16, "SingleRecord", 6)
+    given = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}
+    assert told(version(8, 8), **given) == (2, "SingleRecord", 50)
+    assert told(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MultiRecord", 6)
+
+
+@given(st.integers(0, 8), st.integers(1, 512), st.integers(1, 1000))
+def test_lines_fill_batches_and_never_more_than_the_queue(workers: int, batch: int, queue: int) -> None:
+    lines = room(version(workers, batch, queue))
+    assert 1 <= lines <= queue
+    assert lines >= min(queue, 2 * batch * workers)
+
+
+@pytest.mark.parametrize(
+    ("source", "together"),
+    [
+        ("def model_fn(d): ...", True),
+        ("def input_fn(b, t): ...\ndef output_fn(p, a): ...", True),
+        ("def predict_fn(i, m): ...", False),
+        ("from other import predict_fn", False),
+        ("from other import *", False),
+        ("transform_fn = make()", False),
+        ("def predict_fn(i, m): ...\ndef batch_predict_fn(i, m): ...", True),
+        ("def (", False),
+    ],
+)
+def test_batches_are_large_where_the_code_can_run_them_at_once(source: str, together: bool) -> None:
+    assert runs_together(source) is together
+
+
+def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "serve.py").write_text("def model_fn(d): ...")
+    (code / "requirements.txt").write_text("six")
+    assert toolkit_model(tmp_path, {}) is None
+    found = found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py", "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"})
+    assert found.archive is not None
+    assert found.archive.manifest.data == {
+        "model": {"modelName": "model", "handler": HANDLER, "requirementsFile": "code/requirements.txt"},
+        "sagemaker": {"code": "code", "program": "serve.py"},
+    }
+    assert found.order.batch_size == 32
+    (tmp_path / "model-config.yaml").write_text("batchSize: 3\n")
+    own = found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"}, "mine")
+    assert own.archive is not None
+    assert (own.order.batch_size, own.archive.config.batch_size, own.order.model_name) == (None, 3, "mine")
+    with pytest.raises(SettingError, match=r"SAGEMAKER_PROGRAM is 'other.py', but .* is not there"):
+        found_model(tmp_path, {"SAGEMAKER_PROGRAM": "other.py"})
+    (tmp_path / "model-config.yaml").write_text("batchSize: [\n")
+    with pytest.raises(ArchiveError):
+        found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"})
+
+
+def test_weights_alone_are_a_model_and_two_of_them_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.pth").touch()
+    found = found_model(tmp_path, {})
+    assert found.archive is not None
+    assert found.archive.manifest.data["sagemaker"] == {"code": "code", "program": ""}
+    (tmp_path / "b.pt").touch()
+    with pytest.raises(SettingError, match=r"no archive, but a\.pth, b\.pt; it must hold one \.mar"):
+        found_model(tmp_path, {})
+
+
+def test_names_of_the_registry_are_its_own_where_sagemakers_are_none() -> None:
+    assert registry_name("abc-1") == "abc-1"
+    assert registry_name("a/b") != registry_name("a b")
+    assert len(registry_name("x" * 300)) < 100
+
+
+def test_what_lies_there_is_counted_and_what_does_not_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"x" * 1000)
+    assert size_of(tmp_path) == 1000
+    with pytest.raises(BadRequest, match="which is no directory"):
+        size_of(tmp_path / "c")
+
+
+def test_pages_of_models_follow_one_another() -> None:
+    models = Models(cast("Any", None), 1, cast("Any", None))
+    models._loaded = {str(number): cast("Any", number) for number in range(250)}
+    token, seen = None, []
+    while True:
+        page, token = models.page(token)
+        seen += page
+        if token is None:
+            break
+    assert seen == list(range(250))
+    with pytest.raises(BadRequest, match="next_page_token is 'x'"):
+        models.page("x")
+    with pytest.raises(BadRequest, match="A model is loaded by"):
+        asyncio.run(models.load("", ""))
