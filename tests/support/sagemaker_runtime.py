@@ -70,7 +70,7 @@ class Loader:
         directory = self._place / name / "model"
         if not directory.exists():
             with tarfile.open(self._store / target) as packed:
-                packed.extractall(directory, filter="data")
+                packed.extractall(directory)
         body = json.dumps({"model_name": name, "url": str(directory)}).encode()
         while True:
             answered = self._host.post("/models", body, {"Content-Type": "application/json"})

@@ -22,7 +22,7 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.errors import BadRequest, MethodNotAllowed, PayloadTooLarge, ResourceNotFound, TsxError, error_body
+from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, PayloadTooLarge, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http import faults
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import (
@@ -52,6 +52,10 @@ from tsx_runtime.targets.start import StartModel, load_all
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
 INVOKE = b"/invoke"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
+ISOLATED = (
+    "Under network isolation (EnableNetworkIsolation), and in a subnet without a way out, nothing can be installed at the start: "
+    "put the packages into the image, or their wheels beside requirements.txt."
+)
 TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker hands on
 
 
@@ -69,7 +73,10 @@ class SageMaker:
         self._loaded = False
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        await load_all(self.registry, models)
+        try:
+            await load_all(self.registry, models)
+        except InvalidModel as error:
+            raise InvalidModel(f"{error.message}\n{ISOLATED}") from error
         self._loaded = True
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +60,7 @@ def answer(idx, body, together, context):
         return [body.upper(), together]
     return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
 """
-MODEL_CONFIG = "batchSize: 4\nbatchPolicy: wait\nmaxBatchDelay: 30000\n"
+LARGE, ROOM = 260 << 20, 450  # bytes of a large model; MB that all may take: one of these, and some that are small
 
 
 @pytest.fixture(scope="module")
@@ -164,13 +166,14 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(endpoint: tuple[Host, Any, P
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Host, Loader, Any]]:
     place = tmp_path_factory.mktemp("m")
-    for name in ("a", "b", "c", "broken"):
+    for name in ("a", "b", "c", "broken", "large1", "large2"):
         text = HANDLER.replace("answer(idx, row", "take(idx, row") + f"\n\ndef take(idx, body, together, context):\n    return '{name}'\n"
+        text += f"\nheld = b'x' * {LARGE}\n" if name.startswith("large") else ""
         model = make_model(place / f"{name}.mar", "1 / 0" if name == "broken" else text)
         with tarfile.open(place / f"{name}.tar.gz", "w:gz") as packed:
             packed.add(model, model.name)
     (place / "held").touch()
-    given = {"SAGEMAKER_MULTI_MODEL": "true", "TSX_SAGEMAKER_MODELS_MEMORY": "4000", "HELD": str(place / "held")}
+    given = {"SAGEMAKER_MULTI_MODEL": "true", "TSX_SAGEMAKER_MODELS_MEMORY": str(ROOM), "HELD": str(place / "held")}
     with container(place, *free_ports(1), given) as host:
         host.wait_until_healthy()
         loader = Loader(host, place, place / "models")
@@ -219,3 +222,44 @@ def test_any_text_is_a_name(many: tuple[Host, Loader, Any]) -> None:
     assert lines.body == b'"a"\n"a"\n'
     assert host.delete(f"/models/{name}").status == 200
     assert host.load("x", "/nowhere").status == host.post("/models", b"[]", {}).status == 400
+
+
+def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_others(many: tuple[Host, Loader, Any], tmp_path: Path) -> None:
+    host, loader, client = many
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", (ROOM << 20) + 1)
+    refused = host.load("huge", str(tmp_path))
+    assert refused.status == 507
+    assert f"it needs {ROOM} MB at least, and" in json.loads(refused.body)["message"]
+    for name in list(loader.loaded):
+        loader.unload(name)
+    assert ask(client, "large1.tar.gz") == b"large1"
+    first = loader.loaded[-1]
+    assert ask(client, "large2.tar.gz") == b"large2"
+    assert first in loader.unloaded
+    assert len(host.processes()) >= len(loader.loaded)
+
+
+def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    code = short_path / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "inference.py").write_text(
+        "import time\nfrom pathlib import Path\n"
+        "def model_fn(model_dir): return Path(model_dir).name\n"
+        "def input_fn(data, content_type): return data\n"
+        "def batch_predict_fn(inputs, model):\n"
+        "    while b'first' in inputs and not (Path(place, 'begun').touch() or Path(place, 'go').exists()): time.sleep(0.005)\n"
+        "    return [f'{each.decode()} of {len(inputs)}' for each in inputs]\n"
+        "def output_fn(prediction, accept): return prediction, 'text/plain'\n"
+        f"place = {str(short_path)!r}\n"
+    )
+    with container(short_path, *free_ports(1), {"TSX_TARGET": "sagemaker"}) as host:
+        host.wait_until_healthy()
+        kind = {"Content-Type": "text/plain"}
+        with host.begun("/invocations", b"first", kind) as first:
+            host.wait_until((short_path / "begun").exists)
+            with host.begun("/invocations", b"a", kind) as one, host.begun("/invocations", b"b", kind) as other:
+                host.wait_until(lambda: re.search(rb"\ntsx_queue_depth{[^}]*} 2\.0\n", host.get("/metrics").body) is not None)
+                (short_path / "go").touch()
+                assert [each().body for each in (first, one, other)] == [b"first of 1", b"a of 2", b"b of 2"]
+        assert host.stop() == 0

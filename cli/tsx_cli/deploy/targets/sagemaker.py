@@ -87,14 +87,20 @@ def _named(
 def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     own = spec.sagemaker
     container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
-    if spec.env:
-        container["Environment"] = dict(spec.env)
+    container["Environment"] = {"TSX_TARGET": "sagemaker", **_mode(spec), **spec.env}
     properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role}
     if own.subnets:
         properties["VpcConfig"] = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
     if own.network_isolation:
         properties["EnableNetworkIsolation"] = True
     return properties
+
+
+def _mode(spec: DeploySpec) -> dict[str, str]:
+    """What the platform does not tell a container: how long a request may take, and how many workers there is room for."""
+    own = spec.sagemaker
+    kind = "serverless" if own.serverless is not None else "asynchronous" if own.asynchronous is not None else None
+    return {} if kind is None else {"TSX_SAGEMAKER_MODE": kind}
 
 
 def _config(spec: DeploySpec, model: str) -> dict[str, Any]:
