@@ -7,15 +7,18 @@ as a test says, fail with a reason, and go back where a test says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import Any
 from urllib.request import Request, urlopen
 
 import boto3
 import pytest
+
+from tests.support.aws_lambda import patch_lambda
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
 
@@ -29,6 +32,12 @@ class Course:
     left: dict[str, int] = field(default_factory=dict)
     target: dict[str, tuple[str, str]] = field(default_factory=dict)  # by endpoint: the configuration it moves to, and its way
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
+    provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)  # by function:alias
+    providers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alarmed: list[tuple[str, datetime]] = field(default_factory=list)  # alarms that went off, and when
+    asked: list[str] = field(default_factory=list)  # what tsx asked of AWS, as `service:Operation`, in order
+    before: Callable[[str], None] = lambda operation: None  # called with each of these
+    after: Callable[[str], None] = lambda operation: None  # once it is carried out and before its answer is known
 
 
 class Account:
@@ -61,17 +70,34 @@ def aws() -> Generator[Account, None, None]:
         for name, value in given.items():
             patch.setenv(f"AWS_{name}", value)
         patch.delenv("AWS_PROFILE", raising=False)
-        patch.setattr("boto3.session.Session", cache(lambda **which: make(**which)))
+        patch.setattr("boto3.session.Session", cache(lambda **which: _heard(make(**which), account)))
         patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
         patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, account.course), raising=False)
         for name in ("create_endpoint", "describe_endpoint"):
             patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
+        patch_lambda(patch, account)
         patch.setattr(logging.getLogger("werkzeug"), "level", logging.ERROR)
         try:
             yield account
         finally:
             account.emptied()
             server.stop()
+
+
+def _heard(session: Any, account: Account) -> Any:
+    """Tells the test what is asked of AWS."""
+
+    def before(model: Any, **rest: Any) -> None:
+        operation = f"{model.service_model.service_name}:{model.name}"
+        account.course.asked.append(operation)
+        account.course.before(operation)
+
+    def after(model: Any, **rest: Any) -> None:
+        account.course.after(f"{model.service_model.service_name}:{model.name}")
+
+    session.events.register("before-call", before)
+    session.events.register("after-call", after)
+    return session
 
 
 def _endpoint(response: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tsx_cli.deploy.resources import Resource, digest
+from tsx_cli.deploy.resources import Ref, Resource, digest
 from tsx_cli.failure import UsageError
 
 _BOUND = re.compile(r"(5xx|p\d{1,2}(?:\.\d+)?)\s*>\s*(\d+(?:\.\d+)?)\s*(ms|s)?", re.IGNORECASE)
@@ -20,7 +20,8 @@ class Metrics(NamedTuple):
     errors: str
     latency: str
     per_millisecond: float  # the unit of its times
-    dimensions: Mapping[str, str]
+    dimensions: Mapping[str, str | Ref]
+    answers: tuple[str, Mapping[str, str]] | None = None  # where it counts answers that are errors apart from failures
 
 
 class Alarms(NamedTuple):
@@ -28,7 +29,7 @@ class Alarms(NamedTuple):
     names: list[str]  # of these, and of those that are there already
 
 
-def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[str, str]) -> Alarms:
+def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[str, str], needs: tuple[str, ...] = ()) -> Alarms:
     """Raises UsageError for what is neither a bound nor a name."""
     made: list[Resource] = []
     names: list[str] = []
@@ -41,7 +42,7 @@ def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[st
             continue
         properties = _properties(bound, metrics)
         name = f"{prefix}-{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')}-{digest(properties, 4)}"
-        made.append(Resource(f"Alarm{len(made) + 1}", "AWS::CloudWatch::Alarm", name, properties, tags=tags))
+        made.append(Resource(f"Alarm{len(made) + 1}", "AWS::CloudWatch::Alarm", name, properties, needs, tags))
         names.append(name)
     return Alarms(made, names)
 
@@ -51,19 +52,36 @@ def _properties(bound: re.Match[str], metrics: Metrics) -> dict[str, Any]:
     if what == "5xx":
         if unit:
             raise UsageError(f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}")
-        measured: dict[str, Any] = {"MetricName": metrics.errors, "Statistic": "Sum", "Threshold": number}
+        measured = {**_errors(metrics), "Threshold": number}
     else:
         if not unit or not 0 < float(what[1:]) <= 100:
             raise UsageError(f"--alarm: '{bound[0]}' is no bound of a latency; write p95>300ms")
         threshold = number * (1000 if unit.lower() == "s" else 1) * metrics.per_millisecond
-        measured = {"MetricName": metrics.latency, "ExtendedStatistic": what, "Threshold": threshold}
+        measured = {
+            **_metric(metrics, metrics.latency, metrics.dimensions),
+            "ExtendedStatistic": what,
+            "Period": 60,
+            "Threshold": threshold,
+        }
     return {
         "AlarmDescription": f"{bound[0]} of what tsx deploy made",
-        "Namespace": metrics.namespace,
         **measured,
-        "Dimensions": [{"Name": name, "Value": value} for name, value in metrics.dimensions.items()],
-        "Period": 60,
         "EvaluationPeriods": 1,
         "ComparisonOperator": "GreaterThanThreshold",
         "TreatMissingData": "notBreaching",
     }
+
+
+def _errors(metrics: Metrics) -> dict[str, Any]:
+    failed = _metric(metrics, metrics.errors, metrics.dimensions)
+    if metrics.answers is None:
+        return {**failed, "Statistic": "Sum", "Period": 60}
+    each = {"failed": failed, "answered": _metric(metrics, *metrics.answers)}
+    told = [{"Id": id, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": False} for id, one in each.items()]
+    either = {"Id": "either", "Expression": "MAX([FILL(failed, 0), FILL(answered, 0)])", "Label": "failures and 5xx answers"}
+    return {"Metrics": [*told, {**either, "ReturnData": True}]}
+
+
+def _metric(metrics: Metrics, name: str, dimensions: Mapping[str, str | Ref]) -> dict[str, Any]:
+    which = [{"Name": key, "Value": value} for key, value in dimensions.items()]
+    return {"Namespace": metrics.namespace, "MetricName": name, "Dimensions": which}

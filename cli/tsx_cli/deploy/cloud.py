@@ -21,7 +21,7 @@ ABSENT = frozenset(
         "ResourceNotFoundException",
         "RepositoryNotFoundException",
     }
-    | {"ImageNotFoundException", "ObjectNotFoundException", "QueueDoesNotExist"}
+    | {"ImageNotFoundException", "ObjectNotFoundException", "ProvisionedConcurrencyConfigNotFoundException", "QueueDoesNotExist"}
 )
 NO_CREDENTIALS = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"}

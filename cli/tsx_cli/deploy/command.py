@@ -1,4 +1,4 @@
-"""`tsx deploy`: apply, plan, status, invoke, history, rollback and destroy."""
+"""`tsx deploy`: apply, plan, status, invoke, history, rollback, promote and destroy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 app = typer.Typer(
     cls=DeployGroup,
     add_completion=False,
-    help="Bring an archive to a SageMaker endpoint, by a plan that is shown first.",
+    help="Bring an archive to a SageMaker endpoint or a Lambda function, by a plan that is shown first.",
     no_args_is_help=True,
 )
 
@@ -131,6 +131,15 @@ def rollback(
     from tsx_cli.deploy.verbs import go_back
 
     go_back(*said, to, ask=not yes, as_json=as_json)
+
+
+@app.command()
+@takes(deployment)
+def promote(said: Said, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Give a canary all requests at once."""
+    from tsx_cli.deploy.verbs import promote
+
+    promote(*said, ask=not yes, as_json=as_json)
 
 
 @app.command()

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.cloud import Cloud, CloudError
 from tsx_cli.deploy.kinds.base import Kind
 from tsx_cli.deploy.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.resources import Observed, Resource
-from tsx_cli.failure import CliError
+from tsx_cli.failure import INTERRUPTED, CliError
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,15 @@ class DeployFailed(CliError):
         self.change = change
 
 
+class Left(CliError):
+    """A person went while something was being done."""
+
+    exit_code = INTERRUPTED
+
+
 @dataclass
 class Engine:
-    cloud: Any  # which the kinds know
+    cloud: Cloud
     kinds: Mapping[str, Kind]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -61,7 +67,7 @@ class Engine:
         return self.kinds[resource.kind].observe(self.cloud, resource.name)
 
     def apply(self, planned: Plan) -> None:
-        """Raises DeployFailed. What is interrupted (Ctrl-C) goes on at AWS, and is waited for by the next run."""
+        """Raises DeployFailed, and Left where it is interrupted (Ctrl-C): the next run waits for what has begun."""
         done: list[Change] = []
         for change in planned.changes:
             if change.action == "same" and (change.observed is None or change.observed.state == "ready"):
@@ -73,6 +79,8 @@ class Engine:
             except CloudError as error:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
                 raise DeployFailed(_story(error.message, change, done), change) from error
+            except KeyboardInterrupt as interrupt:
+                raise Left(_left(change, self.kinds[change.resource.kind].traits.left)) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
@@ -91,16 +99,27 @@ class Engine:
             kind.delete(self.cloud, change.observed)
             self._until_gone(change, start)
         if change.action in ("create", "replace"):
-            kind.create(self.cloud, resource)
-        elif change.action == "update" and change.observed is not None:
-            kind.update(self.cloud, resource, change.observed, change.fields)
+            while (text := kind.create(self.cloud, resource)) is not None:
+                self._wait(change, start, kind, text)
         settled = self._until_settled(change, start)
+        self._until_wanted(replace(change, resource=resource), settled, start)
+
+    def _until_wanted(self, change: Change, settled: Observed, start: float) -> None:
+        """What takes several calls is called until nothing differs; AWS may put back what was before, where an alarm went off."""
+        kind, resource = self.kinds[change.resource.kind], change.resource
+        is_over = change.action == "same"
+        traits = {resource.kind: kind.traits}
+        while settled.state != "failed" and (left := plan([resource], {resource.id: settled}, traits).changes[0].fields):
+            if is_over:
+                raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
+            text = kind.update(self.cloud, resource, settled, left)
+            if text is not None:
+                self._wait(change, start, kind, text)
+            settled = self._until_settled(change, start)
+            is_over = text is None or bool(settled.reason)
         if settled.state == "failed":
             raise CloudError(f"{resource.name} has failed: {settled.reason or 'AWS gives no reason'}")
         self.outputs[resource.id] = settled.outputs
-        again = plan([resource], {resource.id: settled}, {resource.kind: kind.traits}).changes[0]
-        if again.action != "same":  # an alarm went off, or it did not start: AWS has put the former back
-            raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
 
     def _until_settled(self, change: Change, start: float) -> Observed:
         kind = self.kinds[change.resource.kind]
@@ -136,3 +155,9 @@ def _story(said: str, change: Change, done: Sequence[Change]) -> str:
     made = [f"{each.resource.kind.rpartition('::')[2]} {each.resource.name}" for each in done if each.action != "delete"]
     exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
     return f"{said.rstrip('.')}. {exists} Run the same command again to go on from here, or `tsx deploy destroy` to remove all of it."
+
+
+def _left(change: Change, what: str) -> str:
+    which = f"{change.resource.kind.rpartition('::')[2]} {change.resource.name}"
+    goes_on = what or "AWS goes on with what has begun"
+    return f"left at {which}: {goes_on}. Run the same command again to go on from here"

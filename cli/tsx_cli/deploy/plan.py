@@ -87,7 +87,7 @@ def in_order(resources: Sequence[Resource]) -> list[Resource]:
     by_id = {resource.id: resource for resource in resources}
     if len(by_id) < len(resources):
         raise ValueError("two resources have one id")
-    sorter = TopologicalSorter({each.id: sorted(_needs(each) & by_id.keys()) for each in resources})
+    sorter = TopologicalSorter({each.id: [need for need in each.needs if need in by_id] for each in resources})
     try:
         sorter.prepare()
     except CycleError as error:
@@ -101,24 +101,14 @@ def in_order(resources: Sequence[Resource]) -> list[Resource]:
     return ordered
 
 
-def _needs(resource: Resource) -> set[str]:
-    """What is named, and what a value of it is asked of."""
-
-    def asked(value: Any) -> set[str]:
-        if isinstance(value, Ref):
-            return {value.id}
-        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-        return {id for each in inner for id in asked(each)}
-
-    return {*resource.needs, *asked(resource.properties)}
-
-
 def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]) -> Change:
     found = observed.get(resource.id)
     if found is None:
         fields = differences({}, resource.properties, observed, coming)
         return Change("create", resource, None, tuple(fields))
     fields = differences(found.properties, {k: v for k, v in resource.properties.items() if k not in traits.unseen}, observed, coming)
+    gone = sorted(traits.removable & found.properties.keys() - resource.properties.keys())
+    fields += [Field(key, found.properties[key], None) for key in gone]
     if traits.is_tagged:
         fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
     if found.state == "failed":

@@ -17,10 +17,9 @@ class Ref:
 
     id: str  # of that resource, in this deployment
     attribute: str  # as CloudFormation's `Fn::GetAtt` names it; `Ref` for what `Ref` gives
-    of: str = ""  # what decides the value, where names are made of it
 
     def __str__(self) -> str:
-        return f"({self.attribute} of {self.of or self.id}, known when that is there)"
+        return f"({self.attribute} of {self.id}, known when that is there)"
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Resource:
     properties: Mapping[str, Any]
     needs: tuple[str, ...] = ()  # ids of what must be there before it
     tags: Mapping[str, str] = field(default_factory=dict)
+    how: Mapping[str, Any] = field(default_factory=dict)  # how a change of it is made; nothing of that is there afterwards
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Traits:
 
     fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
+    removable: frozenset[str] = frozenset()  # properties that go where they are not wanted; others that nobody names are the platform's own
+    left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
     is_tagged: bool = True  # whether it can carry tags, and tells them
 
 

@@ -14,6 +14,7 @@ from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources
+from tsx_cli.failure import CliError
 
 BESIDE = frozenset({"AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"})
 
@@ -62,6 +63,15 @@ class SageMaker:
 
     def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
         return [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {"EndpointConfigName": version.id}, tags=version.tags)]
+
+    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+        endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
+        if endpoint is None or endpoint.state != "changing":
+            raise CliError(f"{name} has no canary: nothing is being moved")
+        raise CliError(
+            f"SageMaker moves the rest to the new version by itself, once it has baked, and takes no order until then ({name} is "
+            f"{endpoint.outputs['status']}); `tsx deploy status` shows how far it is. To move all at once next time, leave --canary away"
+        )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)

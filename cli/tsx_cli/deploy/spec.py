@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.nearest import suggestion
@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Target = Literal["container", "sagemaker", "kubernetes"]
+Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
@@ -45,6 +45,18 @@ def percent(value: object) -> object:
 
 
 Seconds = Annotated[int, BeforeValidator(seconds)]
+
+
+def words(value: object) -> object:
+    """`a,b` as two, which is how `--set` can say it."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+def whole(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Percent = Annotated[float, BeforeValidator(percent)]
 
 
@@ -63,9 +75,7 @@ class Canary(Part):
 class Autoscaling(Part):
     min: int = Field(default=1, ge=0)
     max: int = Field(default=4, ge=1)
-    target: float = Field(
-        default=4, gt=0
-    )  # requests in flight for each instance; of Lambda: the share of its provisioned concurrency in use
+    target: float = Field(default=4, gt=0)  # requests in flight for each instance
     scale_in: Annotated[Seconds, Field(ge=0)] = 300
     scale_out: Annotated[Seconds, Field(ge=0)] = 60
 
@@ -97,8 +107,8 @@ class SageMaker(Part):
     startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
     download_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
     network_isolation: bool = False
-    subnets: tuple[str, ...] = ()
-    security_groups: tuple[str, ...] = ()
+    subnets: Words = ()
+    security_groups: Words = ()
     kms_key: str | None = None
     ami: str | None = None
     routing: Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM"] = "LEAST_OUTSTANDING_REQUESTS"
@@ -108,6 +118,60 @@ class SageMaker(Part):
     data_capture: DataCapture | None = None
 
 
+class Queue(Part):
+    """An SQS queue whose messages are the function's requests."""
+
+    arn: str
+    batch_size: int = Field(default=10, ge=1, le=10_000)
+    window: Annotated[Seconds, Field(ge=0, le=300)] = 1
+    concurrency: int | None = Field(default=None, ge=2, le=1000)
+    results: str | None = Field(default=None, pattern=r"^(s3://.+|https://.+|message)$")  # where answers go; `message`: each says it
+
+    @model_validator(mode="after")
+    def _window(self) -> Queue:
+        if self.batch_size > 10 and (self.window < 1 or self.arn.endswith(".fifo")):
+            raise ValueError("more than 10 messages in a batch take a window of at least 1 s, and a queue that is not FIFO")
+        return self
+
+
+class ManagedInstances(Part):
+    """Instances of one's own that Lambda manages: environments take several requests at a time there, and have GPUs."""
+
+    provider: str | None = None  # ARN of a capacity provider; without it one is made, of what follows
+    subnets: Words = ()
+    security_groups: Words = ()
+    operator_role: str | None = None  # ARN of the role by which Lambda manages the instances
+    instance_types: Words = ()
+    most_cpus: int | None = Field(default=None, ge=2, le=15_000)  # of all instances together
+    concurrency: int | None = Field(default=None, ge=1, le=1600)  # of one environment
+    memory_per_cpu: float | None = Field(default=None, ge=2, le=8)  # GiB
+    gpu_memory: Annotated[Literal[3, 6, 12, 16, 24, 48] | None, BeforeValidator(whole)] = None  # GiB
+
+
+class LambdaScaling(Autoscaling):
+    """Of provisioned concurrency."""
+
+    min: int = Field(default=1, ge=1)
+    target: float = Field(default=0.7, ge=0.1, le=0.9)  # the share of it that is in use
+
+
+class Lambda(Part):
+    role: str | None = None  # ARN of the execution role
+    memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; the CPU comes with it
+    timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
+    storage: int = Field(default=512, ge=512, le=32_768)  # MiB of /tmp
+    architecture: Literal["x86_64", "arm64"] = "x86_64"
+    subnets: Words = ()
+    security_groups: Words = ()
+    url: Literal["off", "iam", "public"] = "iam"
+    streaming: bool = False
+    reserved: int | None = Field(default=None, ge=0)
+    provisioned: int | None = Field(default=None, ge=1)
+    autoscaling: LambdaScaling | None = None
+    queue: Queue | None = None
+    managed_instances: ManagedInstances | None = None
+
+
 class Build(Part):
     """The image that is built where none is given."""
 
@@ -115,8 +179,8 @@ class Build(Part):
     base: str | None = None  # image with Python; python:3.X-slim of the Python that runs this command, if not set
     torch: str | None = None  # version of torch; the one that is installed here, if not set
     torch_index: str | None = None  # package index that torch comes from; PyTorch's own for CPUs, or the usual one where GPUs are asked for
-    packages: tuple[str, ...] = ()  # of Debian, such as gcc
-    extras: tuple[str, ...] = ()  # of tsx-serve, such as grpc
+    packages: Words = ()  # of Debian, such as gcc
+    extras: Words = ()  # of tsx-serve, such as grpc
     wheel: Path | None = None  # of tsx-serve, in place of this version from the package index
 
     @field_validator("packages", "extras")
@@ -173,6 +237,7 @@ class DeploySpec(Part):
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
     build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)
+    lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
     container: Container = Field(default_factory=Container)
     kubernetes: Kubernetes = Field(default_factory=Kubernetes)
 
@@ -185,17 +250,12 @@ class DeploySpec(Part):
 
 
 def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, target, and where it is, for verbs that need no model. Raises UsageError and CliError."""
+    """Name, target, region and profile alone, for verbs that need no model. Raises UsageError and CliError."""
     values = _values(file, given)
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[Part]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
-    try:
-        tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
-    except ValidationError as error:
-        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    return {key: values.get(key) for key in ("name", "target", "region", "profile")} | tables
+    return {key: values.get(key) for key in ("name", "target", "region", "profile")}
 
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
-from tests.support.aws import Account, Course, aws
+from tests.support.aws import Account, Course
 from tests.support.models import make_model
 from tsx_cli.deploy.kinds import sagemaker
 from tsx_cli.main import main
@@ -18,12 +17,6 @@ from tsx_cli.main import main
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-
-
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ PROPERTIES = (
     "Statistic",
     "ExtendedStatistic",
     "Dimensions",
+    "Metrics",
     "Period",
     "EvaluationPeriods",
     "DatapointsToAlarm",

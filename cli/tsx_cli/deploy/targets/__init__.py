@@ -1,3 +1,3 @@
 """What each target is made of: from what is wanted to resources. Pure functions."""
 
-TARGETS = ("container", "sagemaker", "kubernetes")
+TARGETS = ("container", "sagemaker", "lambda", "kubernetes")

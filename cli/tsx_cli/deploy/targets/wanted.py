@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets import sagemaker
+from tsx_cli.deploy.targets import lambda_, sagemaker
 
-MAKERS: Mapping[str, Callable[[DeploySpec, Facts], list[Resource]]] = {"sagemaker": sagemaker.resources}
+MAKERS: Mapping[str, Callable[[DeploySpec, Facts], list[Resource]]] = {"sagemaker": sagemaker.resources, "lambda": lambda_.resources}
 
 
 def wanted(spec: DeploySpec, facts: Facts) -> list[Resource]:

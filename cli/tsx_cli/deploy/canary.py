@@ -1,0 +1,70 @@
+"""What becomes of a new version that has a share of the requests: a pure function, for targets that have nobody who watches.
+
+What is known is what the platform shows: which version has which share and since when, and what the alarms did meanwhile. So a run
+that was left is picked up by any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How requests go over to a new version."""
+
+    percent: float
+    bake: int  # seconds
+    alarms: tuple[str, ...]
+
+
+class Baking(NamedTuple):
+    """A canary that is there."""
+
+    version: str
+    percent: float
+    since: datetime
+
+
+class Begin(NamedTuple):
+    percent: float
+
+
+class Wait(NamedTuple):
+    text: str  # how far it is
+
+
+class Move(NamedTuple):
+    """All requests to the new version."""
+
+
+class Back(NamedTuple):
+    """All requests to the former one."""
+
+    reason: str
+
+
+def decide(
+    wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime
+) -> Begin | Wait | Move | Back:
+    """`went_off` has, by name, what CloudWatch says of each alarm that is off, or that went off since the canary began.
+
+    1. Nobody asks for a canary: all at once.
+    2. An alarm is off: back, or not even begun.
+    3. The share that is wanted is not there: it begins.
+    4. It has baked: all. Until then it waits.
+    """
+    if shift is None:
+        return Move()
+    if went_off:
+        return Back("; ".join(f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items()))
+    if baking is None or baking.version != wanted or abs(baking.percent - shift.percent) > 0.01:
+        return Begin(shift.percent)
+    left = baking.since + timedelta(seconds=shift.bake) - now
+    if left <= timedelta():
+        return Move()
+    watched = f"{len(shift.alarms)} alarm{'s' * (len(shift.alarms) != 1)} quiet" if shift.alarms else "no alarm is watched"
+    return Wait(f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}")

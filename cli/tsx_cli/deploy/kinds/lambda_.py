@@ -1,0 +1,260 @@
+"""Lambda's functions, their versions, and the alias that requests come by; `lambda_parts` has what stands around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from tsx_cli.deploy.canary import Back, Baking, Begin, Shift, Wait, decide
+from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.kinds.base import only
+from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.resources import Observed, Resource, State, Traits
+
+CODE = ("ImageUri", "Architectures")
+CONFIGURATION = ("Role", "Description", "Timeout", "MemorySize", "EphemeralStorage", "CapacityProviderConfig", "AcceleratorConfig")
+RESERVED = "ReservedConcurrentExecutions"
+UNKNOWN_ROLE = "cannot be assumed by Lambda"
+MARK = "canary since "
+LEFT = (
+    "a canary that has begun keeps its share of the requests, and nobody watches its alarms until this runs again. "
+    "`tsx deploy promote` gives it all requests, `tsx deploy rollback` takes them from it"
+)
+
+
+class Function:
+    """What is changed of it reaches nobody before a version is made of it: requests come to versions."""
+
+    traits = Traits(
+        fixed=frozenset({"PackageType"}), unseen=frozenset({"VpcConfig"}), removable=frozenset({RESERVED, "CapacityProviderConfig"})
+    )
+    poll, patience = 2.0, 900.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        found = described(cloud, "get_function", f"looking for the function {name}", FunctionName=name)
+        if found is None:
+            return None
+        config = found["Configuration"]
+        properties = only(config, ("PackageType", *CODE[1:], *CONFIGURATION))
+        properties["Code"] = only(found["Code"], ("ImageUri",))
+        if config.get("Environment", {}).get("Variables"):
+            properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
+        reserved = found.get("Concurrency", {}).get(RESERVED)
+        if reserved is not None:
+            properties[RESERVED] = reserved
+        state, reason = condition(config)
+        outputs = {"Arn": config["FunctionArn"], "Ref": name, "status": config.get("State", "Active"), "configuration": config}
+        return Observed(name, properties, found.get("Tags", {}), outputs, state, reason)
+
+    def create(self, cloud: Cloud, resource: Resource) -> str | None:
+        said = {key: value for key, value in resource.properties.items() if key != RESERVED}
+        try:
+            with told(f"creating the function {resource.name}"):
+                cloud.client("lambda").create_function(FunctionName=resource.name, Tags=dict(resource.tags), **said)
+        except CloudError as error:
+            if UNKNOWN_ROLE in error.message:  # one that was made a moment ago; a role that can never be is told when patience is over
+                return error.message
+            raise
+        return None
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+        """One call at a time, each settled before the next; the description, which says what the function is, comes after the image."""
+        client, said = cloud.client("lambda"), resource.properties
+        changed = {field.path.split(".")[0] for field in fields}
+        if changed & {"Code", "Architectures"}:
+            with told(f"giving {resource.name} its image"):
+                client.update_function_code(FunctionName=resource.name, **said["Code"], Architectures=said["Architectures"])
+            return "has its image" if len(changed - {"Code", "Architectures"}) else None
+        if changed - {RESERVED, "tags"}:
+            with told(f"configuring {resource.name}"):
+                whole = {"Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
+                whole |= only(said, (*CONFIGURATION, "Environment", "VpcConfig"))
+                client.update_function_configuration(FunctionName=resource.name, **whole)
+            return "is configured" if changed & {RESERVED, "tags"} else None
+        if RESERVED in changed:
+            _reserve(cloud, resource.name, said.get(RESERVED))
+        if "tags" in changed:
+            with told(f"tagging {resource.name}"):
+                client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
+        return None
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        with told(f"deleting the function {found.name}, its versions, its alias and its URL"):
+            cloud.client("lambda").delete_function(FunctionName=found.name)
+
+
+class Version:
+    """Its name is `function:hash`; the hash is the second word of the description that it was published with."""
+
+    traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
+    poll, patience = 2.0, 1800.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        function, _, content = name.partition(":")
+        found = next((each for each in reversed(published(cloud, function)) if hash_of(each) == content), None)
+        if found is None:
+            return None
+        state, reason = condition(found)
+        return Observed(name, {}, outputs={"Version": found["Version"], "Ref": found["FunctionArn"]}, state=state, reason=reason)
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        with told(f"making a version of {resource.properties['FunctionName']}"):
+            cloud.client("lambda").publish_version(FunctionName=resource.properties["FunctionName"])
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        pass  # nothing of it can be changed
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        function, number = found.name.partition(":")[0], found.outputs["Version"]
+        with told(f"deleting version {number} of {function}"):
+            cloud.client("lambda").delete_function(FunctionName=function, Qualifier=number)
+
+
+class Alias:
+    """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda watches none, so it is watched here.
+
+    Since when it has been there stands in the alias's description, so that any run goes on with it.
+    """
+
+    traits = Traits(is_tagged=False, removable=frozenset({"RoutingConfig"}), left=LEFT)
+    poll, patience = 10.0, 2 * 3600.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        function, _, alias = name.partition(":")
+        found = described(cloud, "get_alias", f"looking for the alias {name}", FunctionName=function, Name=alias)
+        if found is None:
+            return None
+        properties = {"FunctionName": function, "Name": alias, "FunctionVersion": found["FunctionVersion"]}
+        weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights")
+        if weights:
+            properties["RoutingConfig"] = {"AdditionalVersionWeights": weights}
+        return Observed(name, properties, outputs={"Ref": found["AliasArn"], "canary": _baking(found)})
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        with told(f"creating the alias {resource.name}"):
+            cloud.client("lambda").create_alias(**resource.properties)
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+        wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
+        shift = Shift(**resource.how) if resource.how and wanted != before else None
+        baking: Baking | None = found.outputs["canary"]
+        time = now()
+        off = {} if shift is None else went_off(cloud, shift.alarms, None if baking is None or baking.version != wanted else baking.since)
+        todo = decide(wanted, shift, baking, off, time)
+        if isinstance(todo, Wait):
+            return f"version {wanted} has {todo.text}"
+        if isinstance(todo, Begin):
+            _route(cloud, resource, before, {wanted: todo.percent / 100}, f"{MARK}{time.isoformat(timespec='seconds')}")
+            return f"version {wanted} has {todo.percent:g} % of the requests"
+        if isinstance(todo, Back):
+            if baking is not None:
+                _route(cloud, resource, before, {}, "")
+            raise CloudError(f"version {before} has all requests{'' if baking is None else ' again'}: {todo.reason}")
+        _route(cloud, resource, wanted, {}, "")
+        return None
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        function, _, alias = found.name.partition(":")
+        with told(f"deleting the alias {found.name}"):
+            cloud.client("lambda").delete_alias(FunctionName=function, Name=alias)
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def described(cloud: Cloud, call: str, doing: str, **which: str) -> dict[str, Any] | None:
+    """What Lambda says of one thing; None where it is not there."""
+    try:
+        with told(doing):
+            return dict(getattr(cloud.client("lambda"), call)(**which))
+    except CloudError as error:
+        if is_absent(error):
+            return None
+        raise
+
+
+def condition(config: Mapping[str, Any]) -> tuple[State, str]:
+    """A change that failed leaves the function as it was: only one that could not be made has failed."""
+    state, last = config.get("State", "Active"), config.get("LastUpdateStatus", "Successful")
+    if state == "Failed":
+        return "failed", config.get("StateReason", "")
+    if state in ("Pending", "Deleting") or last == "InProgress":
+        return "changing", config.get("StateReason") or config.get("LastUpdateStatusReason") or "Lambda prepares it"
+    return "ready", config.get("LastUpdateStatusReason", "") if last == "Failed" else ""
+
+
+def published(cloud: Cloud, function: str) -> list[dict[str, Any]]:
+    """The versions that there are, the oldest first."""
+    try:
+        with told(f"listing the versions of {function}"):
+            pages = cloud.client("lambda").get_paginator("list_versions_by_function").paginate(FunctionName=function)
+            found = [each for page in pages for each in page["Versions"] if each["Version"] != "$LATEST"]
+    except CloudError as error:
+        if is_absent(error):
+            return []
+        raise
+    return sorted(found, key=lambda each: int(each["Version"]))
+
+
+def hash_of(config: Mapping[str, Any]) -> str:
+    words = config.get("Description", "").split()
+    return words[1] if len(words) > 1 and words[0] == "tsx" else ""
+
+
+def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dict[str, str]:
+    """Of these alarms those that are off, and, since a time, those that were; with CloudWatch's reason. Raises CloudError."""
+    if not alarms:
+        return {}
+    client = cloud.client("cloudwatch")
+    with told("looking at the alarms"):
+        answer = client.describe_alarms(AlarmNames=list(alarms), AlarmTypes=["MetricAlarm", "CompositeAlarm"])
+        found = {each["AlarmName"]: each for kind in ("MetricAlarms", "CompositeAlarms") for each in answer.get(kind, [])}
+        missing = [name for name in alarms if name not in found]
+        if missing:
+            raise CloudError(f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of one that is there")
+        off = {name: each.get("StateReason", "") for name, each in found.items() if each.get("StateValue") == "ALARM"}
+        for name in alarms if since is not None else ():
+            items = client.describe_alarm_history(AlarmName=name, HistoryItemType="StateUpdate", StartDate=since)["AlarmHistoryItems"]
+            changes = [item for item in items if _is_off(item) and item["Timestamp"] >= since]
+            if changes:
+                off.setdefault(name, f"at {changes[0]['Timestamp'].isoformat(timespec='seconds')}")
+    return off
+
+
+def _is_off(item: Mapping[str, Any]) -> bool:
+    return bool(json.loads(item.get("HistoryData") or "{}").get("newState", {}).get("stateValue") == "ALARM")
+
+
+def _reserve(cloud: Cloud, function: str, number: int | None) -> None:
+    client = cloud.client("lambda")
+    with told(f"keeping concurrency for {function}"):
+        if number is None:
+            client.delete_function_concurrency(FunctionName=function)
+        else:
+            client.put_function_concurrency(FunctionName=function, ReservedConcurrentExecutions=number)
+
+
+def _baking(found: Mapping[str, Any]) -> Baking | None:
+    weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights") or {}
+    said = found.get("Description", "").removeprefix(MARK)
+    for version, weight in weights.items():
+        try:
+            return Baking(version, weight * 100, datetime.fromisoformat(said))
+        except ValueError:  # somebody else's: it is there, but nobody knows since when
+            return Baking(version, weight * 100, datetime.fromtimestamp(0, timezone.utc))
+    return None
+
+
+def _route(cloud: Cloud, resource: Resource, version: str, others: Mapping[str, float], description: str) -> None:
+    said = resource.properties
+    with told(f"moving requests of {resource.name}"):
+        cloud.client("lambda").update_alias(
+            FunctionName=said["FunctionName"],
+            Name=said["Name"],
+            FunctionVersion=version,
+            RoutingConfig={"AdditionalVersionWeights": dict(others)},
+            Description=description,
+        )

@@ -1,0 +1,219 @@
+"""What is there of a Lambda function: its parts, its earlier versions, how it does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from tsx_cli.deploy.cloud import Cloud, CloudError, told
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.kinds.lambda_ import hash_of, published
+from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
+from tsx_cli.deploy.platforms import Version
+from tsx_cli.deploy.resources import Observed, Resource
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled
+from tsx_cli.failure import CliError
+
+SCALABLE = "AWS::ApplicationAutoScaling::ScalableTarget"
+REFUSED = 400
+
+
+class Lambda:
+    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return resources(spec, facts)
+
+    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+        """A function takes its versions, its alias and its URL with it."""
+        function = _function(cloud, name)
+        provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
+        seen = _observed(cloud, provider)
+        found = [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
+        if function is not None:
+            found.append(Resource("Function", "AWS::Lambda::Function", name, {}, ("CapacityProvider",)))
+            found += [each for each in _beside(cloud, name) if each.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")]
+        return [*found, *_alarms(cloud, name)]
+
+    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+        """What is not asked for any more, and versions beyond the newest `keep`, but none that has requests."""
+        if _function(cloud, spec.name) is None:
+            return []
+        names = {(each.kind, each.name) for each in wanted}
+        beside = [each for each in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name)) if (each.kind, each.name) not in names]
+        coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
+        others = [each for each in self.versions(cloud, spec.name) if f"{spec.name}:{each.id}" not in coming]
+        gone = [each for each in others[: -(spec.keep - 1) or None] if not each.is_current and not each.percent]
+        kind = "AWS::Lambda::Version"
+        return [*(Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {}) for each in gone), *beside]
+
+    def versions(self, cloud: Cloud, name: str) -> list[Version]:
+        current, canary = _alias(cloud, name)
+        found = [each for each in published(cloud, name) if hash_of(each)]
+        return [
+            Version(
+                int(each["Version"]),
+                hash_of(each),
+                datetime.fromisoformat(each["LastModified"][:19]).replace(tzinfo=timezone.utc),  # what follows are fractions and +0000
+                _said(each),
+                each["Version"] == current,
+                canary.get(each["Version"], 0.0),
+            )
+            for each in found
+        ]
+
+    def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+        return [_pointing(name, str(version.number))]
+
+    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+        _, canary = _alias(cloud, name)
+        if not canary:
+            raise CliError(f"{name} has no canary: one version has all requests")
+        return [_pointing(name, next(iter(canary)))]
+
+    def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
+        function = _function(cloud, name)
+        if function is None:
+            return None
+        current, canary = _alias(cloud, name)
+        versions = {each["Version"]: each for each in published(cloud, name)}
+        running = versions.get(current, {})
+        url = KINDS["AWS::Lambda::Url"].observe(cloud, alias_of(name))
+        ready = KINDS["Tsx::Lambda::ProvisionedConcurrency"].observe(cloud, alias_of(name))
+        return {
+            "name": name,
+            "target": "lambda",
+            "region": cloud.region,
+            "status": function.outputs["status"],
+            "reason": function.reason,
+            "model": _said(running).get("tsx:model"),
+            "version": current,
+            "canaries": [{"version": key, "percent": share, **_shown(_said(versions.get(key, {})))} for key, share in canary.items()],
+            "memory": running.get("MemorySize"),
+            "timeout": running.get("Timeout"),
+            "url": None if url is None else url.outputs["FunctionUrl"],
+            "queues": [{"arn": each["EventSourceArn"], "state": each["State"]} for each in mappings(cloud, alias_of(name))],
+            "provisioned": None if ready is None else ready.properties["ProvisionedConcurrentExecutions"],
+            "alarms": {each.name: _alarm_state(cloud, each) for each in _alarms(cloud, name)},
+            "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == SCALABLE],
+        }
+
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+        """By the alias, as its URL would. Raises CloudError for an answer that is an error."""
+        event = json.dumps(_event(body, content_type, accept)).encode()
+        with told(f"asking {name}"):
+            answer = cloud.client("lambda").invoke(FunctionName=name, Qualifier=ALIAS, Payload=event)
+            said = json.loads(answer["Payload"].read() or b"null")
+        if "FunctionError" in answer:
+            raise CloudError(
+                f"{name} failed: {said.get('errorMessage', said) if isinstance(said, dict) else said}", answer["FunctionError"]
+            )
+        if not isinstance(said, dict) or "statusCode" not in said:
+            return json.dumps(said).encode()
+        text = said.get("body") or ""
+        content = base64.b64decode(text) if said.get("isBase64Encoded") else text.encode()
+        if int(said["statusCode"]) >= REFUSED:
+            raise CloudError(f"{name} answered {said['statusCode']}: {content.decode(errors='replace')}", str(said["statusCode"]))
+        return content
+
+
+def _function(cloud: Cloud, name: str) -> Observed | None:
+    """None also where somebody else has made it."""
+    found = KINDS["AWS::Lambda::Function"].observe(cloud, name)
+    return found if found is not None and found.tags.get("tsx:name") == name else None
+
+
+def _observed(cloud: Cloud, resource: Resource) -> Observed | None:
+    return KINDS[resource.kind].observe(cloud, resource.name)
+
+
+def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
+    """The version that has the requests, and the percentages of those that share them."""
+    found = KINDS["AWS::Lambda::Alias"].observe(cloud, alias_of(name))
+    if found is None:
+        return "", {}
+    weights: Mapping[str, float] = found.properties.get("RoutingConfig", {}).get("AdditionalVersionWeights", {})
+    return found.properties["FunctionVersion"], {version: round(weight * 100, 2) for version, weight in weights.items()}
+
+
+def _pointing(name: str, version: str) -> Resource:
+    return Resource("Alias", "AWS::Lambda::Alias", alias_of(name), {"FunctionName": name, "Name": ALIAS, "FunctionVersion": version})
+
+
+def _said(config: Mapping[str, Any]) -> dict[str, str]:
+    """What a version's description tells, in the words of tags: versions have none."""
+    words = config.get("Description", "").split(maxsplit=3)
+    if len(words) != 4 or words[0] != "tsx":
+        return {}
+    return {"tsx:model-sha": words[2], "tsx:model": words[3]}
+
+
+def _shown(tags: Mapping[str, str]) -> dict[str, str]:
+    return {"model": tags["tsx:model"]} if "tsx:model" in tags else {}
+
+
+def _beside(cloud: Cloud, name: str) -> list[Resource]:
+    """What stands around the function."""
+    place, needs = alias_of(name), ("Function",)
+    found = []
+    for id, kind in (("Url", "AWS::Lambda::Url"), ("Provisioned", "Tsx::Lambda::ProvisionedConcurrency")):
+        if KINDS[kind].observe(cloud, place) is not None:
+            found.append(Resource(id, kind, place, {}, needs))
+    kind = "AWS::Lambda::Permission"
+    ours = [each["Sid"] for each in statements(cloud, place) if re.fullmatch("tsx-[0-9a-f]{8}", each["Sid"])]
+    found += [Resource(f"Permission{number}", kind, f"{place}|{each}", {}, needs) for number, each in enumerate(ours, start=1)]
+    kind = "AWS::Lambda::EventSourceMapping"
+    for number, each in enumerate(mappings(cloud, place), start=1):
+        own = Resource(f"Queue{number}", kind, f"{place}|{each['EventSourceArn']}", {}, needs)
+        seen = _observed(cloud, own)
+        if seen is not None and seen.tags.get("tsx:name") == name:
+            found.append(own)
+    return [*found, *_scaling(cloud, name)]
+
+
+def _scaling(cloud: Cloud, name: str) -> list[Resource]:
+    own = Resource("ScalableTarget", SCALABLE, scaled(name), {}, ("Function", "Provisioned"))
+    if _observed(cloud, own) is None:
+        return []
+    policy = f"{own.name}|tsx-{name}-in-use"
+    return [own, Resource("ScalingPolicy", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]
+
+
+def _alarms(cloud: Cloud, name: str) -> list[Resource]:
+    own = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
+    with told(f"listing the alarms of {name}"):
+        pages = cloud.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=f"tsx-{name}-")
+        found = [each for page in pages for each in page["MetricAlarms"]]
+    of = {"Name": "FunctionName", "Value": name}
+    names = [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)]
+    return [Resource(f"Alarm{number}", "AWS::CloudWatch::Alarm", each, {}) for number, each in enumerate(names, start=1)]
+
+
+def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:
+    several = [each["MetricStat"]["Metric"] for each in alarm.get("Metrics", []) if "MetricStat" in each]
+    return [dimension for metric in (alarm, *several) for dimension in metric.get("Dimensions", [])]
+
+
+def _alarm_state(cloud: Cloud, alarm: Resource) -> str:
+    found = _observed(cloud, alarm)
+    return "" if found is None else found.outputs["status"]
+
+
+def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:
+    """A request as a function's URL hands it over: version 2.0 of the payload of API Gateway."""
+    headers = {"content-type": content_type, **({"accept": accept} if accept else {})}
+    http = {"method": "POST", "path": "/invocations", "protocol": "HTTP/1.1", "sourceIp": "127.0.0.1", "userAgent": "tsx deploy"}
+    return {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": http["path"],
+        "rawQueryString": "",
+        "headers": headers,
+        "requestContext": {"http": http, "domainName": "localhost", "requestId": "tsx", "routeKey": "$default", "stage": "$default"},
+        "body": base64.b64encode(body).decode(),
+        "isBase64Encoded": True,
+    }

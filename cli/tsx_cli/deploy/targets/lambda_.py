@@ -1,0 +1,210 @@
+"""A Lambda function as resources: the function, a version of it, the alias that requests come by, and what brings them.
+
+A version cannot be changed and has a number that nobody knows before; so the function's description begins with a hash of all that
+makes it what it is, and a version is found by the hash that it was published with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.resources import Ref, Resource, digest
+from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
+from tsx_cli.deploy.tags import tags_of
+from tsx_cli.failure import UsageError
+
+ALIAS = "live"
+MANAGED = "lambda.managed_instances"
+LARGEST = 10_240  # MiB of memory and of /tmp where AWS manages no instances for one
+
+
+def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
+    """Everything of one function. Raises UsageError for what Lambda does not do."""
+    own = spec.lambda_
+    _check(spec, own)
+    tags = tags_of(spec, facts)
+    made = [] if own.managed_instances is None or own.managed_instances.provider else [_provider(spec, own.managed_instances, tags)]
+    function, content = _function(spec, facts)
+    made.append(Resource("Function", "AWS::Lambda::Function", spec.name, function, tuple(each.id for each in made), tags))
+    version = Resource("Version", "AWS::Lambda::Version", f"{spec.name}:{content}", {"FunctionName": spec.name}, ("Function",))
+    watched = _alarms(spec, tags)
+    needs = ("Version", *(alarm.id for alarm in watched.made))
+    alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
+    made += [version, *watched.made]
+    made.append(Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=_shift(spec, watched.names)))
+    if own.provisioned is not None or own.autoscaling is not None:
+        made += _provisioned(spec, own)
+    if own.url != "off":
+        made += _url(spec, own)
+    if own.queue is not None:
+        made.append(_queue(spec, own, tags))
+    return made
+
+
+def alias_of(name: str) -> str:
+    return f"{name}:{ALIAS}"
+
+
+def scaled(name: str) -> str:
+    """As Application Auto Scaling calls the alias's provisioned concurrency."""
+    return f"lambda|function:{alias_of(name)}|lambda:function:ProvisionedConcurrency"
+
+
+def _check(spec: DeploySpec, own: Lambda) -> None:
+    if own.role is None:
+        raise UsageError("lambda.role is not given: the ARN of the role that the function runs with (--role); infra/iam has what it needs")
+    if own.managed_instances is None:
+        too_large = [f"lambda.{key}" for key, value in (("memory", own.memory), ("storage", own.storage)) if value > LARGEST]
+        if too_large:
+            raise UsageError(f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; more has {MANAGED}")
+        return
+    clashes = {"lambda.provisioned": own.provisioned, "lambda.autoscaling": own.autoscaling, "lambda.reserved": own.reserved}
+    said = [key for key, value in clashes.items() if value is not None]
+    if said:
+        raise UsageError(f"a function on managed instances has no {', '.join(said)}: its instances run always. Take one of both away")
+    managed = own.managed_instances
+    if managed.gpu_memory is not None and own.architecture != "x86_64":
+        raise UsageError(f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for {own.architecture}")
+    if managed.provider is None and not (managed.subnets and managed.operator_role):
+        raise UsageError(f"{MANAGED} needs subnets and operator_role for the instances, or provider, the ARN of a capacity provider")
+
+
+def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, str]) -> Resource:
+    instances: dict[str, Any] = {"Architectures": [spec.lambda_.architecture]}
+    if managed.instance_types:
+        instances["AllowedInstanceTypes"] = list(managed.instance_types)
+    properties: dict[str, Any] = {
+        "PermissionsConfig": {"CapacityProviderOperatorRoleArn": managed.operator_role},
+        "VpcConfig": {"SubnetIds": list(managed.subnets), "SecurityGroupIds": list(managed.security_groups)},
+        "InstanceRequirements": instances,
+    }
+    if managed.most_cpus is not None:
+        properties["CapacityProviderScalingConfig"] = {"MaxVCpuCount": managed.most_cpus}
+    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # it outlives the version that it was made for
+    return Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{spec.name}", properties, tags=own)
+
+
+def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
+    """Its properties, and the hash of what makes another version of it."""
+    own = spec.lambda_
+    properties: dict[str, Any] = {
+        "PackageType": "Image",
+        "Code": {"ImageUri": facts.image},
+        "Role": own.role,
+        "MemorySize": own.memory,
+        "Timeout": own.timeout,
+        "EphemeralStorage": {"Size": own.storage},
+        "Architectures": [own.architecture],
+    }
+    variables = {**_said_to_it(own), **spec.env}
+    if variables:
+        properties["Environment"] = {"Variables": variables}
+    if own.subnets:
+        properties["VpcConfig"] = {"SubnetIds": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
+    if own.managed_instances is not None:
+        properties |= _managed(own.managed_instances)
+    content = digest([properties, facts.sha256])
+    properties["Description"] = f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
+    if own.reserved is not None:
+        properties["ReservedConcurrentExecutions"] = own.reserved
+    return properties, content
+
+
+def _said_to_it(own: Lambda) -> dict[str, str]:
+    """What its entry has to know; docs/deploy/lambda.md has these variables."""
+    said = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}
+    return said if own.queue is None or own.queue.results is None else {**said, "TSX_LAMBDA_RESULTS": own.queue.results}
+
+
+def _managed(managed: ManagedInstances) -> dict[str, Any]:
+    provider = managed.provider or Ref("CapacityProvider", "Arn")
+    config: dict[str, Any] = {"CapacityProviderArn": provider}
+    if managed.concurrency is not None:
+        config["PerExecutionEnvironmentMaxConcurrency"] = managed.concurrency
+    if managed.memory_per_cpu is not None:
+        config["ExecutionEnvironmentMemoryGiBPerVCpu"] = float(managed.memory_per_cpu)
+    properties: dict[str, Any] = {"CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": config}}
+    if managed.gpu_memory is not None:
+        properties["AcceleratorConfig"] = {"AcceleratorMemorySize": managed.gpu_memory}
+    return properties
+
+
+def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
+    """They watch the new version alone: among all requests the tenth that fails is hard to see."""
+    if spec.canary is None:
+        return Alarms([], [])
+    through = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
+    version: dict[str, str | Ref] = {**through, "ExecutedVersion": Ref("Version", "Version")}
+    answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)  # a model's error is an answer, and no failed invocation
+    metrics = Metrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
+    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own, ("Version",))
+
+
+def _shift(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
+    if spec.canary is None:
+        return {}
+    return {"percent": spec.canary.percent, "bake": spec.canary.bake, "alarms": names}
+
+
+def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
+    """With a rule that scales it, how many there are is the rule's business: only the first number is ours."""
+    number = own.provisioned if own.autoscaling is None else own.autoscaling.min
+    which = {"FunctionName": spec.name, "Qualifier": ALIAS}
+    said = {"ProvisionedConcurrentExecutions": number}
+    fixed, how = (which | said, {}) if own.autoscaling is None else (which, said)
+    made = [Resource("Provisioned", "Tsx::Lambda::ProvisionedConcurrency", alias_of(spec.name), fixed, ("Alias",), how=how)]
+    if own.autoscaling is None:
+        return made
+    namespace, resource, dimension = scaled(spec.name).split("|")
+    place = {"ServiceNamespace": namespace, "ResourceId": resource, "ScalableDimension": dimension}
+    bounds = {"MinCapacity": own.autoscaling.min, "MaxCapacity": own.autoscaling.max}
+    policy = f"tsx-{spec.name}-in-use"
+    rule = {
+        "TargetValue": float(own.autoscaling.target),
+        "PredefinedMetricSpecification": {"PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"},
+        "ScaleInCooldown": own.autoscaling.scale_in,
+        "ScaleOutCooldown": own.autoscaling.scale_out,
+    }
+    tracking = {"PolicyName": policy, "PolicyType": "TargetTrackingScaling", **place, "TargetTrackingScalingPolicyConfiguration": rule}
+    kind = "AWS::ApplicationAutoScaling::"
+    made.append(Resource("ScalableTarget", f"{kind}ScalableTarget", scaled(spec.name), {**place, **bounds}, ("Provisioned",)))
+    made.append(Resource("ScalingPolicy", f"{kind}ScalingPolicy", f"{scaled(spec.name)}|{policy}", tracking, ("ScalableTarget",)))
+    return made
+
+
+def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:
+    """Who calls one that is public needs both permissions; within an account, a caller's own policy is enough."""
+    public = own.url == "public"
+    mode = "RESPONSE_STREAM" if own.streaming else "BUFFERED"
+    properties = {"TargetFunctionArn": spec.name, "Qualifier": ALIAS, "AuthType": "NONE" if public else "AWS_IAM", "InvokeMode": mode}
+    made = [Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))]
+    if public:
+        by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
+        by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
+        made += [_permission(spec, f"UrlPermission{number}", said) for number, said in enumerate((by_url, by_name), start=1)]
+    return made
+
+
+def _permission(spec: DeploySpec, id: str, said: Mapping[str, Any]) -> Resource:
+    properties = {"FunctionName": alias_of(spec.name), "Principal": "*", **said}
+    name = f"{alias_of(spec.name)}|tsx-{digest(properties)}"
+    return Resource(id, "AWS::Lambda::Permission", name, properties, ("Alias",))
+
+
+def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
+    assert own.queue is not None
+    properties: dict[str, Any] = {
+        "EventSourceArn": own.queue.arn,
+        "FunctionName": alias_of(spec.name),
+        "BatchSize": own.queue.batch_size,
+        "MaximumBatchingWindowInSeconds": own.queue.window,
+        "FunctionResponseTypes": ["ReportBatchItemFailures"],
+    }
+    if own.queue.concurrency is not None:
+        properties["ScalingConfig"] = {"MaximumConcurrency": own.queue.concurrency}
+    same = {key: tags[key] for key in ("tsx:name", "tsx:target")}
+    return Resource("Queue", "AWS::Lambda::EventSourceMapping", f"{alias_of(spec.name)}|{own.queue.arn}", properties, ("Alias",), same)

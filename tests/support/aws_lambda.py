@@ -1,0 +1,200 @@
+"""What moto lacks of Lambda and is documented: updates that take time, versions that keep what they were, numbers that never come again,
+provisioned concurrency, capacity providers, answers of images; and the history of CloudWatch's alarms.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
+    """https://docs.aws.amazon.com/lambda/latest/api/API_Operations.html"""
+    from moto.awslambda import models, urls
+    from moto.awslambda.responses import LambdaResponse
+    from moto.cloudwatch.responses import CloudWatchResponse
+
+    for path in (
+        "functions/(?P<function_name>[\\w_:%-]+)/provisioned-concurrency/?$",
+        "capacity-providers/?$",
+        "capacity-providers/(?P<provider>[\\w_-]+)$",
+    ):
+        patch.setitem(urls.url_paths, "{0}/(?P<api_version>[^/]+)/" + path, LambdaResponse.dispatch)
+    _patch_functions(patch, account, models)
+    for name, call in (*_concurrency(account).items(), *_providers(account).items()):
+        patch.setattr(LambdaResponse, name, call, raising=False)
+    patch.setattr(LambdaResponse, "invoke", _invoke)
+    tagged = models.LambdaBackend._get_resource_by_arn
+    patch.setattr(models.LambdaBackend, "_get_resource_by_arn", lambda self, arn: _provider(account, arn) or tagged(self, arn))
+    patch.setattr(CloudWatchResponse, "describe_alarm_history", lambda self: _history(account), raising=False)
+
+
+def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> None:
+    function, storage = models.LambdaFunction, models.LambdaStorage
+    configured, coded, told = function.update_configuration, function.update_function_code, function.get_configuration
+    deleted, made = storage.del_function, function.__init__
+
+    def create(self: Any, account_id: str, spec: dict[str, Any], *more: Any, **also: Any) -> None:
+        made(self, account_id, spec, *more, **also)
+        self.extra = {key: spec[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in spec}
+        self.failed = account.course.failure
+        if self.failed:
+            self.state = "Failed"
+        account.course.left[self.function_name] = account.course.looks
+
+    def change(self: Any, real: Any, said: dict[str, Any]) -> Any:
+        if account.course.left.get(self.function_name, 0) > 0:
+            raise _error("ResourceConflictException", f"An update is in progress for resource: {self.function_arn}")
+        account.course.left[self.function_name] = account.course.looks
+        self.failed = account.course.failure
+        return told(self) if self.failed else real(self, said)
+
+    def configure(self: Any, said: dict[str, Any]) -> Any:
+        if "EphemeralStorage" in said:
+            self.ephemeral_storage = said["EphemeralStorage"]["Size"]
+        self.extra |= {key: said[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in said}
+        return configured(self, said)
+
+    def configuration(self: Any, on_create: bool = False) -> dict[str, Any]:
+        config: dict[str, Any] = {**told(self, on_create), **self.extra}
+        left = account.course.left.get(self.function_name, 0)
+        if left:
+            account.course.left[self.function_name] = left - 1
+            config["LastUpdateStatus"] = "InProgress"
+        elif self.failed:
+            config |= {"LastUpdateStatus": "Failed", "LastUpdateStatusReason": self.failed, "StateReason": self.failed}
+        return config
+
+    def publish(self: Any, name: str, description: str = "") -> Any:
+        latest = self.get_function_by_name_or_arn_forbid_qualifier(name)
+        there = self._functions[latest.function_name]["versions"]
+        if there and not latest.code_or_config_updated:
+            return there[-1]
+        latest.code_or_config_updated = False
+        latest.published = getattr(latest, "published", 0) + 1
+        version = copy.copy(latest)
+        version.code = dict(latest.code)
+        version.set_version(latest.published)
+        there.append(version)
+        self._arns[version.function_arn] = version
+        return version
+
+    def delete(self: Any, name: str, qualifier: str | None = None) -> None:
+        aliases = self._get_function_aliases(name)
+        if any(qualifier in (each.function_version, *_weights(each)) for each in aliases.values()):
+            raise _error("ResourceConflictException", f"an alias points to version {qualifier}")
+        deleted(self, name, qualifier)
+        if qualifier is None:
+            aliases.clear()
+
+    patch.setattr(function, "__init__", create)
+    patch.setattr(function, "update_configuration", lambda self, said: change(self, configure, said))
+    patch.setattr(function, "update_function_code", lambda self, said: change(self, coded, said))
+    patch.setattr(function, "get_configuration", configuration)
+    patch.setattr(storage, "publish_version", publish)
+    patch.setattr(storage, "del_function", delete)
+    # An update of the code is carried out once: moto does it twice, as publishing may stand between.
+    patch.setattr(
+        models.LambdaBackend, "update_function_code", lambda self, name, qualifier, body: self.get_function(name).update_function_code(body)
+    )
+
+
+def _weights(alias: Any) -> dict[str, float]:
+    return dict((alias.routing_config or {}).get("AdditionalVersionWeights") or {})
+
+
+def _concurrency(account: Any) -> dict[str, Any]:
+    """https://docs.aws.amazon.com/lambda/latest/api/API_PutProvisionedConcurrencyConfig.html"""
+
+    def place(response: Any) -> str:
+        name = response.path.split("/")[-2]
+        response.backend.get_alias(response.querystring["Qualifier"][0], name)  # raises where there is none
+        return f"{name}:{response.querystring['Qualifier'][0]}"
+
+    def put(self: Any) -> Any:
+        number = self.json_body["ProvisionedConcurrentExecutions"]
+        said = dict.fromkeys(("Requested", "Available", "Allocated"), number)
+        told = {f"{key}ProvisionedConcurrentExecutions": value for key, value in said.items()} | {"Status": "READY"}
+        account.course.provisioned[place(self)] = told
+        return 202, {"status": 202}, json.dumps(told)
+
+    def get(self: Any) -> Any:
+        told = account.course.provisioned.get(place(self))
+        if told is None:
+            raise _error("ProvisionedConcurrencyConfigNotFoundException", "No Provisioned Concurrency Config found for this function", 404)
+        return json.dumps(told)
+
+    def delete(self: Any) -> Any:
+        account.course.provisioned.pop(place(self), None)
+        return 204, {"status": 204}, ""
+
+    what = "provisioned_concurrency_config"
+    return {f"put_{what}": put, f"get_{what}": get, f"delete_{what}": delete}
+
+
+def _providers(account: Any) -> dict[str, Any]:
+    """https://docs.aws.amazon.com/lambda/latest/api/API_CreateCapacityProvider.html"""
+
+    def found(response: Any) -> dict[str, Any]:
+        name = response.path.split("/")[-1]
+        if name not in account.course.providers:
+            raise _error("ResourceNotFoundException", f"no capacity provider {name} is found", 404)
+        return dict(account.course.providers[name])
+
+    def create(self: Any) -> Any:
+        said = dict(self.json_body)
+        name = said.pop("CapacityProviderName")
+        arn = f"arn:aws:lambda:eu-central-1:123456789012:capacity-provider:{name}"
+        account.course.providers[name] = {**said, "CapacityProviderArn": arn, "State": "Active"}
+        return 202, {"status": 202}, json.dumps({"CapacityProvider": account.course.providers[name]})
+
+    def get(self: Any) -> Any:
+        return json.dumps({"CapacityProvider": found(self)})
+
+    def delete(self: Any) -> Any:
+        gone = found(self)
+        del account.course.providers[self.path.split("/")[-1]]
+        return 202, {"status": 202}, json.dumps({"CapacityProvider": gone})
+
+    return {"create_capacity_provider": create, "get_capacity_provider": get, "delete_capacity_provider": delete}
+
+
+def _provider(account: Any, arn: str) -> Any:
+    """What carries tags under this name, where it is a capacity provider's."""
+    found = next((each for each in account.course.providers.values() if each["CapacityProviderArn"] == arn), None)
+    return None if found is None else SimpleNamespace(tags=found.get("Tags", {}))
+
+
+def _invoke(response: Any) -> Any:
+    """As an image with tsx in it answers: what was sent, or what its function says of it."""
+    event = json.loads(response.body)
+    body = base64.b64decode(event["body"])
+    if body == b"raise":
+        told = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
+        return 200, {"content-type": "application/json", "x-amz-function-error": "Unhandled"}, told
+    status = 400 if body == b"bad" else 200
+    return 200, {"content-type": "application/json"}, json.dumps({"statusCode": status, "body": body.decode(), "isBase64Encoded": False})
+
+
+def _history(account: Any) -> Any:
+    """https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_DescribeAlarmHistory.html"""
+    from moto.core.responses import ActionResult
+
+    data = json.dumps({"newState": {"stateValue": "ALARM"}})
+    items = [
+        {"AlarmName": name, "Timestamp": at, "HistoryItemType": "StateUpdate", "HistoryData": data} for name, at in account.course.alarmed
+    ]
+    return ActionResult({"AlarmHistoryItems": items})
+
+
+def _error(code: str, message: str, status: int = 409) -> Exception:
+    from moto.awslambda.exceptions import LambdaClientError
+
+    error = LambdaClientError(code, message)
+    error.code = status
+    return error
