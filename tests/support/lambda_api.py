@@ -21,7 +21,12 @@ QUEUE = "arn:aws:sqs:eu-central-1:123456789012:digits"
 @contextmanager
 def function(directory: Path, environment: Mapping[str, str] = {}, **how: Any) -> Generator[Host, None, None]:
     """The entry of the image over what lies in `directory`/model."""
-    host = Host(ENTRY, directory, clean({"TSX_MODEL_DIR": str(directory / "model"), **environment}), **how)
+    host = Host(
+        ENTRY,
+        directory,
+        clean({"TSX_MODEL_DIR": str(directory / "model"), "TSX_CACHE_DIR": str(directory / "cache"), **environment}),
+        **how,
+    )
     try:
         yield host
     except BaseException:

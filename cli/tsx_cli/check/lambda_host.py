@@ -106,6 +106,11 @@ class Host:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether the environment has taken all that was begun."""
+        return self._waiting.empty()
+
     def invoke(self, event: Any) -> Invocation:
         """Synchronously, as `RequestResponse`. Raises RequestTooLarge."""
         invocation = self.begin(event)
@@ -309,10 +314,9 @@ class _Handler(BaseHTTPRequestHandler):
         while (line := self.rfile.readline().strip()) != b"":
             name, _, value = line.decode().partition(":")
             trailers[name.strip().lower()] = value.strip()
-        status = host.answered(invocation, whole)
         if told := trailers.get("lambda-runtime-function-error-body"):
             invocation.error = base64.b64decode(told).decode()
-        return status
+        return host.answered(invocation, whole)
 
     def _chunks(self) -> Any:
         while size := int(self.rfile.readline(), 16):

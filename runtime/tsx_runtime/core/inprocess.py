@@ -30,6 +30,7 @@ class WorkerThread:
         self.pid = os.getpid()
         self._sock = sock
         self._hidden = hidden
+        self._killed = False
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int | None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"tsx {name}", daemon=True)
@@ -42,9 +43,10 @@ class WorkerThread:
     @property
     def stuck(self) -> bool:
         """Whether it was killed, and runs all the same."""
-        return self._ended.done() and self._thread.is_alive()
+        return self._killed and self._thread.is_alive()
 
     def kill(self) -> None:
+        self._killed = True
         with suppress(OSError):  # it has closed it
             self._sock.shutdown(socket.SHUT_RDWR)
         self._end(None)

@@ -84,8 +84,7 @@ class Function:
             self._loading.result()
         except (TsxError, ArchiveError) as error:
             trace = error.traceback if isinstance(error, TsxError) else None
-            self.over = getattr(error, "message", None) or str(error)
-            raise LoadFailed(self.over, traceback=trace) from error
+            raise LoadFailed(getattr(error, "message", None) or str(error), traceback=trace) from error
         return True
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
@@ -110,12 +109,13 @@ class Function:
         logger.info("the model is there %.2f s after its function began", time.monotonic() - self._began)
 
     async def _wait(self) -> None:
-        """Raises Unavailable where there will be no model."""
+        """Raises Unavailable where there will be no model; once that is told, this environment is of no use."""
         if not self._loading.done():
             await asyncio.wait([self._loading])
         try:
             await self.loaded(None)
         except LoadFailed as error:
+            self.over = error.message
             raise Unavailable(error.message) from error
 
     def _late(self) -> TsxError:

@@ -105,10 +105,10 @@ def message(record: Mapping[str, Any]) -> Ask:
     headers = {name.lower(): each["stringValue"] for name, each in given.items() if isinstance(each.get("stringValue"), str)}
     model = headers.pop("tsx-model", None)
     text = record.get("body") or ""
-    body = from_base64(text) if headers.pop("content-transfer-encoding", "").lower() == "base64" else text.encode()
-    if "content-type" not in headers and _is_json(text):
-        headers["content-type"] = JSON
-    return Ask(body, tuple(headers.items()), model)
+    if headers.pop("content-transfer-encoding", "").lower() == "base64":
+        return Ask(from_base64(text), tuple(headers.items()), model)
+    headers.setdefault("content-type", JSON if _is_json(text) else "text/plain")
+    return Ask(text.encode(), tuple(headers.items()), model)
 
 
 def result_place(record: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
-from tsx_runtime.errors import PayloadTooLarge, TsxError, Unavailable
+from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.routes import runs_model
@@ -53,6 +53,8 @@ class Http:
         scope, whole = self._scope(handler.scope, event), _Whole()
         try:
             await self._run(scope, _Inbox(handler.body), whole, seconds)
+            if not whole.ended:
+                raise broken_off()
         except TsxError as error:
             whole = await _refused(scope, error)
         answer = handler(cast("Any", whole.response()))
@@ -67,6 +69,8 @@ class Http:
         scope, parts = self._scope(handler.scope, event), _Parts(write)
         try:
             await self._run(scope, _Inbox(handler.body), parts, seconds)
+            if not parts.ended:
+                raise broken_off()
         except TsxError as error:
             if parts.begun:
                 raise
@@ -114,6 +118,7 @@ class _Whole:
         self.status = 500
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
+        self.ended = False
         self._parts: list[bytes] = []
 
     async def __call__(self, message: Message) -> None:
@@ -122,7 +127,7 @@ class _Whole:
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                self.body = b"".join(self._parts)
+                self.body, self.ended = b"".join(self._parts), True
 
     def response(self) -> dict[str, Any]:
         """Lambda's services take what has no type for JSON, or Mangum for binary; here it is what it looks like."""
@@ -135,15 +140,17 @@ class _Parts:
     """An answer that is sent as it comes."""
 
     def __init__(self, write: Write) -> None:
-        self.begun = False
+        self.begun = self.ended = False
         self._write = write
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun = True
             await self._write(prelude(message["status"], message["headers"]))
-        elif message.get("body"):
+            return
+        if message.get("body"):
             await self._write(message["body"])
+        self.ended = not message.get("more_body", False)
 
 
 def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -173,6 +180,10 @@ def looks_like(body: bytes) -> str:
 
 def too_late() -> TooLate:
     return TooLate("The answer was not there before the function's time was over. Raise the function's timeout, or its memory.")
+
+
+def broken_off() -> PredictionFailed:
+    return PredictionFailed("The answer broke off, since the handler failed in the middle of it; the function's log says why.")
 
 
 def too_large(size: int, body: int) -> AnswerTooLarge:

@@ -30,6 +30,11 @@ from pathlib import Path
 from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.context import Context
 
+def wait_for(file):
+    deadline = time.monotonic() + 60
+    while not Path(file).exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
 def handle(data, context):
     if data is None:
         return None
@@ -45,15 +50,13 @@ def handle(data, context):
             continue
         if body == "fail" or (isinstance(body, dict) and body.get("fail")):
             raise ValueError("no such thing")
-        if isinstance(body, dict) and body.get("wait"):
-            deadline = time.monotonic() + 60
-            while not Path(body["wait"]).exists() and time.monotonic() < deadline:
-                time.sleep(0.005)
         if isinstance(body, dict) and "parts" in body:
-            for part in body["parts"][:-1]:
+            for part in body["parts"]:
                 send_intermediate_predict_response([part], {idx: context.get_request_id(idx)}, "", 200, context)
-            answers.append(body["parts"][-1])
-            continue
+        if isinstance(body, dict) and body.get("wait"):
+            wait_for(body["wait"])
+        if isinstance(body, dict) and body.get("late"):
+            raise ValueError("too late for a status")
         answers.append({"got": body, "together": len(data), "said": context.get_request_header(idx, "x-said")})
     return answers
 """
