@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tsx_cli.deploy.cloud import Cloud, CloudError
+from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.kinds.base import Kind
 from tsx_cli.deploy.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.resources import Observed, Resource
@@ -47,7 +47,7 @@ class Left(CliError):
 
 @dataclass
 class Engine:
-    cloud: Cloud
+    cloud: Any  # which the kinds know
     kinds: Mapping[str, Kind]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

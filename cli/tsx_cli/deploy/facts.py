@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
+from tsx_cli.deploy.resources import Ref
 from tsx_cli.failure import CliError
 
 BLOCK = 1 << 20
@@ -21,14 +22,15 @@ class Facts:
     sha256: str  # of the archive
     model_name: str
     model_version: str
-    image: str  # repository@sha256:...
+    image: str | Ref  # repository@sha256:...; a Ref where it is built and pushed by this deployment
     account: str
     region: str
     requirements: str = ""  # the text of the archive's requirements file, which an image that is built has installed
 
     @property
     def image_digest(self) -> str:
-        return self.image.partition("@")[2]
+        """Of one that is built here, its tag, which is made of all that is in it: it has no digest yet."""
+        return self.image.of if isinstance(self.image, Ref) else self.image.partition("@")[2]
 
 
 def look_at(archive: Path) -> tuple[Inspection, str]:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tsx_cli.deploy.image import Local
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError
 from tsx_runtime.version import __version__
 
@@ -31,6 +32,11 @@ def this_machine(wheel: Path | None) -> Generator[Local, None, None]:
             raise CliError(f"build.wheel: {found} is no wheel; `pip wheel --no-deps DIRECTORY` makes one")
         sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
         yield Local(python, metadata.version("torch"), __version__, found, sha)
+
+
+def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
+    """None where the image is there already."""
+    return nullcontext() if spec.image is not None else this_machine(spec.build.wheel)
 
 
 def _own_wheel(place: Path) -> Path | None:

@@ -87,7 +87,7 @@ def in_order(resources: Sequence[Resource]) -> list[Resource]:
     by_id = {resource.id: resource for resource in resources}
     if len(by_id) < len(resources):
         raise ValueError("two resources have one id")
-    sorter = TopologicalSorter({each.id: [need for need in each.needs if need in by_id] for each in resources})
+    sorter = TopologicalSorter({each.id: sorted(_needs(each) & by_id.keys()) for each in resources})
     try:
         sorter.prepare()
     except CycleError as error:
@@ -99,6 +99,18 @@ def in_order(resources: Sequence[Resource]) -> list[Resource]:
             ordered.append(by_id[ready])
             sorter.done(ready)
     return ordered
+
+
+def _needs(resource: Resource) -> set[str]:
+    """What is named, and what a value of it is asked of."""
+
+    def asked(value: Any) -> set[str]:
+        if isinstance(value, Ref):
+            return {value.id}
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+        return {id for each in inner for id in asked(each)}
+
+    return {*resource.needs, *asked(resource.properties)}
 
 
 def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]) -> Change:

@@ -1,4 +1,4 @@
-"""What the verbs of `tsx deploy` ask of a target that is a service of AWS."""
+"""What the verbs of `tsx deploy` ask of a target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
@@ -28,30 +27,32 @@ class Version(NamedTuple):
 
 
 class Platform(Protocol):
+    """`cloud` is where its deployments are: an AWS account, this machine's containers, a cluster."""
+
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
 
-    def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
+    def belongings(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
         """All of a deployment that is there, each with what it needs; with `purge` also files and images."""
         ...
 
-    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+    def obsolete(self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         """Earlier versions beyond those that are kept."""
         ...
 
-    def versions(self, cloud: Cloud, name: str) -> list[Version]:
+    def versions(self, cloud: Any, name: str) -> list[Version]:
         """The oldest first."""
         ...
 
-    def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+    def going_back(self, cloud: Any, name: str, version: Version) -> list[Resource]:
         """What is wanted where an earlier version is."""
         ...
 
-    def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
+    def promoting(self, cloud: Any, name: str) -> list[Resource]:
         """What is wanted where a canary has won. Raises CliError where there is none, or where the platform lets nobody end it."""
         ...
 
-    def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
+    def status(self, cloud: Any, name: str) -> dict[str, Any] | None:
         """What `tsx deploy status` shows; None where there is no such deployment."""
         ...
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes: ...
+    def invoke(self, cloud: Any, name: str, body: bytes, content_type: str, accept: str | None) -> bytes: ...

@@ -17,9 +17,10 @@ class Ref:
 
     id: str  # of that resource, in this deployment
     attribute: str  # as CloudFormation's `Fn::GetAtt` names it; `Ref` for what `Ref` gives
+    of: str = ""  # what decides the value, where names are made of it
 
     def __str__(self) -> str:
-        return f"({self.attribute} of {self.id}, known when that is there)"
+        return f"({self.attribute} of {self.of or self.id}, known when that is there)"
 
 
 @dataclass(frozen=True)

@@ -250,12 +250,17 @@ class DeploySpec(Part):
 
 
 def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, target, region and profile alone, for verbs that need no model. Raises UsageError and CliError."""
+    """Name, target, and where it is, for verbs that need no model. Raises UsageError and CliError."""
     values = _values(file, given)
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    return {key: values.get(key) for key in ("name", "target", "region", "profile")}
+    parts: dict[str, type[Part]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
+    try:
+        tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
+    except ValidationError as error:
+        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+    return {key: values.get(key) for key in ("name", "target", "region", "profile")} | tables
 
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mimetypes
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,41 +15,31 @@ from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.emitting import write
 from tsx_cli.deploy.engine import Engine
 from tsx_cli.deploy.facts import Facts, look_at, requirements_of
-from tsx_cli.deploy.kinds import KINDS
-from tsx_cli.deploy.lambda_ import Lambda
-from tsx_cli.deploy.local import this_machine
+from tsx_cli.deploy.image import Local
+from tsx_cli.deploy.images import images
+from tsx_cli.deploy.local import image_builder, this_machine
+from tsx_cli.deploy.places import Place, named
+from tsx_cli.deploy.places import place as place_of
 from tsx_cli.deploy.plan import Plan
-from tsx_cli.deploy.platforms import Platform, Version
+from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
-from tsx_cli.deploy.sagemaker import SageMaker
+from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.show import Steps, confirm, plain, show_plan, show_status, show_versions
-from tsx_cli.deploy.spec import DeploySpec, read_named, read_spec, read_target
+from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.output import print_json
 from tsx_cli.packing import check_lines
 
-PLATFORMS: Mapping[str, Platform] = {"sagemaker": SageMaker(), "lambda": Lambda()}
 Given = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A deployment by its name."""
-
-    name: str
-    platform: Platform
-    cloud: Cloud
-
-    def engine(self, steps: Steps | None = None) -> Engine:
-        return Engine(self.cloud, KINDS) if steps is None else Engine(self.cloud, KINDS, on_event=steps)
 
 
 def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool) -> bool:
     """Whether there are any."""
     spec = read_spec(file, given)
-    place = _place(spec.name, spec.target, spec.region, spec.profile)
-    planned, ahead = _planned(place.engine(), place, spec, check=check)
+    place = place_of(spec)
+    with image_builder(spec) as local:
+        planned, ahead = _planned(place.engine(), place, spec, local, check=check)
     if as_json:
         print_json(planned.as_json() | ahead.as_json())
     else:
@@ -60,10 +50,10 @@ def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool)
 
 def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: bool) -> None:
     spec = read_spec(file, given)
-    place = _place(spec.name, spec.target, spec.region, spec.profile)
-    with Steps(quiet=as_json) as steps:
+    place = place_of(spec)
+    with image_builder(spec) as local, Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned, ahead = _planned(engine, place, spec, check=check)
+        planned, ahead = _planned(engine, place, spec, local, check=check)
         if not as_json:
             show_plan(planned)
         if not planned.is_empty:
@@ -89,7 +79,7 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path) -> N
 
 
 def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:
-    place = _named(file, given)
+    place = named(file, given)
     told = place.platform.status(place.cloud, place.name)
     if told is None:
         raise _absent(place)
@@ -97,14 +87,14 @@ def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:
 
 
 def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> bytes:
-    place = _named(file, given)
+    place = named(file, given)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
     return place.platform.invoke(place.cloud, place.name, content, kind, accept)
 
 
 def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
-    place = _named(file, given)
+    place = named(file, given)
     versions = place.platform.versions(place.cloud, place.name)
     if as_json:
         print_json([{**each._asdict(), "made": plain(each.made), "tags": dict(each.tags)} for each in versions])
@@ -115,7 +105,7 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
 
 
 def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_json: bool) -> None:
-    place = _named(file, given)
+    place = named(file, given)
     version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
@@ -127,7 +117,7 @@ def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_js
 
 
 def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
-    place = _named(file, given)
+    place = named(file, given)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
         planned = engine.plan(place.platform.promoting(place.cloud, place.name))
@@ -138,10 +128,10 @@ def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> Non
 
 
 def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: bool) -> None:
-    place = _named(file, given)
+    place = named(file, given)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned = engine.plan([], place.platform.belongings(place.cloud, place.name, purge=purge))
+        planned = engine.plan([], [*place.platform.belongings(place.cloud, place.name, purge=purge), *(place.images() if purge else [])])
         if planned.is_empty:
             raise _absent(place)
         if not as_json:
@@ -153,10 +143,15 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         print_json(planned.as_json())
 
 
-def _planned(engine: Engine, place: Place, spec: DeploySpec, *, check: bool) -> tuple[Plan, Preflight]:
+def _planned(engine: Engine, place: Place, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:
+    """`local` where the image is built here."""
     inspection, sha256 = look_at(spec.model)
-    facts, image_bytes = _facts(spec, inspection, sha256, place.cloud)
-    wanted = place.platform.wanted(spec, facts)
+    facts, image_bytes = _facts(spec, inspection, sha256, place)
+    built: list[Resource] = []
+    if local is not None:
+        image, built, kinds = images(spec, facts, local, place.cloud)
+        facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
+    wanted = [*built, *place.platform.wanted(spec, facts)]
     ahead = look_ahead(spec, inspection, place.cloud.region, image_bytes, strict=check)
     return engine.plan(wanted, place.platform.obsolete(place.cloud, spec, wanted)), ahead
 
@@ -186,13 +181,15 @@ def _tell(place: Place, *, as_json: bool) -> None:
         print_json(told) if as_json else show_status(told)
 
 
-def _facts(spec: DeploySpec, inspection: Inspection, sha256: str, cloud: Cloud) -> tuple[Facts, int | None]:
+def _facts(spec: DeploySpec, inspection: Inspection, sha256: str, place: Place) -> tuple[Facts, int | None]:
     """With the bytes of the image, where they are known."""
-    manifest = inspection.manifest
-    image, size = _by_digest(spec.image, cloud) if spec.image else ("", None)
-    if not image:
-        raise UsageError("image is not given: --image REPOSITORY:TAG, one that has tsx in it and is pushed")
-    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, cloud.account, cloud.region), size
+    manifest, cloud = inspection.manifest, place.cloud
+    image, size, account = spec.image or "", None, ""
+    if isinstance(cloud, Cloud):
+        account = cloud.account
+        image, size = _by_digest(image, cloud)
+    requirements = requirements_of(inspection)
+    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, account, cloud.region, requirements), size
 
 
 def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
@@ -204,17 +201,6 @@ def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     with told(f"looking for the image {image}"):
         found = cloud.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}])
     return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][0].get("imageSizeInBytes")
-
-
-def _place(name: str, target: str, region: str | None, profile: str | None) -> Place:
-    if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
-        raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
-    return Place(name, PLATFORMS[target], Cloud(region, profile))
-
-
-def _named(file: Path | None, given: Given) -> Place:
-    found = read_named(file, given)
-    return _place(found["name"], found["target"], found.get("region"), found.get("profile"))
 
 
 def _earlier(versions: Sequence[Version], to: int | None, place: Place) -> Version:
@@ -234,4 +220,5 @@ def _earlier(versions: Sequence[Version], to: int | None, place: Place) -> Versi
 
 
 def _absent(place: Place) -> CliError:
-    return CliError(f"there is no deployment '{place.name}' in {place.cloud.region}; is the --region right?")
+    where = f"in {place.cloud.region}; is the --region right?" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
+    return CliError(f"there is no deployment '{place.name}' {where}")

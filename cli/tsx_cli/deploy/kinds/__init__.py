@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tsx_cli.deploy.kinds import autoscaling, cloudwatch, lambda_, lambda_parts, s3, sagemaker
+from tsx_cli.deploy.kinds import autoscaling, cloudwatch, ecr, lambda_, lambda_parts, s3, sagemaker
 from tsx_cli.deploy.kinds.base import Kind
 
 KINDS: Mapping[str, Kind] = {
     "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),
     "AWS::ApplicationAutoScaling::ScalingPolicy": autoscaling.ScalingPolicy(),
     "AWS::CloudWatch::Alarm": cloudwatch.Alarm(),
+    "AWS::ECR::Repository": ecr.Repository(),
     "AWS::Lambda::Alias": lambda_.Alias(),
     "AWS::Lambda::CapacityProvider": lambda_parts.CapacityProvider(),
     "AWS::Lambda::EventSourceMapping": lambda_parts.EventSourceMapping(),
@@ -22,6 +23,7 @@ KINDS: Mapping[str, Kind] = {
     "AWS::SageMaker::Endpoint": sagemaker.Endpoint(),
     "AWS::SageMaker::EndpointConfig": sagemaker.EndpointConfig(),
     "AWS::SageMaker::Model": sagemaker.Model(),
+    "Tsx::ECR::Image": ecr.Image(),
     "Tsx::Lambda::ProvisionedConcurrency": lambda_parts.ProvisionedConcurrency(),
     "Tsx::S3::Object": s3.Object(),
 }

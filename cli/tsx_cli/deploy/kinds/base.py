@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.resources import Observed, Resource, Traits
 
 
 class Kind(Protocol):
+    """`cloud` is where its resources are: an AWS account, this machine's containers, a cluster."""
+
     traits: Traits
     poll: float  # seconds between two looks at one that is changing
     patience: float  # seconds after which a change is given up as stuck
 
-    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+    def observe(self, cloud: Any, name: str) -> Observed | None:
         """What is there under this name; None where nothing is. Raises CloudError."""
         ...
 
-    def create(self, cloud: Cloud, resource: Resource) -> str | None:
+    def create(self, cloud: Any, resource: Resource) -> str | None:
         """Begin to make it: `observe` says when it is ready. Its properties hold no Ref.
 
         A text says what has to be waited for before this is called again.
         """
         ...
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+    def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
         """Begin to make it what is wanted. A text says how far it is, where this has to be called again once that has settled."""
         ...
 
-    def delete(self, cloud: Cloud, found: Observed) -> None:
+    def delete(self, cloud: Any, found: Observed) -> None:
         """Begin to remove it: `observe` says when it is gone."""
         ...
 

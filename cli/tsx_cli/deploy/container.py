@@ -1,0 +1,156 @@
+"""What is there of a deployment on this machine: its containers, one of which runs, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.kinds.container import Machine, health_of, labels_of, tags_of
+from tsx_cli.deploy.platforms import Version
+from tsx_cli.deploy.resources import Resource, digest
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.tags import tags_of as tags_of_spec
+from tsx_cli.deploy.targets.container import INSIDE, OPEN, run_words, wants_tokens
+from tsx_cli.failure import CliError, UsageError
+
+KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
+OWN_IMAGE = "tsx.built"  # the label of a container whose image was built for it
+
+
+class Containers:
+    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        """Raises UsageError where others reach it and no token is there for them."""
+        missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
+        if missing:
+            raise UsageError(
+                f"container.host is {spec.container.host}, where others reach it, so they need tokens: set {' and '.join(missing)} in this "
+                f"command's environment, or env.{OPEN}=true to serve without"
+            )
+        image = str(facts.image)
+        tags = tags_of_spec(spec, facts)
+        labels = {**tags, **({OWN_IMAGE: image} if spec.image is None else {})}
+        say = {key: value for key, value in labels.items() if key != "tsx:spec-sha"}
+        name = f"tsx-{spec.name}-{digest(run_words(spec, image, name='', labels=say))}"
+        properties = {
+            "Running": True,
+            "Words": run_words(spec, image, name=name, labels=labels),
+            "Gpus": spec.container.gpus,
+            "Patience": spec.container.startup_timeout,
+            "Deployment": spec.name,
+            "Image": image,
+        }
+        return [Resource("Container", KIND, name, properties, ("Image",), tags)]
+
+    def belongings(self, cloud: Machine, name: str, *, purge: bool = False) -> list[Resource]:
+        there = cloud.containers(name)
+        found = [Resource(f"Container{n}", KIND, _name(each), {}, ("Images",)) for n, each in enumerate(there)]
+        if purge:
+            images = sorted({labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each)})
+            found = [Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)] + found
+        return found
+
+    def obsolete(self, cloud: Machine, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+        names = {each.name for each in wanted}
+        others = [each for each in self.belongings(cloud, spec.name) if each.name not in names]
+        return others[: -(spec.keep - 1) or None]
+
+    def versions(self, cloud: Machine, name: str) -> list[Version]:
+        return [
+            Version(number, _name(each), _time(each["Created"]), tags_of(each), bool(each["State"].get("Running")))
+            for number, each in enumerate(cloud.containers(name), start=1)
+        ]
+
+    def going_back(self, cloud: Machine, name: str, version: Version) -> list[Resource]:
+        return [Resource("Container", KIND, version.id, {"Running": True, "Deployment": name, "Patience": 600}, tags=version.tags)]
+
+    def promoting(self, cloud: Machine, name: str) -> list[Resource]:
+        raise CliError("a container has no canary to promote: one of it runs at a time")
+
+    def status(self, cloud: Machine, name: str) -> dict[str, Any] | None:
+        there = cloud.containers(name)
+        if not there:
+            return None
+        current = next((each for each in there if each["State"].get("Running")), there[-1])
+        state, tags = current["State"], tags_of(current)
+        return {
+            "name": name,
+            "target": "container",
+            "status": health_of(current),
+            "reason": "" if state.get("Running") else f"it ended with {state.get('ExitCode')}",
+            "model": tags.get("tsx:model"),
+            "image": current["Config"].get("Image"),
+            "container": _name(current),
+            "address": _address(current),
+            "since": state.get("StartedAt"),
+            "restarts": current.get("RestartCount") or None,
+            "with": cloud.program.name,
+        }
+
+    def invoke(self, cloud: Machine, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+        there = [each for each in cloud.containers(name) if each["State"].get("Running")]
+        if not there:
+            raise CloudError(f"{name} does not run; `tsx deploy status` says what became of it")
+        model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
+        headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
+        token = os.environ.get("TSX_INFERENCE_TOKEN")
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return asked(f"{_address(there[0])}/predictions/{model}", body, headers)
+
+    def logs(self, cloud: Machine, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
+        """Of the one that runs, else of the newest."""
+        there = cloud.containers(name)
+        if not there:
+            return iter(())
+        current = next((each for each in there if each["State"].get("Running")), there[-1])
+        words = [*(["--tail", str(lines)] if lines is not None else []), *(["--since", since] if since else [])]
+        return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
+
+
+def asked(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Raises CloudError with what the server said."""
+    try:
+        with urlopen(Request(url, data=body, headers=dict(headers), method="POST")) as answer:
+            return bytes(answer.read())
+    except HTTPError as error:
+        raise CloudError(f"asking {url}: {error.code}: {_said(error.read())}") from error
+    except (URLError, OSError) as error:
+        raise CloudError(f"asking {url}: {getattr(error, 'reason', error)}") from error
+
+
+def _said(answer: bytes) -> str:
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        found = None
+    return str(found["message"]) if isinstance(found, dict) and "message" in found else answer[:500].decode(errors="replace")
+
+
+def _name(container: Mapping[str, Any]) -> str:
+    return str(container["Name"]).removeprefix("/")
+
+
+def _address(container: Mapping[str, Any]) -> str:
+    """Where this machine reaches it."""
+    bindings = (container.get("HostConfig") or {}).get("PortBindings") or {}
+    bound = (bindings.get(f"{INSIDE}/tcp") or [{}])[0]
+    host = bound.get("HostIp") or "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{bound.get('HostPort', INSIDE)}"
+
+
+def _time(text: object) -> datetime:
+    """Docker writes nanoseconds, podman the machine's zone: what is behind the seconds is cut."""
+    match = re.match(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", str(text))
+    if match is None:
+        return datetime.fromtimestamp(0, timezone.utc)
+    zone = (match[3] or "Z").replace("Z", "+00:00")
+    return datetime.fromisoformat(f"{match[1]}T{match[2]}{zone if ':' in zone else f'{zone[:3]}:{zone[3:]}'}")

@@ -1,0 +1,70 @@
+"""The image of a deployment where none is given: built here, pushed where the target takes it from, as resources of the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.image import Local, recipe
+from tsx_cli.deploy.kinds import Kind, ecr
+from tsx_cli.deploy.kinds import container as container_kinds
+from tsx_cli.deploy.programs import Builder
+from tsx_cli.deploy.resources import Ref, Resource
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.failure import UsageError
+
+ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
+GRAVITON = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")
+
+
+class Images(NamedTuple):
+    image: str | Ref
+    resources: list[Resource]
+    kinds: Mapping[str, Kind]
+
+
+def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
+    """Raises UsageError where it is not said where it has to go."""
+    made = recipe(spec, facts, local)
+    if spec.target == "container":
+        name = f"{spec.repository or spec.name}:{made.tag}"
+        kind = container_kinds.Image(Builder(cloud.program.name), made)
+        return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind})
+    if spec.target == "kubernetes":
+        if spec.repository is None:
+            ways = "--image names one that your cluster can pull, --set repository=HOST/NAME says where one that is built here is pushed to"
+            raise UsageError(f"neither image nor repository is given: {ways}")
+        name = f"{spec.repository}:{made.tag}"
+        pushed = container_kinds.Pushed(Builder(spec.build.tool), made, None)
+        return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed})
+    return _in_ecr(spec, facts, made.tag, ecr.Image(Builder(spec.build.tool), made, machine(spec)))
+
+
+def machine(spec: DeploySpec) -> str:
+    """Of AWS: what this machine is does not matter there."""
+    own = getattr(spec, "lambda_", None)
+    if str(spec.target) == "lambda" and own is not None:
+        arm = own.architecture == "arm64"
+    else:
+        arm = bool(GRAVITON.match(spec.sagemaker.instance_type))
+    return "linux/arm64" if arm else "linux/amd64"
+
+
+def own_repository(target: str, name: str) -> str:
+    """Of one deployment, so that it can go with it."""
+    return f"tsx/{target}/{name}"
+
+
+def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.Image) -> Images:
+    registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{'.cn' if facts.region.startswith('cn-') else ''}"
+    whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
+    host, _, path = whole.partition("/")
+    if not ECR.fullmatch(host) or not path:
+        raise UsageError(f"repository is {whole}; {spec.target} takes images from ECR alone: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME")
+    tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}  # one that is named may be shared
+    scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
+    repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
+    image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{tag}", {}, ("Repository",))
+    return Images(Ref("Image", "Uri", tag), [repository, image], {"Tsx::ECR::Image": kind})

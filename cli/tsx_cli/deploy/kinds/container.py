@@ -1,0 +1,206 @@
+"""Containers and images of this machine, by docker or podman. Labels are all that is remembered.
+
+Each version is a container of its own, whose name is made of what it says; one of a deployment's runs, those before it are kept, stopped.
+One that does not get well is removed, and the one before it is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.image import Recipe
+from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.programs import Builder, Program
+from tsx_cli.deploy.resources import Observed, Resource, Traits
+from tsx_cli.deploy.targets.container import gpu_words
+
+NAME, TARGET = "tsx.name", "tsx.target"
+POLL = 0.5  # seconds between two looks at a container that is starting
+LINES = 40  # of its log, where it does not get well
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine's containers."""
+
+    program: Program
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    region: str = "this machine"
+
+    def containers(self, name: str) -> list[Mapping[str, Any]]:
+        """Of a deployment, the oldest first."""
+        words = ("ps", "--all", "--quiet", "--filter", f"label={NAME}={name}", "--filter", f"label={TARGET}=container")
+        ids = self.program.ask(*words, doing=f"looking for the containers of {name}").split()
+        if not ids:
+            return []
+        found = json.loads(self.program.ask("inspect", "--type", "container", *ids, doing=f"looking at the containers of {name}"))
+        return sorted(found, key=lambda each: str(each["Created"]))
+
+    def container(self, name: str) -> Mapping[str, Any] | None:
+        done = self.program.try_("inspect", "--type", "container", name)
+        found = json.loads(done.stdout) if done.returncode == 0 else []
+        return found[0] if found else None
+
+    def log(self, name: str, lines: int = LINES) -> list[str]:
+        done = self.program.try_("logs", "--tail", str(lines), name)
+        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-lines:]
+
+    def follow(self, name: str, words: Sequence[str]) -> Iterator[str]:
+        return self.program.lines("logs", *words, name)
+
+
+def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
+    return dict(container["Config"].get("Labels") or {})
+
+
+def tags_of(container: Mapping[str, Any]) -> dict[str, str]:
+    """Labels in the words of every target's tags."""
+    return {name.replace(".", ":", 1): value for name, value in labels_of(container).items() if name.startswith("tsx.")}
+
+
+def health_of(container: Mapping[str, Any]) -> str:
+    """`healthy`, `starting`, `unhealthy` while it runs; else its state. Without a health check to run is to be well."""
+    state = container["State"]
+    if not state.get("Running"):
+        return str(state.get("Status") or "exited")
+    health = state.get("Health") or {}
+    return str(health.get("Status") or "healthy")
+
+
+class Container:
+    traits = Traits(is_tagged=False, unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}))
+    poll, patience = POLL, 3600.0
+
+    def observe(self, cloud: Machine, name: str) -> Observed | None:
+        found = cloud.container(name)
+        if found is None:
+            return None
+        tags = tags_of(found)
+        return Observed(name, {"Running": bool(found["State"].get("Running"))}, tags, {"Ref": name, "health": health_of(found)})
+
+    def create(self, cloud: Machine, resource: Resource) -> None:
+        """Raises CloudError for one that does not get well, which then is not there any more."""
+        properties = resource.properties
+        words = list(properties["Words"])
+        words[-1:-1] = gpu_words(cloud.program.name, properties["Gpus"])
+        before = self._stop_others(cloud, resource)
+        try:
+            cloud.program.ask(*words, doing=f"starting {resource.name}", environment=os.environ)
+            self._until_well(cloud, resource)
+        except CloudError as error:
+            cloud.program.try_("rm", "--force", resource.name)
+            self._put_back(cloud, before, error)
+
+    def update(self, cloud: Machine, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        """An earlier one is started again, or one that has stopped."""
+        before = self._stop_others(cloud, resource)
+        try:
+            cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
+            self._until_well(cloud, resource)
+        except CloudError as error:
+            cloud.program.try_("stop", resource.name)
+            self._put_back(cloud, before, error)
+
+    def delete(self, cloud: Machine, found: Observed) -> None:
+        if found.properties["Running"]:
+            cloud.program.ask("stop", found.name, doing=f"stopping {found.name}")
+        cloud.program.ask("rm", found.name, doing=f"removing {found.name}")
+
+    def _stop_others(self, cloud: Machine, resource: Resource) -> list[str]:
+        """They have its port."""
+        others = [each for each in cloud.containers(resource.properties["Deployment"]) if each["State"].get("Running")]
+        names = [str(each["Name"]).removeprefix("/") for each in others]
+        names = [name for name in names if name != resource.name]
+        for name in names:
+            cloud.program.ask("stop", name, doing=f"stopping {name}, which has its port")
+        return names
+
+    def _until_well(self, cloud: Machine, resource: Resource) -> None:
+        deadline = cloud.clock() + resource.properties["Patience"]
+        while True:
+            found = cloud.container(resource.name)
+            health = "gone" if found is None else health_of(found)
+            if health == "healthy":
+                return
+            restarts = 0 if found is None else int(found.get("RestartCount") or 0)
+            late = cloud.clock() > deadline
+            if health not in ("starting", "created", "initialized") or restarts or late:
+                raise CloudError(_story(resource.name, found, health, late, cloud.log(resource.name)))
+            cloud.sleep(POLL)
+
+    def _put_back(self, cloud: Machine, before: Sequence[str], error: CloudError) -> None:
+        for name in before:
+            cloud.program.try_("start", name)
+        again = f". {', '.join(before)}, which ran before, was started again" if before else ""
+        raise CloudError(f"{error.message.rstrip('.')}{again}") from error
+
+
+class Image:
+    """An image that is built here and stays here."""
+
+    traits = Traits(is_tagged=False)
+    poll, patience = POLL, 3600.0
+
+    def __init__(self, builder: Builder, recipe: Recipe | None = None) -> None:
+        self._builder, self._recipe = builder, recipe
+
+    def observe(self, cloud: Any, name: str) -> Observed | None:
+        return Observed(name, {}, outputs={"Uri": name}) if self._builder.is_here(name) else None
+
+    def create(self, cloud: Any, resource: Resource) -> None:
+        assert self._recipe is not None
+        self._builder.build(self._recipe, resource.name, None)
+
+    def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        pass  # its name is made of all that it is
+
+    def delete(self, cloud: Any, found: Observed) -> None:
+        self._builder.remove(found.name)
+
+
+class Pushed:
+    """An image that is built here and pushed to a registry that this machine is logged in to."""
+
+    traits = Traits(is_tagged=False)
+    poll, patience = POLL, 3600.0
+
+    def __init__(self, builder: Builder, recipe: Recipe, machine: str | None) -> None:
+        self._builder, self._recipe, self._machine = builder, recipe, machine
+        self._pushed: set[str] = set()
+
+    def observe(self, cloud: Any, name: str) -> Observed | None:
+        there = name in self._pushed or self._builder.is_pushed(name)
+        return Observed(name, {}, outputs={"Uri": name}) if there else None
+
+    def create(self, cloud: Any, resource: Resource) -> None:
+        if not self._builder.is_here(resource.name):
+            self._builder.build(self._recipe, resource.name, self._machine)
+        self._builder.push(resource.name)
+        self._pushed.add(resource.name)
+
+    def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        pass  # its name is made of all that it is
+
+    def delete(self, cloud: Any, found: Observed) -> None:
+        pass  # a registry's images are its administrator's
+
+
+def _story(name: str, found: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]) -> str:
+    state = {} if found is None else found["State"]
+    if health == "starting" and late:
+        what = "is not well yet; container.startup_timeout gives it more time"
+    elif state.get("OOMKilled"):
+        what = "was killed, as it needs more memory than container.memory gives it"
+    elif health == "unhealthy":
+        what = "runs and is not well"
+    else:
+        what = f"ended with {state.get('ExitCode', 'no exit code')}"
+    last = "\n".join(log)
+    return f"{name} {what}. Its last words:\n{last}" if last else f"{name} {what}, and said nothing"

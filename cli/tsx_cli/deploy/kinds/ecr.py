@@ -1,0 +1,88 @@
+"""ECR: repositories, and images that are built on this machine and pushed there."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.image import Recipe
+from tsx_cli.deploy.kinds.base import tag_list, tag_map
+from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.programs import Builder
+from tsx_cli.deploy.resources import Observed, Resource, Traits
+
+
+class Repository:
+    traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
+    poll, patience = 1.0, 60.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        """That it is there, and whose it is: what else somebody has set of it is theirs."""
+        try:
+            with told(f"looking for the repository {name}"):
+                found = cloud.client("ecr").describe_repositories(repositoryNames=[name])["repositories"][0]
+                tags = tag_map(cloud.client("ecr").list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
+        except CloudError as error:
+            if is_absent(error):
+                return None
+            raise
+        return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        scanning = {"scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])}
+        with told(f"creating the repository {resource.name}"):
+            cloud.client("ecr").create_repository(
+                repositoryName=resource.name, tags=tag_list(resource.tags), imageScanningConfiguration=scanning
+            )
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        pass  # nothing of it is looked at
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        with told(f"deleting the repository {found.name} and its images"):
+            cloud.client("ecr").delete_repository(repositoryName=found.name, force=True)
+
+
+class Image:
+    """Its name is `HOST/REPOSITORY:TAG`, the tag made of all that is in it; what is deployed is the digest that ECR gives it."""
+
+    traits = Traits(is_tagged=False)
+    poll, patience = 2.0, 3600.0
+
+    def __init__(self, builder: Builder | None = None, recipe: Recipe | None = None, machine: str | None = None) -> None:
+        self._builder, self._recipe, self._machine = builder, recipe, machine
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        host, _, rest = name.partition("/")
+        repository, _, tag = rest.rpartition(":")
+        try:
+            with told(f"looking for the image {name}"):
+                found = cloud.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])["imageDetails"][0]
+        except CloudError as error:
+            if is_absent(error):
+                return None
+            raise
+        digest = found["imageDigest"]
+        outputs = {"Uri": f"{host}/{repository}@{digest}", "Digest": digest, "Bytes": found.get("imageSizeInBytes")}
+        return Observed(name, {}, outputs=outputs)
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        """Raises CliError where nothing here can build."""
+        assert self._builder is not None
+        assert self._recipe is not None
+        if not self._builder.is_here(resource.name):
+            self._builder.build(self._recipe, resource.name, self._machine)
+        with told("asking ECR for a password"):
+            given = cloud.client("ecr").get_authorization_token()["authorizationData"][0]
+        user, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
+        self._builder.login(resource.name.partition("/")[0], user, password)
+        self._builder.push(resource.name)
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        pass  # its name is made of all that it is
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        repository, _, tag = found.name.partition("/")[2].rpartition(":")
+        with told(f"deleting the image {found.name}"):
+            cloud.client("ecr").batch_delete_image(repositoryName=repository, imageIds=[{"imageTag": tag}])

@@ -1,0 +1,70 @@
+"""Where a deployment is: its target, and the account, the machine or the cluster that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.container import Containers
+from tsx_cli.deploy.engine import Engine, OnEvent
+from tsx_cli.deploy.images import own_repository
+from tsx_cli.deploy.kinds import KINDS, Kind
+from tsx_cli.deploy.kinds.container import Container, Image, Machine
+from tsx_cli.deploy.lambda_ import Lambda
+from tsx_cli.deploy.platforms import Platform
+from tsx_cli.deploy.programs import Builder, engine
+from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.sagemaker import SageMaker
+from tsx_cli.deploy.spec import DeploySpec, read_named
+from tsx_cli.failure import UsageError
+
+PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "lambda": Lambda(), "sagemaker": SageMaker()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A deployment by its name. `cloud` is what its kinds and its platform work on."""
+
+    name: str
+    target: str
+    platform: Platform
+    cloud: Any
+    kinds: Mapping[str, Kind]
+
+    def engine(self, on_event: OnEvent | None = None) -> Engine:
+        return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
+
+    def images(self) -> list[Resource]:
+        """The repository that is this deployment's own, which need not be there."""
+        own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
+        return [own] if isinstance(self.cloud, Cloud) else []
+
+
+def place(spec: DeploySpec) -> Place:
+    return _place(spec.name, spec.target, spec.model_dump(include={"region", "profile", "build", "container", "kubernetes"}))
+
+
+def named(file: Path | None, given: Mapping[str, Any]) -> Place:
+    found = read_named(file, given)
+    return _place(found["name"], found["target"], found)
+
+
+def _place(name: str, target: str, said: Mapping[str, Any]) -> Place:
+    if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
+        raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
+    reach: Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]] = {"container": _machine}.get(target, _account)
+    cloud, kinds = reach(said)
+    return Place(name, target, PLATFORMS[target], cloud, kinds)
+
+
+def _account(said: Mapping[str, Any]) -> tuple[Cloud, Mapping[str, Kind]]:
+    return Cloud(said.get("region"), said.get("profile")), KINDS
+
+
+def _machine(said: Mapping[str, Any]) -> tuple[Machine, Mapping[str, Kind]]:
+    """The engine builds the image too, as it is where the image has to be."""
+    program = engine(said["container"]["engine"])
+    return Machine(program), {"Tsx::Container::Container": Container(), "Tsx::Container::Image": Image(Builder(program.name))}

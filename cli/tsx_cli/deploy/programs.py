@@ -1,0 +1,149 @@
+"""docker, podman, buildah and kubectl as they are driven here: as programs, by their documented words, their errors in one sentence."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.image import Recipe
+from tsx_cli.failure import CliError
+
+BUILDERS = ("docker", "podman", "buildah")
+ENGINES = ("docker", "podman")
+TOLD = 25  # lines of a program's output that an error shows
+MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
+
+
+class ProgramError(CloudError):
+    """A program said no. `said` is its stderr."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message, "Program")
+        self.said = said
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    first: tuple[str, ...] = ()  # words before all others
+
+    def ask(self, *words: str, doing: str, stdin: str | None = None, environment: Mapping[str, str] | None = None) -> str:
+        """What it prints. Raises ProgramError."""
+        done = self.try_(*words, stdin=stdin, environment=environment)
+        if done.returncode != 0:
+            said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-TOLD:])
+            raise ProgramError(f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {said or 'it said nothing'}", said)
+        return done.stdout
+
+    def try_(self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [self.name, *self.first, *words],
+                input=stdin if stdin is not None else "",
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=None if environment is None else dict(environment),
+                check=False,
+            )
+        except OSError as error:
+            raise ProgramError(f"{self.name} cannot be started: {error.strerror}", "") from error
+
+    def lines(self, *words: str) -> Iterator[str]:
+        """Of stdout and stderr, as they come, until it ends or nobody reads on."""
+        process = subprocess.Popen(
+            [self.name, *self.first, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield line.rstrip("\n")
+        finally:
+            process.terminate()
+            process.stdout.close()
+            process.wait()
+
+
+def found(choice: str, among: Sequence[str], instead: str) -> Program:
+    """The first that works. Raises CliError, which says of each why it does not."""
+    told = []
+    for name in among if choice == "auto" else (choice,):
+        if shutil.which(name) is None:
+            told.append(f"{name} is not installed")
+            continue
+        done = Program(name).try_(*(("version", "--format", "{{.Server.Version}}") if name == "docker" else ("--version",)))
+        if done.returncode == 0:
+            return Program(name)
+        told.append(f"{name}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ['it does not work']}")
+    why = "; ".join(told).replace("['", "").replace("']", "")
+    raise CliError(f"there is nothing here to work with containers: {why}. {instead}")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds and pushes images with what this machine has."""
+
+    choice: str = "auto"
+
+    @cached_property
+    def program(self) -> Program:
+        return found(
+            self.choice, BUILDERS, "Install one of them, give --image, or write the files with --emit dockerfile DIR and build elsewhere"
+        )
+
+    def build(self, recipe: Recipe, reference: str, machine: str | None) -> None:
+        """`machine` such as linux/amd64, where the image is for another than this."""
+        with tempfile.TemporaryDirectory(prefix="tsx-build-") as place:
+            for name, text in recipe.files.items():
+                Path(place, name).write_text(text, "utf-8")
+            for name, source in recipe.copied.items():
+                shutil.copyfile(source, Path(place, name))
+            words = ["build", "--target", recipe.stage, "--tag", reference]
+            if self.program.name != "docker":
+                words += ["--format", "docker"]  # the other form has no health check
+            if machine is not None and machine != MACHINES.get(platform.machine().lower()):
+                words += ["--platform", machine]
+            # Lambda takes an image, not the list of images that attestations make of it.
+            environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+            self.program.ask(*words, place, doing=f"building {reference}", environment=environment)
+
+    def is_here(self, reference: str) -> bool:
+        words = ("inspect", "--type", "image", reference) if self.program.name == "buildah" else ("image", "inspect", reference)
+        return self.program.try_(*words).returncode == 0
+
+    def is_pushed(self, reference: str) -> bool:
+        """Whether the registry has it, as far as this program can tell; an image that is pushed again is the same one."""
+        return self.program.try_("manifest", "inspect", reference).returncode == 0
+
+    def login(self, registry: str, user: str, password: str) -> None:
+        words = ("login", "--username", user, "--password-stdin", registry)
+        self.program.ask(*words, doing=f"logging in to {registry}", stdin=password)
+
+    def push(self, reference: str) -> None:
+        self.program.ask("push", reference, doing=f"pushing {reference}")
+
+    def remove(self, reference: str) -> None:
+        words = ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
+        self.program.ask(*words, doing=f"removing {reference}")
+
+
+def engine(choice: str) -> Program:
+    return found(choice, ENGINES, "Install one of them, or write the files with --emit compose DIR and start them elsewhere")
+
+
+def refused(error: CliError, *words: str) -> bool:
+    """Whether what the program said has one of these words."""
+    return isinstance(error, ProgramError) and any(word in error.said.lower() for word in words)
