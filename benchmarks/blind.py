@@ -27,15 +27,17 @@ def without(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeT
 
 
 def of_front_end() -> list[tuple[FunctionType, CodeType]]:
+    from tsx_runtime.core.channel import Channel
     from tsx_runtime.core.dispatcher import Dispatcher
     from tsx_runtime.http.exchange import Exchange
 
     batch = {
         "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
         "self.stats.newest = batch = (free, at, now, size, told)": "",
-        "self.stats.add_batch(batch, jobs, codes)": "",
+        "self.stats.add_batch(batch, arrivals, jobs, codes)": "",
     }
     return [
+        without(Channel.send, {"arrivals(jobs)": 'b""'}),
         without(Dispatcher.on_reply, batch),
         without(Exchange.answer, {"lane.counts.plain += 1": ""}),
     ]

@@ -18,6 +18,7 @@ from prometheus_client import ProcessCollector
 from tsx_runtime.core.durations import SHOWN
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.times import arrivals
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
@@ -99,7 +100,7 @@ def rendered() -> dict[str, set[str]]:
     stats = Stats()
     job: Any = SimpleNamespace(arrived=1.0, request_id=b"id")
     stats.newest = (1.0, 1.0, 2.0, 1, TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
-    stats.add_batch(stats.newest, [job], [200])
+    stats.add_batch(stats.newest, arrivals([job]), [job], [200])
     stats.refusals["QueueFull"] = 1
     worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0)
     version = SimpleNamespace(name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.times import arrivals
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
@@ -26,6 +27,7 @@ class Sent(NamedTuple):
     at: float
     deaths: int  # workers that died with all of these jobs before
     free: float  # since when there was room for it
+    arrivals: bytes  # of its jobs, see `times.arrivals`
 
 
 class Owner(Protocol):
@@ -102,7 +104,7 @@ class Channel(asyncio.BufferedProtocol):
         for job in jobs:
             fields += (job.meta, job.body)
         buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
-        self.sent.append(Sent(batch, jobs, now, deaths, free))
+        self.sent.append(Sent(batch, jobs, now, deaths, free, arrivals(jobs)))
         if sum([*map(len, buffers)]) <= JOINED:
             self._transport.write(b"".join(buffers))
         else:

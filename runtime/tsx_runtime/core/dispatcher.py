@@ -203,7 +203,7 @@ class Dispatcher:
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
-        _, jobs, at, _, free = sent  # by name, each field costs as much as all of them
+        _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
         _, _, codes, items, extra = frame
         size = len(jobs)
         told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
@@ -213,7 +213,7 @@ class Dispatcher:
         self._full = None
         for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
             job.answer(status, headers, body)
-        self.stats.add_batch(batch, jobs, codes)  # while the answers are on their way: no client waits for it
+        self.stats.add_batch(batch, arrivals, jobs, codes)  # while the answers are on their way: no client waits for it
         self._close(size)
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,8 @@ _STEPS = (1, 1.1, 1.2, 1.35, 1.5, 1.65, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.3, 3.6, 4,
 FINE = (*(float(f"{step}e{decade}") for decade in range(-5, 3) for step in _STEPS), 1000.0)  # seconds; what took longer has one bucket
 SHOWN = (*(float(f"{step}e{decade}") for decade in range(-4, 2) for step in (1, 2.5, 5)), 100.0)  # each is one of FINE
 
+_REST = 47  # bits of a float64 behind the first five of its fraction
+
 
 class Exemplar(NamedTuple):
     """A request that fell into a bucket, and whose trace somebody keeps."""
@@ -24,17 +27,49 @@ class Exemplar(NamedTuple):
     at: float  # time.time()
 
 
+class Buckets:
+    """Finds the bucket of each of many durations in half the time of `searchsorted`: by the leading bits of the number.
+
+    A step of them is a 32nd at most, so that there is one bound within it or none.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        import numpy as np
+
+        edges = np.array(bounds)
+        steps = edges.view(np.int64) >> _REST
+        self._first = int(steps[0]) - 1  # what is shorter has this step too
+        self._last = int(steps[-1]) + 1 - self._first
+        self._edge = np.full(self._last + 1, np.inf)  # the bound within the step
+        self._edge[steps - self._first] = edges
+        self._below = edges.searchsorted(((np.arange(self._last + 1) + self._first) << _REST).view(np.float64))  # bounds below the step
+
+    def of(self, seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+        import numpy as np
+
+        steps = seconds.view(np.int64) >> _REST
+        steps -= self._first
+        np.minimum(steps, self._last, out=steps)
+        np.maximum(steps, 0, out=steps)
+        found: NDArray[np.int64] = self._below.take(steps)
+        found += seconds > self._edge.take(steps)
+        return found
+
+
+_buckets = cache(Buckets)
+
+
 class Durations:
     """A histogram, which is added to many at a time: then one costs little."""
 
-    __slots__ = ("_bounds", "_counts", "_edges", "exemplars", "sum")
+    __slots__ = ("_bounds", "_buckets", "_counts", "exemplars", "sum")
 
     def __init__(self, bounds: tuple[float, ...] = SHOWN) -> None:
         """`bounds`: FINE where quantiles are asked for, else SHOWN."""
         import numpy as np  # here: importing this module costs nothing
 
         self._bounds = bounds
-        self._edges = np.array(bounds)
+        self._buckets = _buckets(bounds)
         self._counts = np.zeros(len(bounds) + 1, np.int64)  # each for itself, the last beyond all bounds
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}  # the newest, by the position in SHOWN; beyond them all: its length
@@ -43,8 +78,9 @@ class Durations:
         """How long each of many took."""
         import numpy as np
 
-        self._counts += np.bincount(self._edges.searchsorted(seconds), minlength=len(self._counts))
-        self.sum += float(np.sum(seconds))
+        took = np.asarray(seconds, np.float64)
+        self._counts += np.bincount(self._buckets.of(took), minlength=len(self._counts))
+        self.sum += float(took.sum())
 
     def point_out(self, exemplar: Exemplar) -> None:
         self.exemplars[bisect_left(SHOWN, exemplar.seconds)] = exemplar

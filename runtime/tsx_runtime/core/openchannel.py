@@ -15,6 +15,7 @@ from typing import Protocol
 from tsx_runtime import wire
 from tsx_runtime.core.channel import Channel, Owner, Sent, check_extra
 from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.times import arrivals
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
 QUARANTINE = 2.0  # seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a while
@@ -68,7 +69,7 @@ class OpenChannel(Channel):
         assert self._transport is not None
         if not self.sent:
             self.began = now
-            self.sent.append(Sent(0, [], now, 0, now))
+            self.sent.append(Sent(0, [], now, 0, now, b""))
         buffers: list[wire.Buffer] = []
         for job in jobs:
             batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
@@ -146,7 +147,7 @@ class OpenChannel(Channel):
         check_extra(frame)
         self._land(flight)
         self.answered += 1
-        self.owner.on_reply(self, Sent(flight.batch, [flight.job], flight.at, flight.deaths, flight.at), frame)
+        self.owner.on_reply(self, Sent(flight.batch, [flight.job], flight.at, flight.deaths, flight.at, arrivals([flight.job])), frame)
 
     def _on_piece(self, frame: wire.Frame) -> None:
         self.began = now = time.monotonic()

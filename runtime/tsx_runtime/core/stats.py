@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -16,7 +15,7 @@ from tsx_runtime.core.gathered import BATCHES, REQUESTS, ROW, Gathered
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.recent import Recent, Seen
-from tsx_runtime.core.times import Batch, BatchTimes, times_of
+from tsx_runtime.core.times import Batch, BatchTimes, oldest, times_of
 from tsx_runtime.core.told import Told
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.wire import MetricDelta
@@ -27,8 +26,6 @@ OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
-
-_ONE = struct.Struct("d").pack
 
 T = TypeVar("T")
 
@@ -122,7 +119,7 @@ class Stats:
         self.newest: Batch | None = None  # set before its requests are answered
         self._told_of: Batch | None = None  # whose times these are:
         self._times: BatchTimes | None = None
-        self._first = 0.0  # when the first request of the newest batch arrived
+        self._first = 0.0  # when the first request of the newest batch came
         self.recent = Recent()
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
@@ -156,7 +153,7 @@ class Stats:
 
     @property
     def last_queue_seconds(self) -> float:
-        """Of the newest batch: its first request's wait."""
+        """Of the newest batch: the wait of its request that came first."""
         return 0.0 if self.newest is None else self.newest[1] - self._first
 
     @property
@@ -165,30 +162,19 @@ class Stats:
         times = self.batch
         return 0.0 if times is None else max(0.0, times.answered - times.sent - (times.done - times.began))
 
-    def add_batch(self, newest: Batch, jobs: Sequence[Job], statuses: Sequence[int]) -> None:
-        """Once a batch, on the hot path: after its answers are written, in the same turn. Of a request as little as can be is read."""
-        gathered, odd = self._gathered, None
+    def add_batch(self, newest: Batch, arrivals: bytes, jobs: Sequence[Job], statuses: Sequence[int]) -> None:
+        """Once a batch, on the hot path: after its answers are written, in the same turn. `arrivals`: see `times.arrivals`."""
+        gathered = self._gathered
         free, sent, answered, size, told = newest
+        odd = None if statuses.count(200) == size else statuses
         rows = gathered.rows
-        if size == 1:
-            self._first = oldest = jobs[0].arrived
-            times = _ONE(oldest)
-            if statuses[0] != 200:
-                odd = statuses
-        else:
-            arrived = [job.arrived for job in jobs]
-            self._first = arrived[0]
-            arrived.sort()  # nearly always they are, and then this is quicker than min()
-            oldest = arrived[0]
-            times = struct.pack(f"{size}d", *arrived)
-            if statuses.count(200) != size:
-                odd = statuses
-        rows += (free, sent, answered, size, told, odd, times)
+        rows += (free, sent, answered, size, told, odd, arrivals)
         gathered.requests += size
         if len(rows) >= ROW * BATCHES or gathered.requests >= REQUESTS:
             gathered.settle()
+        self._first = first = oldest(arrivals)
         recent = self.recent
-        if answered >= recent.due or answered - oldest > recent.threshold:
+        if answered >= recent.due or answered - first > recent.threshold:
             recent.add(newest, [job.request_id for job in jobs], [job.arrived for job in jobs], odd)
         if self.journal is not None:
             self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)

@@ -11,11 +11,17 @@ All points are time.monotonic(), which all processes of a machine share.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tsx_runtime.wire import TIMES
 
+if TYPE_CHECKING:
+    from tsx_runtime.core.jobs import Job
+
 NAN = math.nan
+_POINT = struct.Struct("d")
 Told: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
 Batch: TypeAlias = tuple[float, float, float, int, bytes]  # free, sent, answered, requests, and what the worker told, packed
 NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that does not tell
@@ -72,6 +78,23 @@ def batch_times(free: float, sent: float, answered: float, size: int, told: Told
 def times_of(batch: Batch) -> BatchTimes:
     free, sent, answered, size, told = batch
     return batch_times(free, sent, answered, size, TIMES.unpack(told))
+
+
+def arrivals(jobs: Sequence[Job]) -> bytes:
+    """When each arrived, the first one first.
+
+    To be asked when they are sent: when they are answered, each of them would have to be brought into the processor's cache again.
+    """
+    if len(jobs) == 1:
+        return _POINT.pack(jobs[0].arrived)
+    arrived = [job.arrived for job in jobs]
+    arrived.sort()  # nearly always they are, and then it costs nothing
+    return struct.pack(f"{len(arrived)}d", *arrived)
+
+
+def oldest(arrivals: bytes) -> float:
+    first: float = _POINT.unpack_from(arrivals)[0]
+    return first
 
 
 def _within(step: float, most: float) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.durations import FINE, SHOWN, Durations, quantile
+from tsx_runtime.core.durations import FINE, SHOWN, Buckets, Durations, quantile
 
 seconds = st.floats(0, 2000)
 some = st.lists(seconds, min_size=1, max_size=80)
@@ -47,3 +48,10 @@ def test_prometheus_is_shown_how_many_were_not_longer(lasted: list[float], bound
     durations = Durations(bounds)
     durations.add(lasted)
     assert list(durations.shown()) == [sum(each <= bound for each in lasted) for bound in SHOWN]
+
+
+@given(st.lists(st.floats(allow_nan=False), min_size=1), st.sampled_from([FINE, SHOWN]))
+def test_a_bucket_is_found_as_a_search_finds_it(lasted: list[float], bounds: tuple[float, ...]) -> None:
+    around = [step(bound, towards) for bound in bounds for step in (lambda bound, _: bound, np.nextafter) for towards in (0.0, 1e9)]
+    both = np.array([*lasted, *around])
+    assert Buckets(bounds).of(both).tolist() == np.searchsorted(bounds, both).tolist()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING
+from tsx_runtime.core.times import NOTHING, arrivals
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
@@ -66,7 +66,7 @@ def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
     job: Any = SimpleNamespace(arrived=10.0, request_id=b"asked")
     stats.newest = (10.0, 10.0, 10.5, 1, NOTHING)
-    stats.add_batch(stats.newest, [job], [418])
+    stats.add_batch(stats.newest, arrivals([job]), [job], [418])
     stats.keep(b"asked", 10.0, 418)
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.gathered import BATCHES
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NAN, NOTHING
+from tsx_runtime.core.times import NAN, NOTHING, arrivals
 from tsx_runtime.wire import TIMES
 
 moments = st.floats(0, 3)
@@ -31,10 +31,10 @@ def test_a_request_counts_the_same_alone_and_in_company(
     together, apart = Stats(), Stats()
     of_worker = TIMES.pack(sent + began / 3, 0.5, *told)
     together.newest = (free, sent, answered, len(jobs), of_worker)
-    together.add_batch(together.newest, jobs, statuses)
+    together.add_batch(together.newest, arrivals(jobs), jobs, statuses)
     for job, status in zip(jobs, statuses, strict=True):
         apart.newest = (free, sent, answered, 1, of_worker)
-        apart.add_batch(apart.newest, [job], [status])
+        apart.add_batch(apart.newest, arrivals([job]), [job], [status])
     for name in ("latency", "queue", "batch_wait"):
         one, other = getattr(together, name), getattr(apart, name)
         assert one.count == other.count, name
@@ -66,7 +66,7 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     for arrived in batches:
         jobs: list[Any] = [SimpleNamespace(arrived=100 + at, request_id=b"id") for at in arrived]
         stats.newest = (free, sent, answered, len(jobs), TIMES.pack(*told))
-        stats.add_batch(stats.newest, jobs, [200] * len(jobs))
+        stats.add_batch(stats.newest, arrivals(jobs), jobs, [200] * len(jobs))
         times = stats.batch
         assert times is not None
         for name in ("preprocess", "inference", "postprocess"):
@@ -107,7 +107,7 @@ def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_threa
     for reader in readers:
         reader.start()
     for _ in range(5 * BATCHES + 7):
-        stats.add_batch(newest, [job], [200])
+        stats.add_batch(newest, arrivals([job]), [job], [200])
     done.set()
     for reader in readers:
         reader.join()
