@@ -12,7 +12,7 @@ from tsx_archiver import open_archive
 from tsx_cli.archive_check import Sample, read_sample
 from tsx_cli.check import container, sagemaker
 from tsx_cli.check.report import Report
-from tsx_cli.deploy.spec import seconds
+from tsx_cli.deploy.spec import span
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import samples_in
 from tsx_cli.packing import sample_files
@@ -30,7 +30,7 @@ def check(archive: Path, contract: str, given: Sequence[Path], startup: str | No
     if archive.is_dir():
         raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
     play, usual = CONTRACTS[contract]
-    patience = usual if startup is None else _seconds(startup)
+    patience = usual if startup is None else span(startup, "--startup-timeout")
     report = Report(contract, archive.name)
     with tempfile.TemporaryDirectory(prefix="tsx-check-", ignore_cleanup_errors=True) as directory:
         place = Path(directory)
@@ -49,14 +49,6 @@ def _tell_log(report: Report) -> None:
         print(f"| {escaped(line)}")
     count = len(report.failed)
     raise CliError(f"{report.model} does not keep {count} promise{'' if count == 1 else 's'} of {report.contract}'s contract")
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = seconds(text)
-    except ValueError as error:
-        raise UsageError(f"--startup-timeout: {error}") from error
-    return float(str(found))
 
 
 def _variables(env: Sequence[str]) -> dict[str, str]:

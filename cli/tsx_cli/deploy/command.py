@@ -1,4 +1,4 @@
-"""`tsx deploy`: apply, plan, status, invoke, history, rollback, promote and destroy."""
+"""`tsx deploy`: the words of its verbs."""
 
 from __future__ import annotations
 
@@ -78,6 +78,23 @@ def status(said: Said, as_json: AsJson = False) -> None:
     from tsx_cli.deploy.verbs import show_state
 
     show_state(*said, as_json=as_json)
+
+
+@app.command()
+@takes(deployment)
+def logs(
+    said: Said,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on showing what comes, until Ctrl-C.")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", help="How far back, such as 90s, 10m or 2h; if not said, as far as --lines go.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="How many of the last lines.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the deployment has written to its log."""
+    from tsx_cli.deploy.verbs import show_logs
+
+    show_logs(*said, since=since, count=lines, follow=follow, as_json=as_json)
 
 
 @app.command()

@@ -18,6 +18,16 @@ from tsx_cli.deploy.platforms import Version
 from tsx_cli.output import one_line, print_table
 
 LONGEST = 100  # characters of a value
+LONG = 30.0  # seconds: from here on it is told beforehand
+USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS takes hangs on the image and the machines
+    ("AWS::SageMaker::Endpoint", "create"): 360.0,
+    ("AWS::SageMaker::Endpoint", "replace"): 420.0,
+    ("AWS::SageMaker::Endpoint", "update"): 480.0,
+    ("AWS::Lambda::Function", "create"): 60.0,
+    ("AWS::Lambda::Function", "update"): 40.0,
+    ("Tsx::Lambda::ProvisionedConcurrency", "create"): 180.0,
+    ("Tsx::Lambda::ProvisionedConcurrency", "update"): 180.0,
+}
 WORDS = {"create": "created", "update": "updated", "replace": "made anew", "delete": "deleted", "same": "as it should be"}
 
 
@@ -35,6 +45,18 @@ def show_plan(planned: Plan) -> None:
         (planned.count("same"), "as it should be"),
     ]
     print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.")
+
+
+def expected(change: Change) -> float:
+    """Seconds that it usually takes; a canary takes its time on top."""
+    usual = USUAL.get((change.resource.kind, change.action), 0.0)
+    shift = change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
+    traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
+    return usual + traffic.get("WaitIntervalInSeconds", 0)
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class Steps:
@@ -70,15 +92,18 @@ class Steps:
             self._status.stop()
 
     def __call__(self, event: Event) -> None:
-        what = f"{_kind(event.change)} {event.change.resource.name}"
+        what, usual = f"{_kind(event.change)} {event.change.resource.name}", expected(event.change)
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()
             word = WORDS[event.change.action] if event.stage == "done" else "failed"
             self._console.print(f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True)
         elif self._status is not None:
-            self._status.update(f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s)".replace("[", r"\["))
+            of = f" of about {minutes(usual)}; Ctrl-C leaves it to AWS" if usual >= LONG else ""
+            self._status.update(f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\["))
             self._status.start()
+        elif event.stage == "begun" and usual >= LONG:
+            self._console.print(f"{what}: begun, about {minutes(usual)}; Ctrl-C leaves it to AWS", markup=False, soft_wrap=True)
 
 
 def show_versions(versions: list[Version]) -> None:

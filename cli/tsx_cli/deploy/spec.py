@@ -40,6 +40,14 @@ def seconds(value: object) -> object:
     return value
 
 
+def span(text: str, option: str) -> float:
+    """Raises UsageError."""
+    try:
+        return float(str(seconds(text)))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error} (it is '{text}')") from error
+
+
 def percent(value: object) -> object:
     return value.strip().removesuffix("%") if isinstance(value, str) else value
 

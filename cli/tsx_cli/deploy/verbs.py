@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -13,7 +14,7 @@ from typing import Any
 from tsx_archiver import Inspection
 from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.emitting import write
-from tsx_cli.deploy.engine import Engine
+from tsx_cli.deploy.engine import DeployFailed, Engine
 from tsx_cli.deploy.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.images import images
@@ -26,7 +27,8 @@ from tsx_cli.deploy.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.show import Steps, confirm, plain, show_plan, show_status, show_versions
-from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target
+from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
+from tsx_cli.deploy.watching import explain, log_of, show_lines, show_why, why
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.output import print_json
 from tsx_cli.packing import check_lines
@@ -60,7 +62,7 @@ def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: b
             ahead = _tried(ahead, steps, check=check)
             if not as_json:
                 print("\n".join(ahead.lines(date.today())))
-        _carry_out(engine, planned, ask=ask)
+        _carry_out(engine, place, planned, ask=ask)
     _tell(place, as_json=as_json)
 
 
@@ -83,7 +85,20 @@ def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:
     told = place.platform.status(place.cloud, place.name)
     if told is None:
         raise _absent(place)
-    print_json(told) if as_json else show_status(told)
+    log = log_of(place)
+    found = why(log, told["reason"]) if told.get("reason") else None
+    if as_json:
+        print_json(told | (found or {}))
+        return
+    show_status(told)
+    if found is not None:
+        show_why(found, log, to_stderr=False)
+
+
+def show_logs(file: Path | None, given: Given, *, since: str | None, count: int, follow: bool, as_json: bool) -> None:
+    place = named(file, given)
+    log = log_of(place)
+    show_lines(log, since=None if since is None else span(since, "--since"), count=count, follow=follow, as_json=as_json)
 
 
 def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> bytes:
@@ -112,7 +127,7 @@ def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_js
         planned = engine.plan(place.platform.going_back(place.cloud, place.name, version))
         if not as_json:
             show_plan(planned)
-        _carry_out(engine, planned, ask=ask)
+        _carry_out(engine, place, planned, ask=ask)
     _tell(place, as_json=as_json)
 
 
@@ -123,7 +138,7 @@ def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> Non
         planned = engine.plan(place.platform.promoting(place.cloud, place.name))
         if not as_json:
             show_plan(planned)
-        _carry_out(engine, planned, ask=ask)
+        _carry_out(engine, place, planned, ask=ask)
     _tell(place, as_json=as_json)
 
 
@@ -167,12 +182,22 @@ def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
     return ahead.loaded(result)
 
 
-def _carry_out(engine: Engine, planned: Plan, *, ask: bool) -> None:
+def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool) -> None:
     if planned.is_empty:
         return
     if ask and not confirm(planned, "Carry this out?"):
         raise CliError("nothing was changed; give --yes where nobody can be asked")
-    engine.apply(planned)
+    begin = time.time()
+    try:
+        engine.apply(planned)
+    except DeployFailed as error:
+        explain(error, log_of(place), begin)
+        raise
+    except KeyboardInterrupt:
+        who = "AWS goes on with what was begun" if isinstance(place.cloud, Cloud) else "what was begun may go on"
+        how = f"`tsx deploy status --name {place.name} --target {place.target}`"
+        print(f"\nLeft: {who}. {how} tells how far it is; the same command again goes on from there.", file=sys.stderr)
+        raise
 
 
 def _tell(place: Place, *, as_json: bool) -> None:

@@ -1,0 +1,91 @@
+"""The log of what was deployed, as CloudWatch has it: its last lines, those since a moment, and those that still come.
+
+One permission is needed for all of it, logs:FilterLogEvents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any, NamedTuple, Protocol
+
+from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+
+GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
+LAST = 40  # lines that are told of a failure
+POLL = 2.0  # seconds between two questions for new lines: CloudWatch itself is some seconds late
+LOOKS = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)  # seconds that are looked back, until there is enough
+
+
+class Line(NamedTuple):
+    at: int | None  # milliseconds since 1970; None where it is part of the line, if anywhere
+    stream: str
+    text: str
+
+    @property
+    def when(self) -> datetime | None:
+        return None if self.at is None else datetime.fromtimestamp(self.at / 1000, timezone.utc)
+
+
+class Log(Protocol):
+    group: str  # what it is called
+
+    def last(self, count: int, since: float | None = None) -> list[Line]:
+        """So many of the newest, no older than `since` (seconds since 1970); none where there is no log yet. Raises CloudError."""
+        ...
+
+    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
+        """These, and what comes after them, until nobody reads any more."""
+        ...
+
+
+class CloudWatch:
+    def __init__(
+        self, cloud: Cloud, group: str, *, now: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._cloud, self.group, self._now, self._sleep = cloud, group, now, sleep
+
+    def last(self, count: int, since: float | None = None) -> list[Line]:
+        for look in LOOKS:
+            start = max(self._now() - look, since or 0)
+            found: deque[Line] = deque((line for _, line in self._events(start)), maxlen=count)
+            if len(found) == count or start == since:
+                break
+        return list(found)
+
+    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
+        seen = self.last(count, since)
+        yield from seen
+        again = set(seen)
+        start = seen[-1].at if seen else None
+        yield from (line for line in self.follow(self._now() if start is None else start / 1000) if line not in again)
+
+    def follow(self, since: float) -> Iterator[Line]:
+        """What is there since then and what comes, until nobody reads any more. Each line once."""
+        told_ids: dict[str, int] = {}
+        start = since
+        while True:
+            for id, line in self._events(start):
+                if id not in told_ids:
+                    told_ids[id] = line.at or 0
+                    yield line
+            newest = max(told_ids.values(), default=round(since * 1000))
+            start = newest / 1000 - 60  # lines may come late, and in another order
+            told_ids = {id: at for id, at in told_ids.items() if at >= start * 1000}
+            self._sleep(POLL)
+
+    def _events(self, start: float) -> Iterator[tuple[str, Line]]:
+        """In the order of their time."""
+        found: list[dict[str, Any]] = []
+        try:
+            with told(f"reading the log {self.group}"):
+                pages = self._cloud.client("logs").get_paginator("filter_log_events")
+                for page in pages.paginate(logGroupName=self.group, startTime=max(0, round(start * 1000))):
+                    found += page["events"]
+        except CloudError as error:
+            if not is_absent(error):
+                raise
+        for event in sorted(found, key=lambda event: int(event["timestamp"])):
+            yield event["eventId"], Line(event["timestamp"], event.get("logStreamName", ""), event["message"].rstrip("\n"))

@@ -1,0 +1,96 @@
+"""What `tsx deploy logs` shows, and what is told of something that failed: the platform's reason, the log's end, the likely causes."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.diagnosis import SILENT, diagnose
+from tsx_cli.deploy.engine import DeployFailed
+from tsx_cli.deploy.logs import GROUPS, LAST, CloudWatch, Line, Log
+from tsx_cli.deploy.places import Place
+from tsx_cli.failure import CliError
+from tsx_runtime.loglines import escaped
+
+RUN_CODE = frozenset(
+    {"AWS::SageMaker::Endpoint", "AWS::Lambda::Function", "AWS::Lambda::Version", "AWS::Lambda::Alias", "Tsx::Container::Container"}
+)
+
+
+class Told:
+    """The log of containers on this machine or of pods, as the program that runs them tells it."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self.group = place, f"{place.target} {place.name}"
+
+    def last(self, count: int, since: float | None = None) -> list[Line]:
+        return list(self._lines(count, since, follow=False))
+
+    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
+        return self._lines(count, since, follow=True)
+
+    def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[Line]:
+        platform: Any = self._place.platform
+        ago = None if since is None else f"{max(1, math.ceil(time.time() - since))}s"
+        for text in platform.logs(self._place.cloud, self._place.name, lines=count, since=ago, follow=follow):
+            yield Line(None, "", text)
+
+
+def log_of(place: Place) -> Log:
+    group = GROUPS.get(place.target)
+    return Told(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
+
+
+def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:
+    """`since` in seconds before now."""
+    start = None if since is None else time.time() - since
+    lines: Iterable[Line] = log.onwards(count, start) if follow else log.last(count, start)
+    if not lines:
+        raise CliError(f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or a start writes some")
+    for line in lines:
+        _print(line, as_json=as_json)
+
+
+def _print(line: Line, *, as_json: bool) -> None:
+    when = line.when
+    if as_json:
+        told = {"time": None if when is None else when.isoformat(), "stream": line.stream, "message": line.text}
+        print(json.dumps(told), flush=True)  # one a line
+    else:
+        print(f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}", flush=True)
+
+
+def why(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
+    """The end of the log and what it tells. Where the log cannot be read, that is told in its place."""
+    try:
+        lines = [line.text for line in log.last(LAST, since)]
+        unread = ""
+    except CloudError as error:
+        lines, unread = [], error.message
+    causes = [str(each) for each in diagnose(reason, lines)]
+    if not lines and not unread and isinstance(log, CloudWatch):
+        causes.append(SILENT)
+    return {"log": lines, "log_unread": unread, "diagnosis": causes}
+
+
+def show_why(found: dict[str, Any], log: Log, *, to_stderr: bool) -> None:
+    file = sys.stderr if to_stderr else sys.stdout
+    if found["log"]:
+        print(f"The last {len(found['log'])} lines of {log.group}:", file=file)
+        for line in found["log"]:
+            print(f"| {escaped(line)}", file=file)
+    elif found["log_unread"]:
+        print(f"The log could not be read: {escaped(found['log_unread'])}", file=file)
+    for cause in found["diagnosis"]:
+        print(f"Likely: {escaped(cause)}", file=file)
+
+
+def explain(error: DeployFailed, log: Log | None, since: float) -> None:
+    """To stderr, what the container itself said of a start that failed since that moment."""
+    if log is not None and error.change.resource.kind in RUN_CODE and error.change.action != "delete":
+        show_why(why(log, error.message, since), log, to_stderr=True)
