@@ -193,11 +193,6 @@ def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool) -> Non
     except DeployFailed as error:
         explain(error, log_of(place), begin)
         raise
-    except KeyboardInterrupt:
-        who = "AWS goes on with what was begun" if isinstance(place.cloud, Cloud) else "what was begun may go on"
-        how = f"`tsx deploy status --name {place.name} --target {place.target}`"
-        print(f"\nLeft: {who}. {how} tells how far it is; the same command again goes on from there.", file=sys.stderr)
-        raise
 
 
 def _tell(place: Place, *, as_json: bool) -> None:

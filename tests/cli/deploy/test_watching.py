@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
         assert main(["deploy", archive, *SAID]) == 130
     said = capsys.readouterr().err
     assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it to AWS" in said
-    assert "Left: AWS goes on with what was begun. `tsx deploy status --name m --target sagemaker` tells how far it is" in said
+    assert "left at Endpoint m: AWS goes on with what has begun. Run the same command again to go on from here" in said
     assert main(["deploy", archive, *SAID]) == 0
     assert "InService" in capsys.readouterr().out
     assert len(course.calls) == 1
