@@ -28,6 +28,7 @@ class Outlook:
     fewest: int | None
     most: int | None
     target: float | None  # of scaling, as it is asked for
+    scales: bool = True  # by requests in flight
 
     @property
     def in_flight(self) -> float:
@@ -84,6 +85,8 @@ class Outlook:
 
     def _scaling(self) -> list[str]:
         if self.fewest is None:
+            return [f"an environment answers one request at a time: {1000 / self.alone_ms:,.3g} requests/s each on such a machine"]
+        if not self.scales:
             return []
         held = f"one kept its bounds with {self.in_flight:.3g} requests in flight"
         if self.target is None:
@@ -98,12 +101,17 @@ def outlook(kept: Kept | None, spec: DeploySpec) -> Outlook | None:
     if kept is None:
         return None
     fewest, most, target = _instances(spec)
-    return Outlook(kept, spec.model.name, fewest, most, target)
+    return Outlook(kept, spec.model.name, fewest, most, target, spec.target == "sagemaker")
 
 
 def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
     own = spec.sagemaker
-    if own.serverless is not None:
+    if spec.target == "container":
+        return 1, None, None
+    if spec.target == "kubernetes":
+        pod = spec.kubernetes
+        return pod.replicas, pod.most_replicas if pod.most_replicas > pod.replicas else None, None
+    if spec.target == "lambda" or own.serverless is not None:
         return None, None, None
     if own.autoscaling is not None:
         return own.autoscaling.min, own.autoscaling.max, own.autoscaling.target

@@ -96,7 +96,19 @@ def place_of(spec: DeploySpec, prices: Prices, region: str) -> Place:
         own = {"start": Limit(pod.startup_timeout, SET, "kubernetes.startup_timeout")}
         own |= {"memory": Limit(_bytes(pod.memory), SET, "kubernetes.memory")}
         return Place(spec.target, {**LIMITS[spec.target], **own}, spec.env, pod.gpus > 0)
-    return _endpoint(spec, prices, region)
+    return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
+
+
+def _function(spec: DeploySpec) -> Place:
+    """The model is in the image, so /tmp need not hold it."""
+    own, managed = spec.lambda_, spec.lambda_.managed_instances
+    limits = {
+        **LIMITS["lambda"],
+        "time": Limit(own.timeout, SET, "lambda.timeout"),
+        "start": Limit(own.timeout, SET, "lambda.timeout"),
+        "memory": Limit(own.memory * MIB, SET, "lambda.memory"),
+    }
+    return Place("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
 
 
 def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> Place:

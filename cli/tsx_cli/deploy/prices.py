@@ -104,7 +104,27 @@ def cost(spec: DeploySpec, region: str, prices: Prices, request_ms: float | None
     known = prices.regions.get(region)
     if known is None:
         return Cost(why=f"there are no prices of {region} on this machine: {REFRESH}")
-    return _endpoint(spec, known)
+    return _endpoint(spec, known) if spec.target == "sagemaker" else _function(spec, known, request_ms)
+
+
+def _function(spec: DeploySpec, known: Region, request_ms: float | None) -> Cost:
+    """Free where nobody asks, but for concurrency that is kept there; its requests cost by their time and its memory."""
+    own, gib = spec.lambda_, spec.lambda_.memory / 1024
+    if own.managed_instances is not None:
+        return Cost(on=known.date, why="Managed Instances are EC2 instances of your account, which Lambda chooses")
+    listed = known.functions.get(own.architecture, LambdaPrices())
+    # of a function with provisioned concurrency even the work has another price
+    second = listed.gb_second if own.provisioned is None else listed.provisioned_use
+    if second is None or listed.request is None or (own.provisioned is not None and listed.provisioned_gb_second is None):
+        return Cost(on=known.date, why=f"the prices of {known.date} do not have all of Lambda on {own.architecture}: {REFRESH}")
+    fewest, most = own.provisioned or 0, None
+    if own.provisioned is not None and own.autoscaling is not None:
+        fewest, most = own.autoscaling.min, own.autoscaling.max
+    kept = (listed.provisioned_gb_second or 0.0) * gib * 3600
+    what = f"a function at rest with {own.memory} MiB" if own.provisioned is None else f"{fewest} kept ready with {own.memory} MiB"
+    busy = None if request_ms is None else 1e6 * (listed.request + second * gib * request_ms / 1000)
+    why = "" if busy is not None else "its archive was never measured (tsx bench --write)"
+    return Cost(fewest * kept, None if most is None else most * kept, busy, known.date, what, why)
 
 
 def _endpoint(spec: DeploySpec, known: Region) -> Cost:
@@ -132,7 +152,7 @@ def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:
 
 
 def money(value: float) -> str:
-    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.3g}"
+    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:#.2g}"
 
 
 def read_prices(path: Path | None = None) -> Prices:

@@ -16,6 +16,7 @@ from tests.support.models import make_model
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.kept import kept_of
 from tsx_cli.deploy.kinds import sagemaker
+from tsx_cli.deploy.limits import Known, findings
 from tsx_cli.deploy.outlook import outlook
 from tsx_cli.deploy.preflight import place_of
 from tsx_cli.deploy.prices import Prices
@@ -132,6 +133,21 @@ def test_scaling_that_comes_too_late_is_told() -> None:
     serverless = outlook(kept, read_spec(None, {**given, "sagemaker": {"serverless": {}}}))
     assert serverless is not None
     assert serverless.as_json()["rps_of_all"] is None
+    function = outlook(kept, read_spec(None, {**given, "target": "lambda"}))
+    assert function is not None
+    assert function.lines()[-1].strip().startswith("an environment answers one request at a time: ")
+    pods = outlook(kept, read_spec(None, {**given, "target": "kubernetes"}))
+    assert pods is not None
+    assert "2 instances like that machine" in pods.lines()[-1]
+
+
+def test_a_function_has_the_limits_that_it_was_given() -> None:
+    own = {"memory": 1024, "timeout": "20s", "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6}}
+    place = place_of(read_spec(None, {"name": "m", "target": "lambda", "model": "m.mar", "lambda": own}), Prices(), "")
+    assert (place.limits["memory"].most, place.limits["time"].most, place.limits["request"].most) == (1 << 30, 20, 6 << 20)
+    assert place.has_gpu is True
+    found = findings(place, Known(packed=1, unpacked=1, p99_ms=25_000.0))
+    assert found[0].text.endswith("Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or take a faster machine")
 
 
 @pytest.mark.parametrize(

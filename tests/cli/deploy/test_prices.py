@@ -117,6 +117,35 @@ def test_an_endpoint_costs_what_its_instances_do(prices: Prices, more: dict[str,
     assert cost(spec(sagemaker=more), REGION, prices).lines(TODAY)[0].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"memory": 2048},
+            ["cost: $0.00 an hour, $0.00 a month, for a function at rest with 2048 MiB", "and $3.53 for a million requests"],
+        ),
+        ({"memory": 2048, "provisioned": 2}, ["cost: unknown, as the prices of 2026-11-21 do not have all of Lambda on x86_64"]),
+        ({"architecture": "arm64"}, ["cost: unknown, as the prices of 2026-11-21 do not have all of Lambda on arm64"]),
+        ({"managed_instances": {"provider": "x"}}, ["cost: unknown, as Managed Instances are EC2 instances of your account"]),
+    ],
+)
+def test_a_function_costs_by_its_requests(prices: Prices, more: dict[str, Any], said: list[str]) -> None:
+    lines = cost(spec(target="lambda", **{"lambda": more}), REGION, prices, request_ms=100.0).lines(TODAY)
+    assert [line.strip().startswith(each) for line, each in zip(lines, said, strict=True)] == [True] * len(said), lines
+
+
+def test_concurrency_that_is_kept_costs_while_nobody_asks(prices: Prices) -> None:
+    prices.regions[REGION].functions["x86_64"].provisioned_use = 0.0000097222
+    own = {"memory": 1024, "provisioned": 2, "autoscaling": {"min": 2, "max": 4}}
+    told = cost(spec(target="lambda", **{"lambda": own}), REGION, prices)
+    assert told.lines(TODAY)[0].startswith("cost: $0.030 to $0.060 an hour, $21.90 to $43.80 a month, for 2 kept ready with 1024 MiB")
+    assert told.lines(TODAY)[1].strip().startswith("what requests add is unknown, as its archive was never measured")
+
+
+def test_machines_of_ones_own_have_no_price(prices: Prices) -> None:
+    assert cost(spec(target="container"), "", prices).lines(TODAY)[0].startswith("cost: unknown, as the machines are yours; `tsx plan")
+
+
 def test_what_is_not_known_is_said_to_be_unknown_and_never_nothing(prices: Prices) -> None:
     told = cost(spec(), "us-west-2", prices)
     assert told.lines(TODAY) == ["cost: unknown, as there are no prices of us-west-2 on this machine: tsx deploy prices --refresh"]
