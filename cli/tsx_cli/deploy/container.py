@@ -99,10 +99,7 @@ class Containers:
         if not there:
             raise CloudError(f"{name} does not run; `tsx deploy status` says what became of it")
         model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
-        headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
-        token = os.environ.get("TSX_INFERENCE_TOKEN")
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {}), **token()}
         return asked(f"{_address(there[0])}/predictions/{model}", body, headers)
 
     def logs(self, cloud: Machine, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
@@ -113,6 +110,12 @@ class Containers:
         current = next((each for each in there if each["State"].get("Running")), there[-1])
         words = [*(["--tail", str(lines)] if lines is not None else []), *(["--since", since] if since else [])]
         return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
+
+
+def token() -> dict[str, str]:
+    """The header that a server with tokens asks for."""
+    own = os.environ.get("TSX_INFERENCE_TOKEN")
+    return {"Authorization": f"Bearer {own}"} if own else {}
 
 
 def asked(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:

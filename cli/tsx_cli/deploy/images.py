@@ -44,11 +44,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
 
 def machine(spec: DeploySpec) -> str:
     """Of AWS: what this machine is does not matter there."""
-    own = getattr(spec, "lambda_", None)
-    if str(spec.target) == "lambda" and own is not None:
-        arm = own.architecture == "arm64"
-    else:
-        arm = bool(GRAVITON.match(spec.sagemaker.instance_type))
+    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(GRAVITON.match(spec.sagemaker.instance_type))
     return "linux/arm64" if arm else "linux/amd64"
 
 

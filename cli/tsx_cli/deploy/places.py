@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,21 @@ from tsx_cli.deploy.engine import Engine, OnEvent
 from tsx_cli.deploy.images import own_repository
 from tsx_cli.deploy.kinds import KINDS, Kind
 from tsx_cli.deploy.kinds.container import Container, Image, Machine
+from tsx_cli.deploy.kinds.kubernetes import KIND as OBJECT
+from tsx_cli.deploy.kinds.kubernetes import KINDS as OBJECTS
+from tsx_cli.deploy.kinds.kubernetes import Cluster, Revision
+from tsx_cli.deploy.kubernetes import Kubernetes
 from tsx_cli.deploy.lambda_ import Lambda
 from tsx_cli.deploy.platforms import Platform
-from tsx_cli.deploy.programs import Builder, engine
+from tsx_cli.deploy.programs import Builder, Program, engine
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.sagemaker import SageMaker
 from tsx_cli.deploy.spec import DeploySpec, read_named
-from tsx_cli.failure import UsageError
+from tsx_cli.failure import CliError, UsageError
 
-PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "lambda": Lambda(), "sagemaker": SageMaker()}
+PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "kubernetes": Kubernetes(), "lambda": Lambda(), "sagemaker": SageMaker()}
+
+Reach = Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]]  # from what is said to where it is, and what there is there
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,9 @@ def named(file: Path | None, given: Mapping[str, Any]) -> Place:
 def _place(name: str, target: str, said: Mapping[str, Any]) -> Place:
     if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
         raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
-    reach: Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]] = {"container": _machine}.get(target, _account)
+    reach: Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]] = {"container": _machine, "kubernetes": _cluster}.get(
+        target, _account
+    )
     cloud, kinds = reach(said)
     return Place(name, target, PLATFORMS[target], cloud, kinds)
 
@@ -68,3 +77,12 @@ def _machine(said: Mapping[str, Any]) -> tuple[Machine, Mapping[str, Kind]]:
     """The engine builds the image too, as it is where the image has to be."""
     program = engine(said["container"]["engine"])
     return Machine(program), {"Tsx::Container::Container": Container(), "Tsx::Container::Image": Image(Builder(program.name))}
+
+
+def _cluster(said: Mapping[str, Any]) -> tuple[Cluster, Mapping[str, Kind]]:
+    """Raises CliError without kubectl."""
+    own = said["kubernetes"]
+    if shutil.which("kubectl") is None:
+        raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR and apply them elsewhere")
+    first = ("--context", own["context"]) if own["context"] else ()
+    return Cluster(Program("kubectl", first), own["namespace"]), {**OBJECTS, f"{OBJECT}Revision": Revision()}

@@ -124,7 +124,8 @@ def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits
     if traits.is_tagged:
         fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
     if found.state == "failed":
-        return Change("replace", resource, found, tuple(fields), f"it has failed: {found.reason}" if found.reason else "it has failed")
+        reason = f"it has failed: {found.reason}" if found.reason else "it has failed"
+        return Change("update" if traits.mends else "replace", resource, found, tuple(fields), reason)
     if not fields:
         return Change("same", resource, found)
     if any(field.path.split(".")[0] in traits.fixed for field in fields):

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,7 +57,7 @@ class Program:
         except OSError as error:
             raise ProgramError(f"{self.name} cannot be started: {error.strerror}", "") from error
 
-    def lines(self, *words: str) -> Iterator[str]:
+    def lines(self, *words: str) -> Generator[str, None, None]:
         """Of stdout and stderr, as they come, until it ends or nobody reads on."""
         process = subprocess.Popen(
             [self.name, *self.first, *words],

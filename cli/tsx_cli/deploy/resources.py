@@ -60,6 +60,7 @@ class Traits:
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
     removable: frozenset[str] = frozenset()  # properties that go where they are not wanted; others that nobody names are the platform's own
     left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
+    mends: bool = False  # one that has failed is updated, not made anew: something of it still answers
     is_tagged: bool = True  # whether it can carry tags, and tells them
 
 

@@ -1,0 +1,131 @@
+"""kubectl's place: what it is asked by its documented words, over a cluster in memory that rolls pods out as a test says."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tsx_cli.deploy.programs import Program
+
+REVISION = "deployment.kubernetes.io/revision"
+PLURALS = {
+    "deployments": "Deployment",
+    "services": "Service",
+    "horizontalpodautoscalers": "HorizontalPodAutoscaler",
+    "poddisruptionbudgets": "PodDisruptionBudget",
+    "servicemonitors": "ServiceMonitor",
+    "clusterservingruntimes": "ClusterServingRuntime",
+    "inferenceservices": "InferenceService",
+    "replicasets": "ReplicaSet",
+    "pods": "Pod",
+}
+
+
+class Cluster:
+    """`looks` is how often a rollout is looked at before it is over; `failure` what its pods wait for, for ever."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.calls: list[list[str]] = []
+        self.unknown = unknown
+        self.looks, self.left, self.failure = 0, 0, ""
+        self.forwarded = ""
+        patch.setattr(Program, "try_", lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""))
+        patch.setattr(Program, "lines", lambda program, *words: self.stream(list(words)))
+
+    def run(self, words: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
+        while words[0] in ("--context",):
+            words = words[2:]
+        self.calls.append(words)
+        try:
+            out, code, err = str(getattr(self, f"_{words[0]}")(words[1:], stdin)), 0, ""
+        except LookupError as error:
+            out, code, err = "", 1, str(error.args[0])
+        return subprocess.CompletedProcess(["kubectl", *words], code, out, err)
+
+    def stream(self, words: list[str]) -> Iterator[str]:
+        self.calls.append(words)
+        yield self.forwarded if words[0] == "port-forward" else "[pod/digits-1/tsx] loading"
+
+    def _kind(self, type_: str) -> str:
+        kind = PLURALS[type_.partition(".")[0]]
+        if kind in self.unknown:
+            raise LookupError(f'error: the server doesn\'t have a resource type "{type_}"')
+        return kind
+
+    def _get(self, words: list[str], stdin: str) -> str:
+        kind = self._kind(words[0])
+        if "--selector" in words:
+            wanted = words[words.index("--selector") + 1].partition("=")[2]
+            found = [each for (other, _), each in self.objects.items() if other == kind]
+            return json.dumps({"items": [each for each in found if each["metadata"]["labels"].get("app.kubernetes.io/name") == wanted]})
+        each = self.objects.get((kind, words[1]))
+        if each is not None and kind == "Deployment":
+            self._get_on(each)
+        return "" if each is None else json.dumps(each)
+
+    def _get_on(self, deployment: dict[str, Any]) -> None:
+        wanted = deployment["spec"].get("replicas", 1)
+        status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": wanted, "updatedReplicas": wanted}
+        if self.failure:
+            failed = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
+            deployment["status"] = {**status, "availableReplicas": 0, "conditions": [failed]}
+            return
+        self.left = max(0, self.left - 1)
+        ready = wanted if self.left == 0 else wanted - 1
+        deployment["status"] = {**status, "availableReplicas": ready, "readyReplicas": ready}
+
+    def _apply(self, words: list[str], stdin: str) -> str:
+        said = json.loads(stdin)
+        kind, name = said["kind"], said["metadata"]["name"]
+        before = self.objects.get((kind, name))
+        made = copy.deepcopy(said)
+        made["metadata"]["generation"] = (before["metadata"]["generation"] if before else 0) + 1
+        made["metadata"]["managedFields"] = []
+        made["spec"].setdefault("clusterIP", "10.0.0.1")  # what a platform adds is no difference
+        self.objects[kind, name] = made
+        if kind == "Deployment":
+            annotations = made["metadata"].setdefault("annotations", {})
+            annotations[REVISION] = (before["metadata"]["annotations"] if before else {}).get(REVISION, "0")
+            if before is None or before["spec"]["template"] != said["spec"]["template"]:
+                self._roll_out(made)
+        return ""
+
+    def _roll_out(self, deployment: dict[str, Any]) -> None:
+        self.left = self.looks
+        template, name = deployment["spec"]["template"], deployment["metadata"]["name"]
+        number = str(int(deployment["metadata"]["annotations"][REVISION]) + 1)
+        deployment["metadata"]["annotations"][REVISION] = number
+        same = next(
+            (each for (kind, _), each in self.objects.items() if kind == "ReplicaSet" and each["spec"]["template"] == template), None
+        )
+        if same is not None:
+            same["metadata"]["annotations"][REVISION] = number
+            return
+        metadata = {"name": f"{name}-{number}", "labels": deployment["metadata"]["labels"], "annotations": {REVISION: number}}
+        made = {"metadata": metadata | {"creationTimestamp": f"2026-11-21T20:00:0{number}Z"}, "spec": {"template": copy.deepcopy(template)}}
+        self.objects["ReplicaSet", metadata["name"]] = made
+
+    def _rollout(self, words: list[str], stdin: str) -> str:
+        deployment = self.objects["Deployment", words[1].partition("/")[2]]
+        number = words[2].partition("=")[2]
+        sets = [each for (kind, _), each in self.objects.items() if kind == "ReplicaSet"]
+        found = next(each for each in sets if each["metadata"]["annotations"][REVISION] == number)
+        deployment["spec"]["template"] = copy.deepcopy(found["spec"]["template"])
+        self._roll_out(deployment)
+        return "rolled back"
+
+    def _delete(self, words: list[str], stdin: str) -> str:
+        kind = self._kind(words[0])
+        self.objects.pop((kind, words[1]), None)
+        if kind == "Deployment":
+            self.objects = {key: each for key, each in self.objects.items() if key[0] not in ("ReplicaSet", "Pod")}
+        return ""
+
+    def _logs(self, words: list[str], stdin: str) -> str:
+        return "[pod/digits-1/tsx] RuntimeError: no weights\n"
