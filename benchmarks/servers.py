@@ -129,7 +129,7 @@ def running(
             process.wait()
 
 
-def first_answer(server: Server, path: str, body: bytes) -> bytes:
+def first_answer(server: Server, path: str, body: bytes | None) -> bytes:
     """The first answer; asks again at once while nothing listens, or the model is not there yet."""
     deadline = time.monotonic() + START_SECONDS
     while True:

@@ -1,0 +1,142 @@
+"""What SageMaker's path makes of a directory in the toolkit's layout, beside the toolkit's own loop of one request at a time.
+
+    python benchmarks/sagemaker_path.py [mlp] [encoder] [--connections 16,64] [--rounds 5] [--seconds 2]
+
+Both serve the same directory, with one process for the model and one thread of torch: tsx by the entry of its image, as SageMaker starts
+it, asked at `/invocations`; the loop is `toolkit_loop.py`. They run side by side and are asked in turns; the ratio of each pair of turns
+is what is told, as its median and its range. Before anything is timed their answers are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import machine
+import numpy as np
+import servers
+import wrk
+
+LOOP = Path(__file__).with_name("toolkit_loop.py")
+ONE_THREAD = "import torch\nfrom torch import nn\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n\n"
+PROGRAMS = {  # with the toolkit's own input_fn, predict_fn and output_fn
+    "mlp": """
+def model_fn(model_dir):
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+""",
+    "encoder": """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.layers, self.last = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(64, 2)
+
+    def forward(self, rows):
+        return self.last(self.layers(rows).mean(dim=1))
+
+def model_fn(model_dir):
+    return Encoder()
+""",
+}
+SHAPES = {"mlp": (1, 784), "encoder": (1, 32, 64)}
+NPY = "application/x-npy"
+TOLERANCE = 1e-3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", metavar="mlp|encoder")
+    parser.add_argument("--connections", default="16,64")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2)
+    options = parser.parse_args()
+    if busy := machine.busy_before():
+        print(busy)
+    print(machine.describe())
+    print(f"{'model':8}{'connections':>12}{'tsx/s':>10}{'loop/s':>10}{'tsx p50':>9}{'loop p50':>9}   times the requests/s")
+    noise = machine.Noise()
+    for name in options.models or PROGRAMS:
+        with tempfile.TemporaryDirectory() as place, both(Path(place), name) as urls:
+            script = lua(Path(place), name)
+            for connections in map(int, options.connections.split(",")):
+                print(compared(name, urls, script, connections, options, noise), flush=True)
+    print(noise)
+
+
+def compared(name: str, urls: list[str], script: Path, connections: int, options: argparse.Namespace, noise: machine.Noise) -> str:
+    for url in urls:
+        load(url, script, connections, 1)  # warms up, and tsx finds out that requests can be put together
+    turns = []
+    for number in range(options.rounds):
+        noise.sample()
+        order = urls if number % 2 == 0 else urls[::-1]  # a machine that drifts favours nobody
+        found = {url: load(url, script, connections, options.seconds) for url in order}
+        turns.append([found[url] for url in urls])
+    ours, theirs = ([turn[side] for turn in turns] for side in (0, 1))
+    ratios = [one.rate / other.rate for one, other in turns]
+    rates = [machine.median([each.rate for each in side]) for side in (ours, theirs)]
+    p50 = [machine.median([each.p50 for each in side]) for side in (ours, theirs)]
+    told = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}   {told}"
+
+
+@contextmanager
+def both(place: Path, name: str) -> Iterator[list[str]]:
+    """The addresses of the two, which answer alike."""
+    code = place / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "inference.py").write_text(ONE_THREAD + PROGRAMS[name])
+    ours, theirs = servers.free_ports(2)
+    environment = servers.clean_environment()
+    own = {"SAGEMAKER_BASE_DIR": str(place), "SAGEMAKER_BIND_TO_PORT": str(ours), "TSX_TARGET": "sagemaker", "TSX_JOB_QUEUE_SIZE": "1000"}
+    entry = [sys.executable, "-m", "tsx_runtime.targets.entry", "serve"]
+    loop = [sys.executable, LOOP, str(place / "model"), str(theirs)]
+    with (
+        servers.running(entry, place, {**environment, **own, "TSX_CACHE_DIR": str(place / "cache")}, "tsx") as tsx,
+        servers.running(loop, place, environment, "loop") as other,
+    ):
+        urls = [f"http://127.0.0.1:{port}" for port in (ours, theirs)]
+        processes = (tsx, other)
+        answers = [first_answer(url, process, name) for url, process in zip(urls, processes, strict=True)]
+        np.testing.assert_allclose(*answers, rtol=TOLERANCE, atol=TOLERANCE)
+        yield [f"{url}/invocations" for url in urls]
+
+
+def first_answer(url: str, process: subprocess.Popen[bytes], name: str) -> list[list[float]]:
+    server = servers.Server("", process, url, "")
+    servers.first_answer(server, "/ping", None)
+    request = urllib.request.Request(f"{url}/invocations", body_of(name), {"Content-Type": NPY})
+    with urllib.request.urlopen(request, timeout=servers.START_SECONDS) as answer:
+        found: list[list[float]] = json.loads(answer.read())
+        return found
+
+
+def body_of(name: str) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.random.default_rng(0).random(SHAPES[name], dtype=np.float32))
+    return file.getvalue()
+
+
+def lua(place: Path, name: str) -> Path:
+    (place / "body").write_bytes(body_of(name))
+    script = place / "post.lua"
+    read = f'wrk.body = io.open("{place / "body"}", "rb"):read("*a")'
+    script.write_text(f'wrk.method = "POST"\n{read}\nwrk.headers["Content-Type"] = "{NPY}"\n')
+    return script
+
+
+def load(url: str, script: Path, connections: int, seconds: float) -> wrk.Round:
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", f"--timeout={wrk.PATIENCE}s", "--latency", "-s", str(script), url]
+    return wrk.parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What SageMaker's PyTorch toolkit does with requests, made anew from its description: one process, and one request at a time.
+
+    python benchmarks/toolkit_loop.py DIRECTORY PORT
+
+It loads a directory in the toolkit's layout once, and then calls `transform` for each request: input_fn, predict_fn, output_fn, its own
+or the program's, whatever else is waiting. The front end in Java and its socket to this process are left out, and HTTP is read by the
+parser and the event loop that tsx uses itself: what is compared is the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httptools
+import torch
+import uvloop
+
+from tsx_runtime.worker.handlers.sagemaker_formats import JSON, to_body, to_tensor
+
+
+class Transformer:
+    def __init__(self, directory: Path) -> None:
+        self._program = program(directory / "code" / "inference.py")
+        self._model = self._program.model_fn(str(directory)).eval()
+
+    def transform(self, body: bytes, content_type: str, accept: str) -> tuple[str | bytes, str]:
+        given = to_tensor(body, content_type)
+        with torch.no_grad():
+            prediction = self._model(given)
+        return to_body(prediction, accept, JSON)
+
+
+def program(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Connection(asyncio.Protocol):
+    """Reads a request, answers it, reads the next: nothing else of this process runs meanwhile."""
+
+    def __init__(self, transformer: Transformer) -> None:
+        self._transformer = transformer
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
+        self._headers: dict[str, str] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._body, self._headers = b"", {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode().lower()] = value.decode()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        body, kind = b"", JSON
+        if self._parser.get_method() == b"POST":
+            answer, kind = self._transformer.transform(self._body, self._headers["content-type"], self._headers.get("accept", ""))
+            body = answer if isinstance(answer, bytes) else answer.encode()
+        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind.encode(), len(body), body))
+
+
+async def serve(directory: Path, port: int) -> None:
+    transformer = Transformer(directory)
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(transformer), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
