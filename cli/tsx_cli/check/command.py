@@ -13,6 +13,7 @@ from tsx_cli.options import AsJson
 
 class Contract(str, Enum):
     SAGEMAKER = "sagemaker"
+    LAMBDA = "lambda"
     CONTAINER = "container"
 
 
@@ -27,9 +28,9 @@ def check_command(
         list[Path] | None,
         typer.Option("--sample", metavar="FILE|DIR", help="Inputs to send, if not those of the archive; may be repeated."),
     ] = None,
-    startup: Annotated[
+    timeout: Annotated[
         str | None,
-        typer.Option("--startup-timeout", help="How long it may take to be ready, such as 10m; if not the platform's usual time."),
+        typer.Option("--timeout", help="Time to become ready, such as 10m, if not 10m; of Lambda: of an invocation, if not 60s."),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the deployment's environment; may be repeated.")
@@ -42,4 +43,4 @@ def check_command(
     """
     from tsx_cli.check.run import check  # here, as it imports the front end, and help must be quick
 
-    check(archive, contract.value, samples or [], startup, env or [], as_json=as_json)
+    check(archive, contract.value, samples or [], timeout, env or [], as_json=as_json)

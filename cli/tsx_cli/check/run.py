@@ -10,7 +10,7 @@ import typer
 
 from tsx_archiver import open_archive
 from tsx_cli.archive_check import Sample, read_sample
-from tsx_cli.check import container, sagemaker
+from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
 from tsx_cli.deploy.spec import span
 from tsx_cli.failure import FAILED, CliError, UsageError
@@ -19,18 +19,19 @@ from tsx_cli.packing import sample_files
 from tsx_runtime.loglines import escaped
 
 Check = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
-CONTRACTS: Mapping[str, tuple[Check, float]] = {  # and the seconds to start that the platform gives unless it is told otherwise
+CONTRACTS: Mapping[str, tuple[Check, float]] = {  # and the seconds to start, or of an invocation, where nothing else is said
     "sagemaker": (sagemaker.check, 600.0),
     "container": (container.check, 600.0),
+    "lambda": (aws_lambda.check, 60.0),
 }
 
 
-def check(archive: Path, contract: str, given: Sequence[Path], startup: str | None, env: Sequence[str], *, as_json: bool) -> None:
+def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | None, env: Sequence[str], *, as_json: bool) -> None:
     """Raises UsageError, CliError, ArchiveError; Exit with code 1 where something does not hold."""
     if archive.is_dir():
         raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
     play, usual = CONTRACTS[contract]
-    patience = usual if startup is None else span(startup, "--startup-timeout")
+    patience = usual if timeout is None else span(timeout, "--timeout")
     report = Report(contract, archive.name)
     with tempfile.TemporaryDirectory(prefix="tsx-check-", ignore_cleanup_errors=True) as directory:
         place = Path(directory)

@@ -15,6 +15,7 @@ from tsx_runtime.nearest import suggestion
 from tsx_runtime.targets.container_env import OWN as OF_THE_IMAGE
 
 PREFIX = "TSX_LAMBDA_"
+TARGET = "TSX_TARGET"  # which the image sets and its entry reads: no setting of a server
 RUNTIMES = ("awslambdaric", "tsx")
 ANSWERS = ("buffered", "streamed")
 NAMES = {  # what each takes is read in `_own`
@@ -79,7 +80,7 @@ def read_environment(env: Mapping[str, str]) -> Said:
         "TSX_HEARTBEAT_TIMEOUT": "0",  # a frozen thread gives no sign of life
         "TSX_HEARTBEAT_INTERVAL": "3600",
     }
-    given = {name: value for name, value in env.items() if not name.startswith(PREFIX) and name not in OF_THE_IMAGE}
+    given = {name: value for name, value in env.items() if not name.startswith(PREFIX) and name not in (TARGET, *OF_THE_IMAGE)}
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE}
     if own.concurrency == 1:
         order["max_batch_delay"] = 0  # nobody else can come while a request waits

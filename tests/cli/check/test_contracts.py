@@ -66,6 +66,22 @@ def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.C
 
 
 @pytest.mark.usefixtures("uncounted")
+def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive = make_model(tmp_path / "echo.mar", ECHO)
+    for name, body in (("good.bin", b"good"), ("bad.bin", b"bad"), ("large.bin", bytes(5 << 20))):
+        (tmp_path / name).write_bytes(body)
+    samples = [word for name in ("good", "bad", "large") for word in ("--sample", tmp_path / f"{name}.bin")]
+    told = checked(capsys, archive, "--contract", "lambda", "--timeout", "30s", *samples, code=1)
+    found = by_name(told)
+    failed = {what for what, (ok, _) in found.items() if ok is False}
+    assert failed == {"sample bad.bin", "sample large.bin"}, told
+    assert "no such input" in found["sample bad.bin"][1]
+    assert "Request must be smaller than 6291456 bytes" in found["sample large.bin"][1]
+    assert {"start until it asks for invocations", "two messages of a queue", "files written beside the model"} <= found.keys()
+    assert {"an answer within a timeout of 2 s", "ends on SIGTERM", "1 sample, the slowest"} <= found.keys()
+
+
+@pytest.mark.usefixtures("uncounted")
 def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive, samples = make_model(tmp_path / "echo.mar", ECHO), tmp_path / "samples"
     samples.mkdir()
@@ -94,7 +110,7 @@ def test_what_makes_no_sense_is_told_before_anything_starts(capsys: pytest.Captu
     cases: list[tuple[list[object], int, str]] = [
         ([archive, "--contract", "sagmaker"], 2, "'sagmaker' is not one of"),
         ([archive, "--contract", "sagemaker", "--env", "A"], 2, "--env takes NAME=VALUE, not 'A'"),
-        ([archive, "--contract", "sagemaker", "--startup-timeout", "soon"], 2, "--startup-timeout: write a time such as 90s"),
+        ([archive, "--contract", "sagemaker", "--timeout", "soon"], 2, "--timeout: write a time such as 90s"),
         ([archive, "--contract", "sagemaker", "--sample", "absent"], 2, "there is no sample 'absent'"),
         ([tmp_path / "none.mar", "--contract", "sagemaker"], 1, "none.mar"),
         ([tmp_path, "--contract", "sagemaker"], 1, "is a directory; what is deployed is one file"),

@@ -1,0 +1,175 @@
+"""Lambda's contract: https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and gettingstarted-limits.html."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tsx_cli.archive_check import Sample
+from tsx_cli.check.container import laid_out
+from tsx_cli.check.entry import ENTRY, LAST
+from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
+from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, Invocation, RequestTooLarge
+from tsx_cli.check.report import Report, time_of
+from tsx_cli.deploy.diagnosis import diagnose
+
+SHORT = 2.0  # seconds of the invocation that is to be answered in time, whatever the model does
+STOP = 2.0  # seconds from SIGTERM to SIGKILL
+ROOM = 2048  # bytes of an event around its body
+PATH = "/invocations"
+WAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "a function URL, an HTTP API": function_url,
+    "a REST API": rest_api,
+    "a load balancer": balancer,
+}
+
+
+def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, timeout: float) -> None:
+    """The image's entry in front of a Runtime API, frozen between invocations; `timeout` is the function's."""
+    laid_out(archive, place)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
+    host = Host(ENTRY, place, own | {"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "lambda", **env}, timeout=timeout)
+    before = _files(place / "model")
+    try:
+        good = _starts(host, samples, report)
+        if good is None:
+            return
+        _answers(host, samples, report)
+        _comes_by_each_way(host, good, report)
+        _takes_messages(host, good, report)
+        _takes_the_largest(host, report)
+        _answers_in_time(host, good, report)
+        written = sorted(_files(place / "model") - before)
+        told = f"{len(written)} files, such as {written[0]}" if written else "none"
+        report.add(
+            "files written beside the model", not written, told, "none", "only /tmp can be written there: let the handler write to it"
+        )
+        _ends(host, report)
+    finally:
+        host.close()
+
+
+def _starts(host: Host, samples: Sequence[Sample], report: Report) -> Sample | None:
+    """The first invocation of an environment, which brings the start along. None where there is no environment."""
+    first = samples[0] if samples else Sample("{}", "application/json", b"{}")
+    begin = time.monotonic()
+    invocation = _sent(host, function_url, first)
+    took = time.monotonic() - begin
+    ended = not isinstance(invocation, str) and _status(invocation) == 503 and host.ended(SHORT) is not None
+    if isinstance(invocation, str) or invocation.error is not None or ended:
+        said = invocation if isinstance(invocation, str) else invocation.answer[:300].decode(errors="replace")
+        report.log = host.log.splitlines()[-LAST:]
+        ways = " ".join(map(str, diagnose(said, report.log))) or f"it was answered: {said}"
+        report.add("the first invocation", False, f"failed after {time_of(took)}", "an answer", ways)
+        return None
+    way = "what the handler imports takes long; Lambda begins the start anew then, in the invocation's time: use provisioned concurrency"
+    report.within("start until it asks for invocations", host.init_seconds, INIT, way)
+    report.within(
+        "the first answer, start and model included", took, host.timeout, "raise lambda.timeout, or lambda.memory for more processor"
+    )
+    if not samples:
+        report.add(
+            "a request", None, f"status {_status(invocation)}", "", "there is no sample, so it was asked {}: give one with --sample FILE"
+        )
+    return first
+
+
+def _answers(host: Host, samples: Sequence[Sample], report: Report) -> None:
+    slowest, good, largest = 0.0, 0, 0
+    for sample in samples:
+        begin = time.monotonic()
+        invocation = _sent(host, function_url, sample)
+        took = time.monotonic() - begin
+        if isinstance(invocation, str):
+            report.add(f"sample {sample.name}", False, f"{len(sample.body)} bytes", "taken", invocation)
+        elif invocation.error is not None or _status(invocation) != 200:
+            said = " ".join(invocation.answer[:300].decode(errors="replace").split())
+            measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
+            report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {said}")
+        else:
+            slowest, good, largest = max(slowest, took), good + 1, max(largest, len(invocation.answer))
+    if good:
+        what = f"{good} sample{'' if good == 1 else 's'}, the slowest"
+        report.within(what, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more processor")
+        report.add("answers, the largest", True, f"{largest} bytes", f"at most {LARGEST_ANSWER}")
+
+
+def _comes_by_each_way(host: Host, sample: Sample, report: Report) -> None:
+    statuses = {}
+    for name, event in WAYS.items():
+        invocation = _sent(host, event, sample)
+        failed = isinstance(invocation, str) or invocation.error is not None
+        statuses[name] = "failed" if failed or isinstance(invocation, str) else f"status {_status(invocation)}"
+    alike = len(set(statuses.values())) == 1 and "failed" not in statuses.values()
+    told = ", ".join(sorted(set(statuses.values())))
+    report.add(f"by {', by '.join(statuses)}", alike, told, "alike", "; ".join(f"{name}: {status}" for name, status in statuses.items()))
+
+
+def _takes_messages(host: Host, sample: Sample, report: Report) -> None:
+    """Two of a queue, which are one batch."""
+    try:
+        text = sample.body.decode()
+    except UnicodeDecodeError:
+        way = f"a message is text, and {sample.name} is not: send S3 keys or base64 and let the handler decode them"
+        report.add("messages of a queue", None, "", "", way)
+        return
+    invocation = host.invoke(messages([text, text]))
+    told = invocation.json() if invocation.error is None else {}
+    failures = told.get("batchItemFailures") if isinstance(told, dict) else None
+    measured = "failed" if failures is None else f"{len(failures)} of 2 failed"
+    report.add("two messages of a queue", failures is not None, measured, "told one by one", "look at its log")
+
+
+def _takes_the_largest(host: Host, report: Report) -> None:
+    """Whatever the handler makes of zeros: the function must answer, and be there afterwards."""
+    body = bytes((LARGEST_REQUEST - ROOM) // 4 * 3)
+    started = host.started
+    invocation = host.invoke(function_url(PATH, body, headers={"content-type": "application/octet-stream"}))
+    measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
+    well = invocation.error is None and _status(invocation) != 413 and host.started == started
+    report.add(f"an event of 6 MB ({len(body)} bytes in base64)", well, measured, "an answer", "look at its log: it may need more memory")
+
+
+def _answers_in_time(host: Host, sample: Sample, report: Report) -> None:
+    host.timeout, usual = min(SHORT, host.timeout), host.timeout
+    begin = time.monotonic()
+    invocation = _sent(host, function_url, sample)
+    took = time.monotonic() - begin
+    limit, host.timeout = host.timeout, usual
+    well = not isinstance(invocation, str) and invocation.error is None
+    way = "its environment was ended, and the next invocation pays for a start: the handler holds the interpreter for long"
+    report.add(f"an answer within a timeout of {limit:g} s", well, time_of(took), f"within {time_of(limit)}", way)
+
+
+def _ends(host: Host, report: Report) -> None:
+    begin = time.monotonic()
+    code = host.stop(STOP)
+    took = time.monotonic() - begin
+    way = "something does not end: threads of the handler that are no daemons"
+    report.add("ends on SIGTERM", code is not None, "still there" if code is None else time_of(took), f"within {time_of(STOP)}", way)
+
+
+def _sent(host: Host, event: Callable[..., dict[str, Any]], sample: Sample) -> Invocation | str:
+    """In words, where Lambda itself does not take it."""
+    body: str | bytes = sample.body
+    if sample.content_type.startswith(("text/", "application/json")):
+        body = sample.body.decode(errors="replace")
+    try:
+        return host.invoke(event(PATH, body, headers={"content-type": sample.content_type}))
+    except RequestTooLarge as error:
+        carried = len(base64.b64encode(sample.body)) if isinstance(body, bytes) else len(json.dumps(body))
+        return f"{str(error).rstrip('.')}, and it has {carried}: send smaller inputs"
+
+
+def _status(invocation: Invocation) -> int | None:
+    told = invocation.json()
+    return told.get("statusCode") if isinstance(told, dict) else None
+
+
+def _files(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
