@@ -28,7 +28,7 @@ ELSEWHERE = {
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
     "examples/detector": "A detector of symbols in drawings, heavy enough that batch size, workers and precision matter",
     "examples/plugins": "One plugin of each kind, as a package of its own",
-    "infra": "What is deployed as it stands: a compose file, Prometheus' rules, a Grafana dashboard",
+    "infra": "What is deployed as it stands: a compose file, Prometheus' rules, a Grafana dashboard, KServe's runtime",
     "scripts": "What people and CI call: demo, test, install-browser, install-promtool, fuzz-api",
     "tests": "Mirrors the rooms; support/ has what several of them need",
     "benchmarks": "Speed and size, side by side in one run; faults under load (chaos/)",

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from prometheus_client import ProcessCollector
 
+from tsx_cli.deploy.targets.kubernetes import serving_runtime
 from tsx_runtime.core.durations import SHOWN
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import Stats
@@ -198,3 +199,9 @@ def test_the_server_of_the_compose_file_is_set_by_settings_that_there_are() -> N
     assert job["authorization"]["credentials_file"] == "/run/secrets/management_token"
     assert COMPOSE["secrets"]["management_token"]["environment"] == "TSX_MANAGEMENT_TOKEN"
     assert {"TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN"} <= set(environment)
+
+
+def test_the_runtime_for_kserve_is_the_one_that_tsx_deploy_makes() -> None:
+    text = (INFRA / "kserve" / "serving-runtime.yaml").read_text()
+    (runtime,) = yaml.safe_load_all(text)
+    assert runtime == serving_runtime(runtime["spec"]["containers"][0]["image"])

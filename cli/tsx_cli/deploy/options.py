@@ -51,11 +51,18 @@ def deployment(
     ] = None,
     region: Annotated[str | None, typer.Option("--region", help="AWS region, if not the one of the environment.")] = None,
     profile: Annotated[str | None, typer.Option("--profile", help="AWS profile, if not the one of the environment.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help=r"Any key of \[deploy], such as sagemaker.instances=2; may be repeated."),
+    ] = None,
 ) -> Said:
     """Which deployment. Raises UsageError for a target that there is not."""
     if target is not None and target not in TARGETS:
         raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS)} There is {', '.join(TARGETS)}")
-    return Said(file, {"name": name, "target": target, "region": region, "profile": profile})
+    given: dict[str, Any] = {"name": name, "target": target, "region": region, "profile": profile}
+    for assignment in assign or []:
+        _assign(given, assignment)
+    return Said(file, given)
 
 
 @takes(deployment)
@@ -64,10 +71,6 @@ def wish(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name it.")] = None,
     image: Annotated[str | None, typer.Option("--image", help="An image that is built and pushed already.")] = None,
     role: Annotated[str | None, typer.Option("--role", help="ARN of the role that it runs with.")] = None,
-    assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help=r"Any key of \[deploy], such as sagemaker.instances=2; may be repeated."),
-    ] = None,
     canary: Annotated[str | None, typer.Option("--canary", help="Share of the traffic that a new version gets first, such as 10%.")] = None,
     bake: Annotated[str | None, typer.Option("--bake", help="For how long it keeps that share, such as 10m.")] = None,
     alarm: Annotated[
@@ -76,8 +79,6 @@ def wish(
 ) -> Said:
     """What is to be there."""
     given: dict[str, Any] = {**said.given, "model": model, "image": image}
-    for assignment in assign or []:
-        _assign(given, assignment)
     if role is not None:
         given["role"] = role
     shift = {"percent": canary, "bake": bake, "alarms": alarm or None}
