@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EventStreamError
 
 from tests.support.aws import aws
 from tests.support.models import make_model
-from tests.support.sagemaker_host import Host, container, unpack
+from tests.support.sagemaker_host import STOP, Host, container, unpack
 from tests.support.sagemaker_runtime import Loader, runtime
 
 pytestmark = pytest.mark.usefixtures("uncounted")
@@ -51,6 +52,8 @@ def answer(idx, body, together, context):
         from ts.handler_utils.utils import send_intermediate_predict_response
         for number in range(3):
             send_intermediate_predict_response([f"part {number};"], {idx: context.get_request_id(idx)}, "", 200, context)
+        if body["stream"] == "broken":
+            raise ValueError("broken")
         return "end"
     if context.get_request_header(idx, ATTRIBUTES):
         context.set_response_header(idx, ATTRIBUTES, "seen " + context.get_request_header(idx, ATTRIBUTES))
@@ -100,6 +103,13 @@ def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(endpo
 def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) -> None:
     answered = endpoint[1].invoke_endpoint_with_response_stream(EndpointName="e", Body=b'{"stream": 1}', ContentType="application/json")
     assert b"".join(event["PayloadPart"]["Bytes"] for event in answered["Body"]) == b"part 0;part 1;part 2;end"
+
+
+def test_a_stream_that_breaks_off_is_told(endpoint: tuple[Host, Any, Path]) -> None:
+    given = {"EndpointName": "e", "Body": b'{"stream": "broken"}', "ContentType": "application/json"}
+    events = iter(endpoint[1].invoke_endpoint_with_response_stream(**given)["Body"])
+    with pytest.raises(EventStreamError, match="ModelStreamError"):
+        list(events)
 
 
 def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_order(endpoint: tuple[Host, Any, Path]) -> None:
@@ -262,4 +272,12 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, 
                 host.wait_until(lambda: re.search(rb"\ntsx_queue_depth{[^}]*} 2\.0\n", host.get("/metrics").body) is not None)
                 (short_path / "go").touch()
                 assert [each().body for each in (first, one, other)] == [b"first of 1", b"a of 2", b"b of 2"]
-        assert host.stop() == 0
+        (short_path / "go").unlink()
+        (short_path / "begun").unlink()
+        with host.begun("/invocations", b"first", kind) as last:
+            host.wait_until((short_path / "begun").exists)
+            host.process.send_signal(signal.SIGTERM)
+            host.wait_until(lambda: "stopping: no new requests" in host.log)
+            (short_path / "go").touch()
+            assert last().body == b"first of 1"  # what was accepted is answered
+        assert host.process.wait(STOP) == 0

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.worker.exceptions import PredictionException, in_words
 
 JSON, CSV, NPY, NPZ, LINES = "application/json", "text/csv", "application/x-npy", "application/x-npz", "application/jsonlines"
 READ = (JSON, CSV, NPY, NPZ, LINES)
 WRITTEN = (JSON, CSV, NPY, LINES)
 TEXT = (JSON, CSV, LINES)  # functions get these as str, others as bytes
-UNSUPPORTED, BAD = 415, 400
+UNSUPPORTED = 415
 
 
 def media_type(header: str) -> str:
@@ -31,7 +32,7 @@ def accepted(header: str, default: str) -> Iterator[str]:
 
 
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
-    """Numbers that came as text are float32, others as they were. Raises PredictionException."""
+    """Numbers that came as text are float32, others as they were. Raises PredictionException and BadRequest."""
     kind = media_type(content_type)
     if kind not in READ:
         wanted = f"input_fn in your program, or send one of {', '.join(READ)}"
@@ -40,7 +41,7 @@ def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
         array = _read(body, kind)
         return torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
     except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
-        raise PredictionException(f"The body is no {kind} that holds numbers: {in_words(error)}.", BAD) from error
+        raise BadRequest(f"The body is no {kind} that holds numbers: {in_words(error)}.") from error
 
 
 def _read(body: str | bytes, kind: str) -> Any:

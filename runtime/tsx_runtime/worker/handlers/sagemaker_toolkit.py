@@ -32,7 +32,7 @@ from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.model_files import load_model_file
-from tsx_runtime.worker.handlers.sagemaker_formats import JSON, TEXT, accepted, media_type, to_body, to_tensor
+from tsx_runtime.worker.handlers.sagemaker_formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
 from tsx_runtime.worker.handlers.sagemaker_joining import Joining
 from tsx_runtime.worker.loader import import_file
 
@@ -49,6 +49,7 @@ class Request(NamedTuple):
     data: Any
     content_type: str
     accept: str
+    default: str  # that is written where anything is accepted
 
 
 class ToolkitHandler:
@@ -57,7 +58,7 @@ class ToolkitHandler:
     def __init__(self) -> None:
         self.model: Any = None
         self.device = torch.device("cpu")
-        self.default_accept = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip() or JSON
+        self._accepts = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip()  # where a request accepts anything
         self._functions: dict[str, Callable[..., Any]] = {}
         self._joining: Joining | None = None
 
@@ -95,7 +96,8 @@ class ToolkitHandler:
         data = row.get("body", row)
         if isinstance(data, bytes | bytearray):
             data = data.decode("utf-8", "replace") if media_type(content_type) in TEXT else bytes(data)
-        return Request(data, content_type, self.default_accept if accept.strip() in ("", "*/*") else accept)
+        default = self._accepts or (LINES if media_type(content_type) == LINES else JSON)
+        return Request(data, content_type, default if accept.strip() in ("", "*/*") else accept, default)
 
     def _read(self, own: Request, context: Context) -> Any:
         if "input_fn" in self._functions:
@@ -132,7 +134,7 @@ class ToolkitHandler:
             return prediction
         if "output_fn" in self._functions:
             return self._call("output_fn", context, prediction, own.accept)
-        return to_body(prediction, own.accept, self.default_accept)
+        return to_body(prediction, own.accept, own.default)
 
     def _transformed(self, own: Request, context: Context) -> Any:
         return self._call("transform_fn", context, self.model, own.data, own.content_type, own.accept)
@@ -140,7 +142,7 @@ class ToolkitHandler:
     def _answer(self, result: Any, index: int, own: Request, context: Context) -> Any:
         if isinstance(result, _Failed):
             return result.told(index, context)
-        content_type = next(accepted(own.accept, self.default_accept))
+        content_type = next(accepted(own.accept, own.default))
         if isinstance(result, tuple) and len(result) == 2:
             result, content_type = result
         if context.get_response_content_type(index) is None:
