@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.resources import Ref, Resource
+from tsx_cli.deploy.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.wanted import wanted
 
@@ -16,7 +16,7 @@ OWN = "Tsx::"  # kinds that CloudFormation does not have
 NAMED = {  # the property that holds a resource's name
     "AWS::CloudWatch::Alarm": "AlarmName",
     "AWS::IAM::Role": "RoleName",
-    "AWS::Lambda::Alias": "Name",
+    "AWS::Lambda::CapacityProvider": "CapacityProviderName",
     "AWS::Lambda::Function": "FunctionName",
     "AWS::S3::Bucket": "BucketName",
     "AWS::SageMaker::Endpoint": "EndpointName",
@@ -53,8 +53,29 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     made = [each for each in resources if not each.kind.startswith(OWN) and each.kind != "AWS::S3::Bucket"]  # the bucket holds that file
     replaced = {f"s3://{each.name}": {"Ref": "ModelDataUrl"} for each in uploads} | {IMAGE: {"Ref": "Image"}}
     said = {each.id: _resource(each, made, replaced) for each in made}
+    if "Version" in said:
+        said["Version"] |= _published(said["Function"]["Properties"])
+    for each in resources:
+        if each.kind == "Tsx::Lambda::ProvisionedConcurrency":  # which CloudFormation has as a part of the alias
+            number = {**each.properties, **each.how}["ProvisionedConcurrentExecutions"]
+            said["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {"ProvisionedConcurrentExecutions": number}
     head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {facts.model_name}/{facts.model_version} by tsx deploy"}
     return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": said}
+
+
+def _published(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A new version for another function or image: CloudFormation publishes one only where the version itself says something else.
+
+    Those before it stay, so that the alias can go back to them.
+    """
+    description = digest(function)
+    image = function["Code"]["ImageUri"]
+    said: Any = {"Fn::Sub": f"{description} ${{Image}}"} if isinstance(image, Mapping) else f"{description} {image}"
+    return {
+        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": said},
+        "UpdateReplacePolicy": "Retain",
+        "DeletionPolicy": "Retain",
+    }
 
 
 def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +84,8 @@ def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[
     for need in resource.needs:
         if need in by_id and by_id[need].kind in NAMED:
             referred[by_id[need].name] = _reference(by_id[need])
-    properties = _written(resource.properties, referred)
+    whole = {**resource.properties, **(resource.how if resource.kind == "AWS::SageMaker::Endpoint" else {})}
+    properties = _written(whole, referred)
     name = NAMED.get(resource.kind)
     if name is not None and name not in properties:
         properties = {name: resource.name, **properties}

@@ -51,6 +51,8 @@ def wants_gpu(spec: DeploySpec) -> bool:
     """Whether torch has to come with CUDA."""
     if spec.target == "sagemaker":
         return spec.sagemaker.serverless is None and spec.sagemaker.instance_type.startswith(("ml.g", "ml.p"))
+    if spec.target == "lambda":
+        return spec.lambda_.managed_instances is not None and spec.lambda_.managed_instances.gpu_memory is not None
     return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0
 
 

@@ -54,9 +54,21 @@ STACKS: dict[str, dict[str, Any]] = {
     "serverless": {"sagemaker": {"serverless": {"memory": 2048}}},
 }  # fmt: skip
 
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "whole": {
+        "canary": {"percent": 10, "alarms": ["5xx>0", "p95>300ms"]}, "env": {"TSX_LOG_FORMAT": "json"},
+        "lambda": {"url": "public", "streaming": True, "provisioned": 2, "autoscaling": {"max": 4}, "subnets": ["subnet-1a2b3c4d"],
+                   "security_groups": ["sg-1a2b3c4d"], "queue": {"arn": "arn:aws:sqs:eu-central-1:123456789012:digits", "batch_size": 100}},
+    },
+    "managed": {"lambda": {"url": "off", "managed_instances": {"subnets": ["subnet-1a2b3c4d"], "gpu_memory": 16,
+                           "operator_role": "arn:aws:iam::123456789012:role/operator"}}},
+}  # fmt: skip
+
 
 def spec(target: str, **more: Any) -> DeploySpec:
-    more.setdefault("sagemaker", {}).setdefault("role", ROLE)
+    if target in ("sagemaker", "lambda"):
+        more.setdefault(target, {}).setdefault("role", ROLE)
     return DeploySpec.model_validate({"name": "digits", "target": target, "model": "digits.mar", **more})
 
 
@@ -135,7 +147,14 @@ def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> No
 
 def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> None:
     files = written("cloudformation", STACKS, "sagemaker", tmp_path)["template.yaml"]
-    run(tool("cfn-lint"), "--regions", "eu-central-1", "--", *files)
+    (tmp_path / "lambda").mkdir()
+    functions = written("cloudformation", FUNCTIONS, "lambda", tmp_path / "lambda")["template.yaml"]
+    # It does not know yet that a function can have a GPU.
+    run(tool("cfn-lint"), "--regions", "eu-central-1", "--ignore-checks", "E3002", "--", functions.pop())
+    run(tool("cfn-lint"), "--regions", "eu-central-1", "--", *files, *functions)
+    whole = yaml.safe_load(functions[1].read_text())["Resources"]
+    assert whole["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] == {"ProvisionedConcurrentExecutions": 1}
+    assert whole["Version"]["Properties"]["Description"]["Fn::Sub"].endswith(" ${Image}")  # another image is another version
     plain = yaml.safe_load(files[0].read_text())
     assert set(plain["Parameters"]) == {"Image", "ModelDataUrl"}
     assert plain["Resources"]["Model"]["Properties"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}

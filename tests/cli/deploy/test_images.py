@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import platform
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
-from tests.support.aws import ACCOUNT, REGION, Account, aws
+from tests.support.aws import ACCOUNT, REGION, Account
 from tests.support.docker import Engine
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
-from tsx_cli.deploy.kinds import sagemaker
+from tsx_cli.deploy.kinds import lambda_, sagemaker
 from tsx_cli.deploy.programs import Builder
 from tsx_cli.main import main
 
@@ -23,17 +23,12 @@ ROLE = "arn:aws:iam::123456789012:role/endpoint"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 
 
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
-
-
 @pytest.fixture
 def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """With moto's ECR behind it: what is pushed is there then."""
     account.emptied()
-    monkeypatch.setattr(sagemaker.Endpoint, "poll", 0.0)
+    for kind in (sagemaker.Endpoint, lambda_.Function, lambda_.Version, lambda_.Alias):
+        monkeypatch.setattr(kind, "poll", 0.0)
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -57,8 +52,8 @@ class Deploy:
         make_model(directory / "digits.mar", HANDLER)
         self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
 
-    def __call__(self, verb: str, *words: str, code: int = 0) -> str:
-        said = ["--target", "sagemaker", "--name", "digits"]
+    def __call__(self, verb: str, *words: str, target: str = "sagemaker", code: int = 0) -> str:
+        said = ["--target", target, "--name", "digits"]
         if verb in ("apply", "plan"):
             said += ["--role", ROLE, "--no-check", "--set", f"build.wheel={self.wheel}", "digits.mar"]
         assert main(["deploy", verb, *said, *words]) == code, self.capsys.readouterr()
@@ -87,6 +82,21 @@ def test_an_image_is_built_pushed_and_deployed_by_its_digest(deploy: Deploy, doc
     assert image == f"{HOST}/tsx/sagemaker/digits@{found[0]['imageDigest']}"
     again = deploy.plan(code=0)
     assert {change["action"] for change in again.values()} == {"same"}
+
+
+def test_a_function_gets_its_model_in_its_image(deploy: Deploy, docker: Engine) -> None:
+    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+    boto3.client("iam").create_role(RoleName="endpoint", AssumeRolePolicyDocument=json.dumps(trust))
+    other = "x86_64" if platform.machine() in ("arm64", "aarch64") else "arm64"
+    words = ("apply", "--yes", "--set", f"lambda.architecture={other}")
+    deploy(*words, target="lambda")
+    (built,) = docker.state["contexts"]
+    assert (built["target"], "model.mar" in built["files"]) == ("lambda", True)
+    assert docker.calls("build")[0][-3:-1] == ["--platform", f"linux/{'arm64' if other == 'arm64' else 'amd64'}"]
+    code = boto3.client("lambda").get_function(FunctionName="digits")["Code"]
+    assert code["ImageUri"].startswith(f"{HOST}/tsx/lambda/digits@sha256:")
+    deploy(*words, target="lambda")
+    assert len(docker.calls("build")) == 1
 
 
 def test_an_image_of_other_things_is_another_and_the_model_with_it(deploy: Deploy, docker: Engine) -> None:
