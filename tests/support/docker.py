@@ -29,6 +29,7 @@ EMPTY: dict[str, Any] = {
     "logins": {},
     "broken": "",
     "contexts": [],
+    "lines": ["loading digits", "RuntimeError: no weights"],
 }
 
 
@@ -210,7 +211,7 @@ def inspect(state: dict[str, Any], words: list[str]) -> int:
 
 
 def logs(state: dict[str, Any], words: list[str]) -> int:
-    print("loading digits\nRuntimeError: no weights")
+    print("\n".join(state["lines"]))
     return 0
 
 

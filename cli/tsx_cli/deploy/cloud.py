@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
@@ -43,7 +44,8 @@ class Cloud:
         import boto3  # here, as it is slow to import and only this needs it
 
         with told("starting a session"):
-            self._session: Any = boto3.session.Session(region_name=region, profile_name=profile)
+            named = region or os.environ.get("AWS_REGION") or None  # which every other tool of AWS reads, and boto3 does not
+            self._session: Any = boto3.session.Session(region_name=named, profile_name=profile)
         found = self._session.region_name
         if not found:
             raise CliError("no region: give --region eu-central-1, or set AWS_REGION")

@@ -25,6 +25,11 @@ USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS
     ("AWS::SageMaker::Endpoint", "update"): 480.0,
     ("AWS::Lambda::Function", "create"): 60.0,
     ("AWS::Lambda::Function", "update"): 40.0,
+    ("Tsx::Container::Image", "create"): 240.0,
+    ("Tsx::ECR::Image", "create"): 300.0,
+    ("Tsx::Registry::Image", "create"): 300.0,
+    ("Kubernetes::Deployment", "create"): 60.0,
+    ("Kubernetes::Deployment", "update"): 60.0,
     ("Tsx::Lambda::ProvisionedConcurrency", "create"): 180.0,
     ("Tsx::Lambda::ProvisionedConcurrency", "update"): 180.0,
 }
@@ -44,7 +49,9 @@ def show_plan(planned: Plan) -> None:
         (planned.count("delete"), "to delete"),
         (planned.count("same"), "as it should be"),
     ]
-    print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.")
+    time = sum(expected(change) for change in planned.changes)
+    takes = f" It takes about {minutes(time)}." if time >= LONG else ""
+    print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{takes}")
 
 
 def expected(change: Change) -> float:
@@ -99,11 +106,11 @@ class Steps:
             word = WORDS[event.change.action] if event.stage == "done" else "failed"
             self._console.print(f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True)
         elif self._status is not None:
-            of = f" of about {minutes(usual)}; Ctrl-C leaves it to AWS" if usual >= LONG else ""
+            of = f" of about {minutes(usual)}; Ctrl-C leaves it" if usual >= LONG else ""
             self._status.update(f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\["))
             self._status.start()
         elif event.stage == "begun" and usual >= LONG:
-            self._console.print(f"{what}: begun, about {minutes(usual)}; Ctrl-C leaves it to AWS", markup=False, soft_wrap=True)
+            self._console.print(f"{what}: begun, about {minutes(usual)}; Ctrl-C leaves it", markup=False, soft_wrap=True)
 
 
 def show_versions(versions: list[Version]) -> None:

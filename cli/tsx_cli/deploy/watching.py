@@ -18,7 +18,8 @@ from tsx_cli.failure import CliError
 from tsx_runtime.loglines import escaped
 
 RUN_CODE = frozenset(
-    {"AWS::SageMaker::Endpoint", "AWS::Lambda::Function", "AWS::Lambda::Version", "AWS::Lambda::Alias", "Tsx::Container::Container"}
+    {"AWS::SageMaker::Endpoint", "AWS::Lambda::Function", "AWS::Lambda::Version", "AWS::Lambda::Alias"}
+    | {"Kubernetes::Deployment", "Kubernetes::InferenceService"}
 )
 
 
@@ -90,7 +91,13 @@ def show_why(found: dict[str, Any], log: Log, *, to_stderr: bool) -> None:
         print(f"Likely: {escaped(cause)}", file=file)
 
 
-def explain(error: DeployFailed, log: Log | None, since: float) -> None:
+def explain(error: DeployFailed, log: Log, since: float) -> None:
     """To stderr, what the container itself said of a start that failed since that moment."""
-    if log is not None and error.change.resource.kind in RUN_CODE and error.change.action != "delete":
+    kind = error.change.resource.kind
+    if error.change.action == "delete":
+        return
+    if kind in RUN_CODE:
         show_why(why(log, error.message, since), log, to_stderr=True)
+    elif kind.startswith("Tsx::"):  # what docker and kubectl say is in the message, with the last words of a container that made way
+        for cause in diagnose("", error.message.splitlines()):
+            print(f"Likely: {escaped(str(cause))}", file=sys.stderr)

@@ -118,6 +118,15 @@ def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy,
     assert len(docker.state["containers"]) == 1
 
 
+def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_told(deploy: Deploy, docker: Engine) -> None:
+    deploy.verb("logs", code=1)
+    deploy.apply()
+    assert "loading digits" in deploy.verb("logs", "--lines", "1", "--since", "1h")
+    docker.set(healths=["exited"], lines=["ModuleNotFoundError: No module named 'cv2'"])
+    deploy.apply("--set", "env.A=b", code=1)
+    assert "Likely: The image has no module 'cv2'. Add its package" in deploy.err
+
+
 def test_destroy_removes_the_containers_and_purge_their_image(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
     deploy.apply("--set", "env.A=b")

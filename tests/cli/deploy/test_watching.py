@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
         patch.setattr(Engine, "_wait", interrupted)
         assert main(["deploy", archive, *SAID]) == 130
     said = capsys.readouterr().err
-    assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it to AWS" in said
+    assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it" in said
     assert "left at Endpoint m: AWS goes on with what has begun. Run the same command again to go on from here" in said
     assert main(["deploy", archive, *SAID]) == 0
     assert "InService" in capsys.readouterr().out
