@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import struct
 import sys
 import textwrap
 from types import CodeType, FunctionType
@@ -27,7 +28,7 @@ def without(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeT
 
 
 def of_front_end() -> list[tuple[FunctionType, CodeType]]:
-    from tsx_runtime.core.channel import Channel
+    from tsx_runtime.core import channel
     from tsx_runtime.core.dispatcher import Dispatcher
     from tsx_runtime.http.exchange import Exchange
 
@@ -36,8 +37,9 @@ def of_front_end() -> list[tuple[FunctionType, CodeType]]:
         "self.stats.newest = batch = (free, at, now, size, told)": "",
         "self.stats.add_batch(batch, arrivals, jobs, codes)": "",
     }
+    vars(channel)["just_now"] = struct.Struct("d").pack  # a batch that is sent while nothing is counted may come back when something is
     return [
-        without(Channel.send, {"arrivals(jobs)": 'b""'}),
+        without(channel.Channel.send, {"arrivals(jobs)": "just_now(now) * len(jobs)"}),
         without(Dispatcher.on_reply, batch),
         without(Exchange.answer, {"lane.counts.plain += 1": ""}),
     ]
