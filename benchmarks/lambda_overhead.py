@@ -1,0 +1,197 @@
+"""What a Lambda invocation costs beyond the handler's own time, and what a cold start is made of.
+
+    python benchmarks/lambda_overhead.py [--invocations 300] [--rounds 5]
+
+Warm: digits behind a Runtime API on loopback (`tsx check`'s own), by AWS's client and by tsx's, beside a function that calls the same
+handler straight from AWS's client, in turns; and the handler in a plain loop. Cold: fresh processes, in turns, each as the entry of the
+image begins, with a clock between its steps; what is compiled is in the page cache, which on a real cold start it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import machine
+import servers
+
+from tsx_archiver import open_archive
+from tsx_cli.check.lambda_host import Host
+
+DIGITS = Path(__file__).parents[1] / "examples" / "digits"
+IMAGE = (DIGITS / "images" / "7.png").read_bytes()
+PACK = ("digits", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py", "--extra-files", DIGITS / "index_to_name.json")
+
+EVENT = {
+    "version": "2.0",
+    "rawPath": "/predictions/digits",
+    "rawQueryString": "",
+    "headers": {"content-type": "image/png"},
+    "requestContext": {"http": {"method": "POST", "path": "/predictions/digits", "sourceIp": "127.0.0.1"}, "stage": "$default"},
+    "body": base64.b64encode(IMAGE).decode(),
+    "isBase64Encoded": True,
+}
+BARE = """
+import base64, json, os, sys
+os.chdir(os.environ["MODEL"]); sys.path.insert(0, os.environ["MODEL"])
+from tsx_runtime.worker import main, shim
+shim.install()
+from tsx_runtime.worker.context import Context
+from handler import DigitClassifier
+import torch
+torch.set_num_threads(int(os.environ["THREADS"]))
+context = Context("digits", os.environ["MODEL"], json.load(open("MAR-INF/MANIFEST.json")), 1, None, "1", True, None, {})
+model = DigitClassifier(); model.initialize(context)
+def handler(event, _):
+    context.begin(["id\\r\\n\\r\\n"], {}, lambda *_: None)
+    body = json.dumps(model.handle([{"body": base64.b64decode(event["body"])}], context)[0])
+    return {"statusCode": 200, "headers": {"content-type": "application/json"}, "body": body, "isBase64Encoded": False}
+"""
+PLAIN = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1]); import bare
+event = json.loads(sys.argv[2]); times = []
+for _ in range(int(sys.argv[3])):
+    began = time.perf_counter(); bare.handler(event, None); times.append(time.perf_counter() - began)
+print(sorted(times)[len(times) // 2])
+"""
+COLD = """
+import json, os, sys, time
+told = [float(sys.argv[1]), time.time()]
+import tsx_runtime.targets.lambda_ric, tsx_runtime.targets.aws_lambda as function
+told.append(time.time())
+if sys.argv[2] == "torch":
+    from tsx_runtime.worker import preload
+told.append(time.time())
+handler = function.Handler(os.environ)
+told.append(time.time())
+class Context:
+    get_remaining_time_in_millis = staticmethod(lambda: 60_000)
+for _ in range(2):
+    answer = handler(json.loads(sys.argv[3]), Context())
+    assert answer["statusCode"] == 200, answer
+    told.append(time.time())
+print(json.dumps([after - before for before, after in zip(told, told[1:])]), flush=True)
+os._exit(0)
+"""
+STEPS = ("Python", "import tsx", "import torch", "load", "first inference", "second")
+
+
+def ready(place: Path) -> Path:
+    """What an image has at /opt/ml/model: the archive, unpacked."""
+    archive = servers.archive(place, *PACK, "--serialized-file", DIGITS / "digits.pth")
+    with open_archive(archive, cache=place / "cache") as opened:
+        model = place / "model"
+        opened.directory.rename(model)
+    return model
+
+
+def variables(place: Path, model: Path, more: Mapping[str, str]) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "AWS_"))}
+    return own | {"TSX_MODEL_DIR": str(model), "TSX_CACHE_DIR": str(place / "unpacked"), **more}
+
+
+def measure_warm(place: Path, model: Path, invocations: int, rounds: int, noise: machine.Noise) -> None:
+    (place / "bare.py").write_text(BARE)
+    threads = str(len(os.sched_getaffinity(0)))
+    entry = [sys.executable, "-m", "tsx_runtime.targets.entry"]
+    bare = {"MODEL": str(model), "THREADS": threads, "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])}
+    hosts = {
+        "the handler, by awslambdaric": Host([sys.executable, "-m", "awslambdaric", "bare.handler"], place, variables(place, model, bare)),
+        "tsx, by awslambdaric": Host(entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "awslambdaric"})),
+        "tsx, by its own client": Host(entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "tsx"})),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in hosts}
+    answers = set()
+    try:
+        for host in hosts.values():
+            for _ in range(50):
+                told = host.invoke(EVENT)
+                assert not told.error, (told.answer, host.log)
+                answers.add(json.dumps(json.loads(told.json()["body"])))
+        assert len(answers) == 1, answers
+        for _ in range(rounds):
+            noise.sample()
+            for name, host in hosts.items():
+                times = []
+                for _ in range(invocations):
+                    began = time.perf_counter()
+                    host.invoke(EVENT)
+                    times.append(time.perf_counter() - began)
+                taken[name].append(machine.median(times))
+    finally:
+        for host in hosts.values():
+            host.close()
+    command = [sys.executable, "-c", PLAIN, str(place), json.dumps(EVENT), str(3 * invocations)]
+    plain = float(subprocess.run(command, env=variables(place, model, bare), check=True, capture_output=True, text=True).stdout)
+    print(
+        f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n\n| | an invocation | beyond the handler's own time |\n|---|---|---|"
+    )
+    print(f"| the handler in a plain loop | {plain * 1000:.2f} | |")
+    for name, times in taken.items():
+        print(f"| {name} | {machine.median(times) * 1000:.2f} | {(machine.median(times) - plain) * 1000:.2f} |")
+
+
+def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) -> None:
+    packed = place / "packed"
+    packed.mkdir()
+    servers.archive(packed, *PACK, "--serialized-file", DIGITS / "digits.pth")
+    warm = place / "warm"
+    subprocess.run(["cp", "-r", str(model), str(warm)], check=True)
+    (warm / "7.png").write_bytes(IMAGE)
+    (warm / "model-config.yaml").write_text("warmup:\n  - file: 7.png\n")
+    manifest = json.loads((warm / "MAR-INF" / "MANIFEST.json").read_text())
+    manifest["model"]["configFile"] = "model-config.yaml"
+    (warm / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (place / "none").mkdir()
+    ways: dict[str, tuple[Path, dict[str, str]]] = {
+        "as tsx deploy makes the image": (model, {}),
+        "the .mar itself, unpacked at the start": (packed, {"FRESH": "1"}),
+        "nothing compiled beforehand": (model, {"PYTHONPYCACHEPREFIX": str(place / "none"), "PYTHONDONTWRITEBYTECODE": "1"}),
+        "one thread for torch": (model, {"OMP_NUM_THREADS": "1"}),
+        "with a warm-up in the archive": (warm, {}),
+    }
+    taken: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        noise.sample()
+        for name, (directory, more) in ways.items():
+            if turn == 0 and "PYTHONPYCACHEPREFIX" in more:
+                continue
+            cache = place / f"unpacked-{turn}" if "FRESH" in more else place / "unpacked"
+            env = variables(place, directory, {**more, "TSX_CACHE_DIR": str(cache)})
+            command = [sys.executable, "-c", COLD, str(time.time()), "torch", json.dumps(EVENT)]
+            told = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            if turn:  # what the disk holds is in memory from here on, for all alike
+                taken[name].append(json.loads(told))
+    print(f"\ncold, medians of {rounds} rounds, ms:\n\n| | {' | '.join(STEPS)} | until the first answer |\n|{'---|' * (len(STEPS) + 2)}")
+    for name, times in taken.items():
+        steps = [machine.median(step) * 1000 for step in zip(*times, strict=True)]
+        whole = machine.median([sum(each[:-1]) for each in times]) * 1000
+        print(f"| {name} | {' | '.join(f'{step:.0f}' if step >= 10 else f'{step:.1f}' for step in steps)} | {whole:.0f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--invocations", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    noise = machine.Noise()
+    print(f"{machine.describe()}\n")
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        model = ready(place)
+        measure_warm(place, model, options.invocations, options.rounds, noise)
+        measure_cold(place, model, options.rounds, noise)
+    print(f"\n{noise}")
+
+
+if __name__ == "__main__":
+    main()
