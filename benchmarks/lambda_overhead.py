@@ -132,9 +132,8 @@ def measure_warm(place: Path, model: Path, invocations: int, rounds: int, noise:
             host.close()
     command = [sys.executable, "-c", PLAIN, str(place), json.dumps(EVENT), str(3 * invocations)]
     plain = float(subprocess.run(command, env=variables(place, model, bare), check=True, capture_output=True, text=True).stdout)
-    print(
-        f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n\n| | an invocation | beyond the handler's own time |\n|---|---|---|"
-    )
+    print(f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n")
+    print("| | an invocation | beyond the handler's own time |\n|---|---|---|")
     print(f"| the handler in a plain loop | {plain * 1000:.2f} | |")
     for name, times in taken.items():
         print(f"| {name} | {machine.median(times) * 1000:.2f} | {(machine.median(times) - plain) * 1000:.2f} |")
