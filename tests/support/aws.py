@@ -36,8 +36,9 @@ class Course:
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
     alarmed: list[tuple[str, datetime]] = field(default_factory=list)  # alarms that went off, and when
     asked: list[str] = field(default_factory=list)  # what tsx asked of AWS, as `service:Operation`, in order
-    before: Callable[[str], None] = lambda operation: None  # called with each of these
-    after: Callable[[str], None] = lambda operation: None  # once it is carried out and before its answer is known
+    before: Callable[[str, str], None] = lambda operation, what: None  # called with each of these and with what it says
+    after: Callable[[str, str], None] = lambda operation, what: None  # once it is carried out, and before its answer is known
+    said: str = ""  # by the last of them
 
 
 class Account:
@@ -87,13 +88,16 @@ def aws() -> Generator[Account, None, None]:
 def _heard(session: Any, account: Account) -> Any:
     """Tells the test what is asked of AWS."""
 
-    def before(model: Any, **rest: Any) -> None:
-        operation = f"{model.service_model.service_name}:{model.name}"
-        account.course.asked.append(operation)
-        account.course.before(operation)
+    def before(model: Any, params: Any, **rest: Any) -> None:
+        operation, course = f"{model.service_model.service_name}:{model.name}", account.course
+        course.asked.append(operation)
+        course.said = (
+            f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
+        )
+        course.before(operation, course.said)
 
     def after(model: Any, **rest: Any) -> None:
-        account.course.after(f"{model.service_model.service_name}:{model.name}")
+        account.course.after(f"{model.service_model.service_name}:{model.name}", account.course.said)
 
     session.events.register("before-call", before)
     session.events.register("after-call", after)

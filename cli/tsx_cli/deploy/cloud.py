@@ -75,6 +75,7 @@ class Cloud:
 @contextmanager
 def told(doing: str) -> Generator[None, None, None]:
     """Errors of boto3 as one sentence that says what was being done, and what to do next where that is known."""
+    from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, ProfileNotFound
 
     try:
@@ -88,7 +89,7 @@ def told(doing: str) -> Generator[None, None, None]:
         raise CloudError(f"{doing}: no AWS credentials were found; run `aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID") from error
     except ProfileNotFound as error:
         raise CloudError(f"{doing}: {error}; `aws configure list-profiles` lists them") from error
-    except BotoCoreError as error:
+    except (Boto3Error, BotoCoreError) as error:
         raise CloudError(f"{doing}: {str(error).rstrip('.')}") from error
 
 

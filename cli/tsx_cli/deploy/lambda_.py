@@ -14,7 +14,7 @@ from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.kinds.lambda_ import hash_of, published
 from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
-from tsx_cli.deploy.platforms import Version
+from tsx_cli.deploy.platforms import Version, own_role
 from tsx_cli.deploy.resources import Observed, Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled
@@ -33,9 +33,10 @@ class Lambda:
         function = _function(cloud, name)
         provider = Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{name}", {})
         seen = _observed(cloud, provider)
-        found = [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
+        found = own_role(cloud, name, "lambda")
+        found += [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
         if function is not None:
-            found.append(Resource("Function", "AWS::Lambda::Function", name, {}, ("CapacityProvider",)))
+            found.append(Resource("Function", "AWS::Lambda::Function", name, {}, tuple(each.id for each in found)))
             found += [each for each in _beside(cloud, name) if each.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")]
         return [*found, *_alarms(cloud, name)]
 

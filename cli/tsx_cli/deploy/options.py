@@ -71,6 +71,7 @@ def wish(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name it.")] = None,
     image: Annotated[str | None, typer.Option("--image", help="An image that is built and pushed already.")] = None,
     role: Annotated[str | None, typer.Option("--role", help="ARN of the role that it runs with.")] = None,
+    create_role: Annotated[bool, typer.Option("--create-role", help="Make a role that it runs with; `destroy` removes it.")] = False,
     canary: Annotated[str | None, typer.Option("--canary", help="Share of the traffic that a new version gets first, such as 10%.")] = None,
     bake: Annotated[str | None, typer.Option("--bake", help="For how long it keeps that share, such as 10m.")] = None,
     alarm: Annotated[
@@ -79,8 +80,12 @@ def wish(
 ) -> Said:
     """What is to be there."""
     given: dict[str, Any] = {**said.given, "model": model, "image": image}
+    if role is not None and create_role:
+        raise UsageError("--role names a role that is there, and --create-role makes one. Take one of both away")
     if role is not None:
         given["role"] = role
+    if create_role:
+        given["create_role"] = True
     shift = {"percent": canary, "bake": bake, "alarms": alarm or None}
     if any(value is not None for value in shift.values()):
         given["canary"] = {key: value for key, value in shift.items() if value is not None}

@@ -10,7 +10,7 @@ from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.kinds.base import tag_map
-from tsx_cli.deploy.platforms import Version
+from tsx_cli.deploy.platforms import Version, own_role
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources
@@ -24,13 +24,16 @@ class SageMaker:
         return resources(spec, facts)
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
-        models = [Resource(f"Model{n}", "AWS::SageMaker::Model", each, {}) for n, each in enumerate(_names(cloud, "model", name))]
+        role = own_role(cloud, name, "sagemaker")
+        after = tuple(each.id for each in role)  # the endpoint runs with it to its end
+        kind = "AWS::SageMaker::Model"
+        models = [Resource(f"Model{n}", kind, each, {}, after) for n, each in enumerate(_names(cloud, "model", name))]
         needs = tuple(each.id for each in models)
         kind = "AWS::SageMaker::EndpointConfig"
         configs = [Resource(f"Config{n}", kind, each, {}, needs) for n, each in enumerate(_names(cloud, "endpoint_config", name))]
         alarms = [Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(_alarms(cloud, name))]
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
-        found = [*models, *configs, *alarms]
+        found = [*role, *models, *configs, *alarms]
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
             needs = tuple(each.id for each in (*configs, *alarms))
             found += [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs), *_scaling(cloud, name)]

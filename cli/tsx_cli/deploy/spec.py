@@ -241,6 +241,7 @@ class DeploySpec(Part):
     repository: str | None = None  # where an image that is built here is pushed to
     env: dict[str, str] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)
+    create_role: bool = False  # a role to run with is made, with what it needs and no more
     canary: Canary | None = None
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
     build: Build = Field(default_factory=Build)

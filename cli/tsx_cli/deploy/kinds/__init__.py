@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tsx_cli.deploy.kinds import autoscaling, cloudwatch, ecr, lambda_, lambda_parts, s3, sagemaker
+from tsx_cli.deploy.kinds import autoscaling, cloudwatch, ecr, iam, lambda_, lambda_parts, s3, sagemaker
 from tsx_cli.deploy.kinds.base import Kind
 
 KINDS: Mapping[str, Kind] = {
@@ -12,6 +12,7 @@ KINDS: Mapping[str, Kind] = {
     "AWS::ApplicationAutoScaling::ScalingPolicy": autoscaling.ScalingPolicy(),
     "AWS::CloudWatch::Alarm": cloudwatch.Alarm(),
     "AWS::ECR::Repository": ecr.Repository(),
+    "AWS::IAM::Role": iam.Role(),
     "AWS::Lambda::Alias": lambda_.Alias(),
     "AWS::Lambda::CapacityProvider": lambda_parts.CapacityProvider(),
     "AWS::Lambda::EventSourceMapping": lambda_parts.EventSourceMapping(),

@@ -16,11 +16,11 @@ SHA = "tsx-sha256"  # an object's metadata: what it holds
 
 
 class Bucket:
-    traits = Traits(is_tagged=False, unseen=frozenset({"PublicAccessBlockConfiguration"}))
+    traits = Traits(is_tagged=False)
     poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        """Only that it is there: a bucket is often somebody else's, with tags of their own."""
+        """That it is there, and closed to the public: what is done last to one that is made."""
         try:
             with told(f"looking for the bucket {name}"):
                 cloud.client("s3").head_bucket(Bucket=name)
@@ -28,20 +28,27 @@ class Bucket:
             if is_absent(error):
                 return None
             raise
-        return Observed(name, {}, outputs={"BucketName": name})
+        closed: dict[str, bool] = {}
+        try:
+            with told(f"looking whether the bucket {name} is closed to the public"):
+                closed = cloud.client("s3").get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"]
+        except CloudError as error:
+            if error.code != "NoSuchPublicAccessBlockConfiguration":
+                raise
+        return Observed(name, {"PublicAccessBlockConfiguration": closed}, outputs={"BucketName": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         client = cloud.client("s3")
         where = {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
         with told(f"creating the bucket {resource.name}"):
             client.create_bucket(Bucket=resource.name, **where)
-            client.put_public_access_block(
-                Bucket=resource.name, PublicAccessBlockConfiguration=resource.properties["PublicAccessBlockConfiguration"]
-            )
-            client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # nothing of it is looked at
+        """Also the second half of making one."""
+        client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
+        with told(f"closing the bucket {resource.name} to the public"):
+            client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
+            client.put_public_access_block(Bucket=resource.name, PublicAccessBlockConfiguration=closed)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         with told(f"deleting the bucket {found.name}; it must be empty"):

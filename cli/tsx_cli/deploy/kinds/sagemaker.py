@@ -26,6 +26,7 @@ CONFIG = (
     "EnableNetworkIsolation",
     "MetricsConfig",
 )
+UNKNOWN_ROLE = "could not assume role"
 CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 
@@ -40,9 +41,15 @@ class Model:
             return None
         return Observed(name, only(found, MODEL), _tags(cloud, found["ModelArn"]), {"ModelName": name, "Ref": found["ModelArn"]})
 
-    def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"creating the model {resource.name}"):
-            cloud.client("sagemaker").create_model(ModelName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
+    def create(self, cloud: Cloud, resource: Resource) -> str | None:
+        try:
+            with told(f"creating the model {resource.name}"):
+                cloud.client("sagemaker").create_model(ModelName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
+        except CloudError as error:
+            if UNKNOWN_ROLE in error.message.lower():  # one that was made a moment ago
+                return error.message
+            raise
+        return None
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         _tag(cloud, found.outputs["Ref"], resource)

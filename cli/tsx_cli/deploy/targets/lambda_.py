@@ -11,6 +11,7 @@ from typing import Any
 
 from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.iam import role
 from tsx_cli.deploy.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 from tsx_cli.deploy.tags import tags_of
@@ -27,6 +28,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     _check(spec, own)
     tags = tags_of(spec, facts)
     made = [] if own.managed_instances is None or own.managed_instances.provider else [_provider(spec, own.managed_instances, tags)]
+    made += [role(spec, facts.account, facts.region, tags)] if own.role is None else []
     function, content = _function(spec, facts)
     made.append(Resource("Function", "AWS::Lambda::Function", spec.name, function, tuple(each.id for each in made), tags))
     version = Resource("Version", "AWS::Lambda::Version", f"{spec.name}:{content}", {"FunctionName": spec.name}, ("Function",))
@@ -54,8 +56,11 @@ def scaled(name: str) -> str:
 
 
 def _check(spec: DeploySpec, own: Lambda) -> None:
-    if own.role is None:
-        raise UsageError("lambda.role is not given: the ARN of the role that the function runs with (--role); infra/iam has what it needs")
+    if own.role is None and not spec.create_role:
+        raise UsageError(
+            "lambda.role is not given: the ARN of the role that the function runs with (--role); infra/iam has what it needs, "
+            "and --create-role makes one"
+        )
     if own.managed_instances is None:
         too_large = [f"lambda.{key}" for key, value in (("memory", own.memory), ("storage", own.storage)) if value > LARGEST]
         if too_large:
@@ -93,7 +98,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     properties: dict[str, Any] = {
         "PackageType": "Image",
         "Code": {"ImageUri": facts.image},
-        "Role": own.role,
+        "Role": own.role or Ref("Role", "Arn"),
         "MemorySize": own.memory,
         "Timeout": own.timeout,
         "EphemeralStorage": {"Size": own.storage},

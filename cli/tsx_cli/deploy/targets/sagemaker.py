@@ -11,7 +11,8 @@ from typing import Any
 
 from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.resources import Resource, digest
+from tsx_cli.deploy.iam import role
+from tsx_cli.deploy.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
 from tsx_cli.deploy.tags import tags_of
 from tsx_cli.failure import UsageError
@@ -30,7 +31,9 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     needs = tuple(each.id for each in made)
     content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
     made.append(Resource("ModelData", "Tsx::S3::Object", place, content, needs))
-    model = _named("Model", "AWS::SageMaker::Model", spec, _model(spec, facts, f"s3://{place}"), ("ModelData",), tags)
+    made += [role(spec, facts.account, facts.region, tags, bucket)] if own.role is None else []
+    needs = ("ModelData", *(each.id for each in made if each.id == "Role"))
+    model = _named("Model", "AWS::SageMaker::Model", spec, _model(spec, facts, f"s3://{place}"), needs, tags)
     config = _named("EndpointConfig", "AWS::SageMaker::EndpointConfig", spec, _config(spec, model.name), ("Model",), tags)
     watched = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
@@ -52,8 +55,11 @@ def prefix(name: str) -> str:
 
 def _check(spec: DeploySpec) -> None:
     own = spec.sagemaker
-    if own.role is None:
-        raise UsageError("sagemaker.role is not given: the ARN of the role that the endpoint runs with; infra/iam has what it needs")
+    if own.role is None and not spec.create_role:
+        raise UsageError(
+            "sagemaker.role is not given: the ARN of the role that the endpoint runs with (--role); infra/iam has what it needs, "
+            "and --create-role makes one"
+        )
     if own.serverless is None:
         return
     clashes = {
@@ -88,7 +94,7 @@ def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     own = spec.sagemaker
     container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     container["Environment"] = {"TSX_TARGET": "sagemaker", **_mode(spec), **spec.env}
-    properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role}
+    properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role or Ref("Role", "Arn")}
     if own.subnets:
         properties["VpcConfig"] = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
     if own.network_isolation:

@@ -1,0 +1,181 @@
+"""Which permissions a deployment takes: who deploys, and the role that it runs with. infra/iam has them as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.spec import DeploySpec
+
+Document = dict[str, Any]
+SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.com"}
+POLICY = "tsx"  # the name of the one policy of a role that is made
+PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
+PUSH = ("InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage", "CreateRepository", "DescribeRepositories")
+INTERFACES = (  # of a network of one's own
+    "ec2:CreateNetworkInterface",
+    "ec2:DeleteNetworkInterface",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVpcs",
+    "ec2:DescribeSecurityGroups",
+)
+
+
+def role_name(name: str, target: str) -> str:
+    return f"tsx-{name}-{target}"
+
+
+def role(spec: DeploySpec, account: str, region: str, tags: Mapping[str, str], bucket: str = "") -> Resource:
+    """The execution role, made where that is asked for."""
+    policies = [{"PolicyName": POLICY, "PolicyDocument": execution(spec, account, region, bucket)}]
+    properties = {"AssumeRolePolicyDocument": trust(spec.target), "Policies": policies}
+    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # it outlives the version that it was made for
+    return Resource("Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=own)
+
+
+def trust(target: str) -> Document:
+    return _document([{"Effect": "Allow", "Principal": {"Service": SERVICES[target]}, "Action": "sts:AssumeRole"}])
+
+
+def execution(spec: DeploySpec, account: str, region: str, bucket: str = "") -> Document:
+    """What runs may do: no more than what is wanted takes."""
+    makers = {"sagemaker": _endpoint, "lambda": _function}
+    text = json.dumps(_document(makers[spec.target](spec, account, region, bucket)))
+    partition = "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    return dict(json.loads(text.replace('"arn:aws:', f'"arn:{partition}:')))
+
+
+def deployer(target: str, account: str, region: str) -> Document:
+    """What the commands of `tsx deploy` ask of AWS."""
+    own = _deploys_endpoints if target == "sagemaker" else _deploys_functions
+    place = f"{region}:{account}"
+    service = {"StringEquals": {"iam:PassedToService": SERVICES[target]}}
+    roles = ("CreateRole", "GetRole", "DeleteRole", "TagRole", "UpdateAssumeRolePolicy", "PutRolePolicy", "GetRolePolicy")
+    roles += ("DeleteRolePolicy", "ListRolePolicies")
+    shared = [
+        _allow("Who", ["sts:GetCallerIdentity"]),
+        _allow("GiveItsRole", ["iam:PassRole"], [f"arn:aws:iam::{account}:role/*"], service),
+        _allow("CreateRoleOnly", [f"iam:{each}" for each in roles], [f"arn:aws:iam::{account}:role/tsx-*"]),
+        _allow("SignInToEcr", ["ecr:GetAuthorizationToken"]),
+        _allow("Images", [*PULL, "ecr:DescribeImages", *(f"ecr:{each}" for each in PUSH)], [f"arn:aws:ecr:{place}:repository/*"]),
+        *_watches(place),
+        _allow("Prices", ["pricing:GetProducts"]),
+    ]
+    return _document([*shared, *own(account, place)])
+
+
+def _deploys_endpoints(account: str, place: str) -> list[Document]:
+    kinds = ("model/tsx-*", "endpoint-config/tsx-*", "endpoint/*")
+    verbs = [f"{verb}{kind}" for kind in ("Model", "EndpointConfig", "Endpoint") for verb in ("Create", "Describe", "Delete")]
+    verbs += ["UpdateEndpoint", "InvokeEndpoint", "AddTags", "ListTags"]
+    scaling = f"arn:aws:iam::{account}:role/aws-service-role/sagemaker.application-autoscaling.amazonaws.com/*"
+    bucket = "arn:aws:s3:::tsx-" + account + "-*"
+    on_bucket = ("CreateBucket", "ListBucket", "GetBucketPublicAccessBlock", "PutBucketPublicAccessBlock", "PutBucketTagging")
+    on_objects = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
+    return [
+        _allow("Endpoints", [f"sagemaker:{each}" for each in verbs], [f"arn:aws:sagemaker:{place}:{kind}" for kind in kinds]),
+        _allow("Lists", ["sagemaker:ListModels", "sagemaker:ListEndpointConfigs"]),
+        _allow("Bucket", [f"s3:{each}" for each in on_bucket], [bucket]),
+        _allow("Models", [f"s3:{each}" for each in on_objects], [f"{bucket}/tsx/*"]),
+        _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
+        _logs(place, "/aws/sagemaker/Endpoints/*"),
+    ]
+
+
+def _deploys_functions(account: str, place: str) -> list[Document]:
+    function = ("CreateFunction", "GetFunction", "UpdateFunctionCode", "UpdateFunctionConfiguration", "DeleteFunction", "InvokeFunction")
+    version = ("PublishVersion", "ListVersionsByFunction", "CreateAlias", "GetAlias", "UpdateAlias", "DeleteAlias")
+    url = ("CreateFunctionUrlConfig", "GetFunctionUrlConfig", "UpdateFunctionUrlConfig", "DeleteFunctionUrlConfig")
+    who = ("AddPermission", "GetPolicy", "RemovePermission", "TagResource", "ListTags")
+    ready = [f"{verb}ProvisionedConcurrencyConfig" for verb in ("Put", "Get", "Delete")]
+    verbs = [*function, *version, *url, *who, *ready, "PutFunctionConcurrency", "DeleteFunctionConcurrency"]
+    queues = [f"{verb}EventSourceMapping" for verb in ("Create", "Get", "Update", "Delete")] + ["TagResource", "ListTags"]
+    instances = [f"{verb}CapacityProvider" for verb in ("Create", "Get", "Update", "Delete", "Pass")] + ["TagResource", "ListTags"]
+    scaling = f"arn:aws:iam::{account}:role/aws-service-role/lambda.application-autoscaling.amazonaws.com/*"
+    return [
+        _allow("Functions", [f"lambda:{each}" for each in verbs], [f"arn:aws:lambda:{place}:function:*"]),
+        _allow("Queues", [f"lambda:{each}" for each in queues], [f"arn:aws:lambda:{place}:event-source-mapping:*"]),
+        _allow("Lists", ["lambda:ListEventSourceMappings"]),
+        _allow("ManagedInstances", [f"lambda:{each}" for each in instances], [f"arn:aws:lambda:{place}:capacity-provider:*"]),
+        # Lambda lets itself in to a repository of the same account, on behalf of whoever makes the function.
+        _allow("LetLambdaPull", ["ecr:GetRepositoryPolicy", "ecr:SetRepositoryPolicy"], [f"arn:aws:ecr:{place}:repository/*"]),
+        _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
+        _logs(place, "/aws/lambda/*"),
+    ]
+
+
+def _watches(place: str) -> list[Document]:
+    scaling = ["RegisterScalableTarget", "DeregisterScalableTarget", "DescribeScalableTargets"]
+    scaling += ["PutScalingPolicy", "DeleteScalingPolicy", "DescribeScalingPolicies"]
+    alarms = [f"cloudwatch:{each}" for each in ("PutMetricAlarm", "DeleteAlarms", "TagResource", "ListTagsForResource")]
+    return [
+        _allow("Scaling", [f"application-autoscaling:{each}" for each in scaling]),
+        _allow("Alarms", alarms, [f"arn:aws:cloudwatch:{place}:alarm:{name}" for name in ("tsx-*", "TargetTracking-*")]),
+        _allow("LookAtAlarms", ["cloudwatch:DescribeAlarms", "cloudwatch:DescribeAlarmHistory"]),
+    ]
+
+
+def _logs(place: str, group: str) -> Document:
+    verbs = ("DescribeLogGroups", "DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail")
+    return _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{group}"])
+
+
+def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[Document]:
+    own = spec.sagemaker
+    place = f"{region}:{account}"
+    wanted = [_allow("Model", ["s3:GetObject"], [f"arn:aws:s3:::{bucket}/tsx/{spec.name}/*"])]
+    wanted += [_allow("Bucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]), *_image(place)]
+    wanted.append(_writes_logs(place, f"/aws/sagemaker/Endpoints/{spec.name}"))
+    wanted.append(_allow("Metrics", ["cloudwatch:PutMetricData"]))
+    if spec.canary is not None:
+        wanted.append(_allow("GoBack", ["cloudwatch:DescribeAlarms"]))
+    said = own.asynchronous
+    outputs = [said.output, said.failures] if said is not None else []
+    outputs += [own.data_capture.to] if own.data_capture is not None else []
+    wanted += _writes([each for each in outputs if each])
+    topics = [] if said is None else [each for each in (said.success_topic, said.error_topic) if each]
+    wanted += [_allow("Tell", ["sns:Publish"], topics)] if topics else []
+    wanted += (
+        [_allow("Requests", ["s3:GetObject"], ["arn:aws:s3:::*/*"])] if said is not None else []
+    )  # they lie where their senders put them
+    return wanted + ([_allow("Network", INTERFACES)] if own.subnets else [])
+
+
+def _function(spec: DeploySpec, account: str, region: str, bucket: str) -> list[Document]:
+    own = spec.lambda_
+    wanted = [_writes_logs(f"{region}:{account}", f"/aws/lambda/{spec.name}")]
+    if own.queue is not None:
+        wanted.append(_allow("Queue", ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], [own.queue.arn]))
+        results = own.queue.results or ""
+        wanted += _writes([results] if results.startswith("s3://") else [])
+        if results.startswith("https://"):  # https://sqs.REGION.amazonaws.com/ACCOUNT/NAME
+            where, whose, name = results.removeprefix("https://").split("/", 2)
+            wanted.append(_allow("Answers", ["sqs:SendMessage"], [f"arn:aws:sqs:{where.split('.')[1]}:{whose}:{name}"]))
+    return wanted + ([_allow("Network", INTERFACES)] if own.subnets else [])
+
+
+def _image(place: str) -> list[Document]:
+    return [_allow("SignInToEcr", ["ecr:GetAuthorizationToken"]), _allow("Image", PULL, [f"arn:aws:ecr:{place}:repository/*"])]
+
+
+def _writes_logs(place: str, group: str) -> Document:
+    verbs = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
+    return _allow("Logs", verbs, [f"arn:aws:logs:{place}:log-group:{group}", f"arn:aws:logs:{place}:log-group:{group}:*"])
+
+
+def _writes(places: Sequence[str]) -> list[Document]:
+    """`places` as s3://bucket/prefix."""
+    arns = [f"arn:aws:s3:::{each.removeprefix('s3://').rstrip('/')}/*" for each in places]
+    return [_allow("Results", ["s3:PutObject"], arns)] if arns else []
+
+
+def _allow(sid: str, actions: Iterable[str], resources: Iterable[str] = ("*",), condition: Mapping[str, Any] | None = None) -> Document:
+    said: Document = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
+    return said if condition is None else {**said, "Condition": dict(condition)}
+
+
+def _document(statements: list[Document]) -> Document:
+    return {"Version": "2012-10-17", "Statement": statements}

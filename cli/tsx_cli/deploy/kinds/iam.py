@@ -1,0 +1,68 @@
+"""Execution roles, which are made only where that is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.kinds.base import tag_list, tag_map
+from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.resources import Observed, Resource, Traits
+
+
+class Role:
+    """With one policy of its own."""
+
+    traits = Traits()
+    poll, patience = 2.0, 120.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        client = cloud.client("iam")
+        try:
+            with told(f"looking for the role {name}"):
+                found = client.get_role(RoleName=name)["Role"]
+        except CloudError as error:
+            if is_absent(error):
+                return None
+            raise
+        policies = [{"PolicyName": each, "PolicyDocument": self._policy(client, name, each)} for each in self._policies(client, name)]
+        properties = {"AssumeRolePolicyDocument": found["AssumeRolePolicyDocument"], "Policies": policies}
+        return Observed(name, properties, tag_map(found.get("Tags", [])), {"Arn": found["Arn"], "Ref": name})
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        """Without its policy, which the call after this one gives it."""
+        trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
+        with told(f"creating the role {resource.name}"):
+            said = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
+            cloud.client("iam").create_role(
+                RoleName=resource.name, AssumeRolePolicyDocument=trust, Description=said, Tags=tag_list(resource.tags)
+            )
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        client = cloud.client("iam")
+        with told(f"giving the role {resource.name} its permissions"):
+            if any(field.path.startswith("AssumeRolePolicyDocument") for field in fields):
+                trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
+                client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
+            for policy in resource.properties["Policies"]:
+                document = json.dumps(policy["PolicyDocument"])
+                client.put_role_policy(RoleName=resource.name, PolicyName=policy["PolicyName"], PolicyDocument=document)
+            if any(field.path.startswith("tags.") for field in fields):
+                client.tag_role(RoleName=resource.name, Tags=tag_list(resource.tags))
+
+    def delete(self, cloud: Cloud, found: Observed) -> None:
+        client = cloud.client("iam")
+        with told(f"deleting the role {found.name}"):
+            for policy in found.properties["Policies"]:
+                client.delete_role_policy(RoleName=found.name, PolicyName=policy["PolicyName"])
+            client.delete_role(RoleName=found.name)
+
+    def _policies(self, client: Any, name: str) -> list[str]:
+        with told(f"looking for what the role {name} may do"):
+            return list(client.list_role_policies(RoleName=name)["PolicyNames"])
+
+    def _policy(self, client: Any, name: str, policy: str) -> dict[str, Any]:
+        with told(f"looking for what the role {name} may do"):
+            return dict(client.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"])

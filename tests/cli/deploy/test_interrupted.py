@@ -1,0 +1,142 @@
+"""Whatever call to AWS fails, before it is carried out or with its answer lost: running the same command again ends where it would have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.support.aws import Account, Course
+from tests.support.deploying import HANDLER, Deploy, actions
+from tests.support.models import make_model
+from tsx_cli.deploy import engine, verbs
+from tsx_cli.deploy.iam import deployer
+from tsx_cli.main import main
+
+READS = ("Describe", "Get", "List", "Head")
+QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
+CANARY = ["--canary", "10%", "--bake", "0", "--alarm", "5xx>0", "--alarm", "p95>300ms"]
+LIVES = {  # what is wanted first, and then; by every kind of resource that there is
+    "sagemaker": (
+        [*CANARY, "--create-role", "--set", "sagemaker.autoscaling.max=3"],
+        [*CANARY[:4], "--create-role", "--set", "sagemaker.instances=2"],
+    ),
+    "lambda": (
+        [*CANARY, "--create-role", "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.autoscaling.max=3", "--set", "lambda.url=public",
+         "--set", "lambda.reserved=5"],
+        [*CANARY, "--create-role", "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.queue.batch_size=5", "--set", "lambda.provisioned=2",
+         "--set", "env.A=1"],
+    ),
+}  # fmt: skip
+NAMED_OTHERWISE = {  # by IAM than by the API
+    "lambda:Invoke": "lambda:InvokeFunction",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:HeadObject": "s3:GetObject",
+    "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
+    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
+    "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
+}
+
+
+@pytest.fixture
+def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
+    monkeypatch.setattr(verbs, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
+    course = account.emptied()
+    boto3.client("sqs").create_queue(QueueName="images")
+    return course
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("deployed") / "digits.mar", HANDLER)
+
+
+def again(course: Course, command: list[str], when: str, capsys: pytest.CaptureFixture[str]) -> int:
+    """Runs it until it is done; each call that changes something fails once. Returns how many did."""
+    failed: set[str] = set()
+
+    def fail(operation: str, what: str) -> None:
+        if operation.split(":")[1].startswith(READS) or what in failed:
+            return
+        failed.add(what)
+        raise ClientError({"Error": {"Code": "InternalFailure", "Message": "broken off"}}, operation)
+
+    setattr(course, when, fail)
+    try:
+        for _ in range(60):
+            seen = len(failed)
+            code = main(["deploy", *command])
+            out, err = capsys.readouterr()
+            if code == 0:
+                return len(failed)
+            assert "broken off" in err, out + err
+            assert "Run the same command again to go on from here" in err
+            assert len(failed) == seen + 1
+    finally:
+        setattr(course, when, lambda operation, what: None)
+    raise AssertionError("it never ends")
+
+
+def once(command: list[str]) -> None:
+    assert main(["deploy", *command]) == 0
+
+
+def life(deploy: Deploy, course: Course, run: Callable[[list[str]], Any]) -> list[Any]:
+    """Made, changed, gone back, forward again and removed; what was there after each."""
+    first, second = LIVES[deploy.target]
+    seen = []
+    verb = ["--name", "digits", "--target", deploy.target, "--yes"]
+    for words in (first, second, ["rollback", *verb], second):
+        run(words if words[0] == "rollback" else [*deploy.wish(*words), "--yes", "--no-check"])
+        deploy.capsys.readouterr()
+        seen.append(deploy.told("status"))
+        if words[0] != "rollback":
+            assert set(actions(deploy.plan(*words, code=0)).values()) == {"same"}
+    run(["destroy", *verb, "--purge"])
+    deploy.capsys.readouterr()
+    deploy.verb("status", code=1)
+    return [_lasting(each) for each in seen]
+
+
+def _lasting(told: Any) -> Any:
+    """Without what no two deployments have in common."""
+    return json.loads(json.dumps(told), object_hook=lambda part: {key: value for key, value in part.items() if key != "url"})
+
+
+@pytest.mark.parametrize("target", list(LIVES))
+def test_a_call_that_fails_is_made_again_by_the_next_run(
+    target: str,
+    archive: Path,
+    course: Course,
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    deploy = Deploy(archive, target, capsys)
+    expected = life(deploy, course, once)
+    _is_allowed(target, course)
+    for when in ("before", "after"):
+        course = account.emptied()
+        boto3.client("sqs").create_queue(QueueName="images")
+        counts: list[int] = []
+        assert life(deploy, course, lambda command, course=course: counts.append(again(course, command, when, capsys))) == expected
+        assert min(counts) >= 1
+        assert sum(counts) > 20
+        assert not boto3.client("iam").list_roles()["Roles"]
+
+
+def _is_allowed(target: str, course: Course) -> None:
+    """Each call that was made is one that infra/iam's policy of who deploys allows."""
+    policy = deployer(target, "123456789012", "eu-central-1")
+    allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
+    needed = {NAMED_OTHERWISE.get(each, each.replace("monitoring:", "cloudwatch:")) for each in course.asked}
+    assert needed <= allowed, needed - allowed
+    assert len(needed) > 30
