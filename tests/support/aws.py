@@ -99,6 +99,15 @@ def _heard(session: Any, account: Account) -> Any:
     def after(model: Any, **rest: Any) -> None:
         account.course.after(f"{model.service_model.service_name}:{model.name}", account.course.said)
 
+    make = session.client
+    made: dict[str, Any] = {}
+
+    def client(service: str, **config: Any) -> Any:
+        if service not in made:  # it takes as long to make as to use ten times
+            made[service] = make(service, **config)
+        return made[service]
+
+    session.client = client
     session.events.register("before-call", before)
     session.events.register("after-call", after)
     return session

@@ -52,6 +52,7 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_event: OnEvent = lambda event: None
+    again: str = "Run the same command again"  # what goes on with a run that broke off
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of what is there, by id
 
     def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
@@ -78,9 +79,9 @@ class Engine:
                 self._carry_out(change, start)
             except CloudError as error:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
-                raise DeployFailed(_story(error.message, change, done), change) from error
+                raise DeployFailed(_story(error.message, change, done, self.again), change) from error
             except KeyboardInterrupt as interrupt:
-                raise Left(_left(change, self.kinds[change.resource.kind].traits.left)) from interrupt
+                raise Left(_left(change, self.kinds[change.resource.kind].traits.left, self.again)) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
@@ -151,13 +152,13 @@ def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
         raise CliError(f"{resource.kind.rpartition('::')[2]} {resource.name} is there already, and {made}; choose another --name")
 
 
-def _story(said: str, change: Change, done: Sequence[Change]) -> str:
+def _story(said: str, change: Change, done: Sequence[Change], again: str) -> str:
     made = [f"{each.resource.kind.rpartition('::')[2]} {each.resource.name}" for each in done if each.action != "delete"]
     exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
-    return f"{said.rstrip('.')}. {exists} Run the same command again to go on from here, or `tsx deploy destroy` to remove all of it."
+    return f"{said.rstrip('.')}. {exists} {again} to go on from here, or `tsx deploy destroy` to remove all of it."
 
 
-def _left(change: Change, what: str) -> str:
+def _left(change: Change, what: str, again: str) -> str:
     which = f"{change.resource.kind.rpartition('::')[2]} {change.resource.name}"
     goes_on = what or "AWS goes on with what has begun"
-    return f"left at {which}: {goes_on}. Run the same command again to go on from here"
+    return f"left at {which}: {goes_on}. {again} to go on from here"

@@ -124,6 +124,7 @@ def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_js
     version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
+        engine.again = f"Run `tsx deploy rollback --to {version.number}`"  # without the number it would go back one further
         planned = engine.plan(place.platform.going_back(place.cloud, place.name, version))
         if not as_json:
             show_plan(planned)
