@@ -1,5 +1,7 @@
 """Writes what the documentation says of the code into it: the tree of README.md, the settings, the schema of a benchmark's results.
 
+And the policies of infra/iam.
+
 Run it after a file or a setting came, went or changed. With --check it writes nothing and says whether that is needed.
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tsx_cli.bench.results import Results
+from tsx_cli.deploy.iam import documents
 from tsx_runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +31,7 @@ ELSEWHERE = {
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
     "examples/detector": "A detector of symbols in drawings, heavy enough that batch size, workers and precision matter",
     "examples/plugins": "One plugin of each kind, as a package of its own",
-    "infra": "What is deployed as it stands: a compose file, Prometheus' rules, a Grafana dashboard, KServe's runtime",
+    "infra": "What is deployed as it stands: a compose file, Prometheus' rules, a Grafana dashboard, KServe's runtime, permissions",
     "scripts": "What people and CI call: demo, test, install-browser, install-promtool, fuzz-api",
     "tests": "Mirrors the rooms; support/ has what several of them need",
     "benchmarks": "Speed and size, side by side in one run; faults under load (chaos/)",
@@ -101,11 +104,13 @@ def results_schema() -> str:
 
 def main() -> int:
     stale = []
-    schema = ROOT / "docs" / "bench-results.schema.json"
-    if not schema.is_file() or schema.read_text(encoding="utf-8") != results_schema():
-        stale.append("docs/bench-results.schema.json")
-        if "--check" not in sys.argv[1:]:
-            schema.write_text(results_schema(), encoding="utf-8")
+    policies = {f"infra/iam/{name}.json": json.dumps(each, indent=2) + "\n" for name, each in documents().items()}
+    for path, content in {"docs/bench-results.schema.json": results_schema(), **policies}.items():
+        whole = ROOT / path
+        if not whole.is_file() or whole.read_text(encoding="utf-8") != content:
+            stale.append(path)
+            if "--check" not in sys.argv[1:]:
+                whole.write_text(content, encoding="utf-8")
     for file, name, part in (
         (ROOT / "README.md", "tree", f"```\n{tree()}```\n"),
         (ROOT / "docs" / "configuration.md", "settings", settings_table()),

@@ -53,8 +53,8 @@ def deployer(target: str, account: str, region: str) -> Document:
     own = _deploys_endpoints if target == "sagemaker" else _deploys_functions
     place = f"{region}:{account}"
     service = {"StringEquals": {"iam:PassedToService": SERVICES[target]}}
-    roles = ("CreateRole", "GetRole", "DeleteRole", "TagRole", "UpdateAssumeRolePolicy", "PutRolePolicy", "GetRolePolicy")
-    roles += ("DeleteRolePolicy", "ListRolePolicies")
+    roles = ["CreateRole", "GetRole", "DeleteRole", "TagRole", "UpdateAssumeRolePolicy"]
+    roles += ["PutRolePolicy", "GetRolePolicy", "DeleteRolePolicy", "ListRolePolicies"]
     shared = [
         _allow("Who", ["sts:GetCallerIdentity"]),
         _allow("GiveItsRole", ["iam:PassRole"], [f"arn:aws:iam::{account}:role/*"], service),
@@ -65,6 +65,21 @@ def deployer(target: str, account: str, region: str) -> Document:
         _allow("Prices", ["pricing:GetProducts"]),
     ]
     return _document([*shared, *own(account, place)])
+
+
+def documents() -> dict[str, Document]:
+    """The files of infra/iam: ACCOUNT, REGION and NAME stand for what they say."""
+    found: dict[str, Document] = {}
+    for target in SERVICES:
+        spec = DeploySpec.model_validate({"name": "x-name-x", "target": target, "model": "x.mar"})
+        text = json.dumps(execution(spec, "ACCOUNT", "REGION", "tsx-ACCOUNT-REGION")).replace(spec.name, "NAME")
+        found[f"deployer-{target}"] = deployer(target, "ACCOUNT", "REGION")
+        found[f"execution-{target}"] = json.loads(text)
+        found[f"trust-{target}"] = trust(target)
+    caller = [
+        _allow("CallByUrl", ["lambda:InvokeFunctionUrl", "lambda:InvokeFunction"], ["arn:aws:lambda:REGION:ACCOUNT:function:NAME:live"])
+    ]
+    return {**found, "caller-lambda": _document(caller)}
 
 
 def _deploys_endpoints(account: str, place: str) -> list[Document]:

@@ -324,3 +324,16 @@ def test_what_makes_no_sense_is_told_before_anything_is_asked_of_aws(deploy: Dep
     deploy.apply(*words, code=2)
     assert said in deploy.err
     assert "lambda:CreateFunction" not in course.asked
+
+
+def test_a_role_is_made_on_request_and_removed_with_the_rest(deploy: Deploy, course: Course) -> None:
+    deploy.apply("--create-role", "--role", "arn:aws:iam::123456789012:role/deployed", code=2)
+    assert "--role names a role that is there, and --create-role makes one" in deploy.err
+    deploy.apply("--create-role")
+    client = boto3.client("iam")
+    made = client.get_role(RoleName="tsx-digits-lambda")["Role"]
+    assert made["AssumeRolePolicyDocument"]["Statement"][0]["Principal"] == {"Service": "lambda.amazonaws.com"}
+    assert boto3.client("lambda").get_function_configuration(FunctionName="digits")["Role"] == made["Arn"]
+    assert set(actions(deploy.plan("--create-role", code=0)).values()) == {"same"}
+    deploy.verb("destroy", "--yes")
+    assert [each["RoleName"] for each in client.list_roles()["Roles"]] == ["deployed"]
