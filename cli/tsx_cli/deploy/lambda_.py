@@ -12,9 +12,10 @@ from typing import Any
 from tsx_cli.deploy.cloud import Cloud, CloudError, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.kinds.iam import own_role
 from tsx_cli.deploy.kinds.lambda_ import hash_of, published
 from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
-from tsx_cli.deploy.platforms import Version, own_role
+from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Observed, Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled

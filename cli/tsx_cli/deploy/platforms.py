@@ -7,8 +7,6 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.iam import role_name
-from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -26,13 +24,6 @@ class Version(NamedTuple):
     @property
     def model(self) -> str:
         return self.tags.get("tsx:model", "")
-
-
-def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
-    """The role that was made for a deployment, where one was."""
-    role = Resource("Role", "AWS::IAM::Role", role_name(name, target), {})
-    found = KINDS[role.kind].observe(cloud, role.name)
-    return [role] if found is not None and found.tags.get("tsx:name") == name else []
 
 
 class Platform(Protocol):

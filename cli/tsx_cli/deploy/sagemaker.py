@@ -10,7 +10,8 @@ from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.kinds.base import tag_map
-from tsx_cli.deploy.platforms import Version, own_role
+from tsx_cli.deploy.kinds.iam import own_role
+from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources

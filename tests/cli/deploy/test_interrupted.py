@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from tests.support.aws import Account, Course
 from tests.support.deploying import HANDLER, Deploy, actions
 from tests.support.models import make_model
-from tsx_cli.deploy import engine, verbs
+from tsx_cli.deploy import engine, places
 from tsx_cli.deploy.iam import deployer
 from tsx_cli.main import main
 
@@ -46,7 +46,7 @@ NAMED_OTHERWISE = {  # by IAM than by the API
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    monkeypatch.setattr(verbs, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
+    monkeypatch.setattr(places, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
     course = account.emptied()
     boto3.client("sqs").create_queue(QueueName="images")
     return course

@@ -14,7 +14,7 @@ import pytest
 from tests.support.aws import Account, Course
 from tests.support.deploying import HANDLER, IMAGE, OTHER_IMAGE, Deploy, actions
 from tests.support.models import make_model
-from tsx_cli.deploy import engine, verbs
+from tsx_cli.deploy import engine, places
 from tsx_cli.deploy.kinds import lambda_, lambda_parts
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
@@ -46,7 +46,7 @@ def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, mo
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(lambda_, "now", lambda: clock.now)
-    monkeypatch.setattr(verbs, "Engine", partial(engine.Engine, sleep=clock.sleep))
+    monkeypatch.setattr(places, "Engine", partial(engine.Engine, sleep=clock.sleep))
     return clock
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.iam import role_name
 from tsx_cli.deploy.kinds.base import tag_list, tag_map
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.resources import Observed, Resource, Traits
@@ -66,3 +67,10 @@ class Role:
     def _policy(self, client: Any, name: str, policy: str) -> dict[str, Any]:
         with told(f"looking for what the role {name} may do"):
             return dict(client.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"])
+
+
+def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
+    """The role that was made for a deployment, where one was."""
+    role = Resource("Role", "AWS::IAM::Role", role_name(name, target), {})
+    found = Role().observe(cloud, role.name)
+    return [role] if found is not None and found.tags.get("tsx:name") == name else []
