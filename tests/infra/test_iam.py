@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from functools import cache
 from pathlib import Path
 
 import botocore.session
 import pytest
+from botocore import xform_name
 
 from tsx_cli.deploy.iam import documents, execution
 from tsx_cli.deploy.spec import DeploySpec
 
-IAM = Path(__file__).parents[2] / "infra" / "iam"
+ROOT = Path(__file__).parents[2]
+IAM, DEPLOY = ROOT / "infra" / "iam", ROOT / "cli" / "tsx_cli" / "deploy"
 LARGEST = 6144  # characters of a managed policy, without its white space
 CLIENTS = {"s3": ("s3",), "sagemaker": ("sagemaker", "sagemaker-runtime")}
 NO_CALLS = {  # permissions that are not called as an operation of the API
     "iam:PassRole", "lambda:InvokeFunction", "lambda:InvokeFunctionUrl", "lambda:PassCapacityProvider", "s3:GetBucketPublicAccessBlock",
     "s3:ListBucket", "s3:PutBucketPublicAccessBlock",
 }  # fmt: skip
+NAMED_OTHERWISE = {  # by IAM than by the API
+    "lambda:Invoke": "lambda:InvokeFunction",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:HeadObject": "s3:GetObject",
+    "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
+    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
+    "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
+}
 UNNAMED = {  # what has no resources, or is asked of all of them
     "Who", "SignInToEcr", "Prices", "Lists", "Scaling", "LookAtAlarms", "Metrics",
 }  # fmt: skip
+
+
+SESSION = botocore.session.get_session()
+SERVICES = set(SESSION.get_available_services())
+NEVER = {"s3:DeleteBucket"}  # the bucket stays
+
+
+@cache
+def operations(service: str) -> list[str]:
+    return list(SESSION.get_service_model(service).operation_names)
 
 
 @pytest.mark.parametrize("name", list(documents()))
@@ -31,12 +53,11 @@ def test_a_policy_names_actions_that_there_are(name: str) -> None:
     assert len("".join(text.split())) < LARGEST
     if name.startswith("trust"):
         return
-    session = botocore.session.get_session()
     for statement in policy["Statement"]:
         assert statement["Resource"] != ["*"] or statement["Sid"] in UNNAMED
         for action in statement["Action"]:
             service, _, operation = action.partition(":")
-            known = [each for client in CLIENTS.get(service, (service,)) for each in session.get_service_model(client).operation_names]
+            known = [each for client in CLIENTS.get(service, (service,)) for each in operations(client)]
             assert operation in known or action in NO_CALLS, action
 
 
@@ -50,3 +71,20 @@ def test_a_role_that_is_made_has_what_its_deployment_wants_and_no_more() -> None
     assert sids(queue=queue, subnets=["s"]) == {"Logs", "Queue", "Results", "Network"}
     spec = DeploySpec.model_validate({"name": "a", "target": "lambda", "model": "a.mar"})
     assert "arn:aws-cn:logs" in json.dumps(execution(spec, "1", "cn-north-1"))
+
+
+def asked(file: Path) -> set[str]:
+    """The operations of AWS that a module of tsx deploy names, in calls or as texts."""
+    tree = ast.parse(file.read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = texts | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {f"{service}:{each}" for service in texts & SERVICES for each in operations(service) if xform_name(each) in names}
+
+
+def test_whatever_the_code_asks_of_aws_is_allowed_to_who_deploys() -> None:
+    needed = {NAMED_OTHERWISE.get(each, each) for file in sorted(DEPLOY.rglob("*.py")) for each in asked(file)}
+    allowed = {
+        action for name in ("sagemaker", "lambda") for each in documents()[f"deployer-{name}"]["Statement"] for action in each["Action"]
+    }
+    assert needed <= allowed | NEVER, needed - allowed
+    assert len(needed) > 60
