@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.aws import Account, Course, aws
+from tests.support.aws import Account, Course
 from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tsx_archiver import rewrite_archive
@@ -26,12 +25,6 @@ from tsx_cli.main import main
 SAID = ["--target", "sagemaker", "--name", "m", "--role", "arn:aws:iam::123456789012:role/r"]
 SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-
-
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
 
-from tests.support.aws import REGION, Account, Course, aws
+from tests.support.aws import REGION, Account, Course
 from tests.support.models import make_model
 from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.engine import Engine
@@ -23,12 +22,6 @@ NAMED = ["--name", "m", "--target", "sagemaker"]
 SAID = [*NAMED, "--role", "arn:aws:iam::123456789012:role/r", "--yes", "--no-check"]
 SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
 PING = "The primary container for production variant AllTraffic did not pass the ping health check. Please check CloudWatch logs."
-
-
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
 
 
 @pytest.fixture
