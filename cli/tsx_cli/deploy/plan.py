@@ -36,6 +36,8 @@ class Change:
         told["fields"] = [{"path": each.path, "old": _plain(each.old), "new": _plain(each.new)} for each in self.fields]
         if self.reason:
             told["reason"] = self.reason
+        if self.resource.how:
+            told["how"] = _plain(self.resource.how)
         return told
 
 

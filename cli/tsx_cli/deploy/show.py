@@ -43,6 +43,8 @@ def show_plan(planned: Plan) -> None:
         if change.action in ("update", "replace"):
             for field in change.fields:
                 print(f"      {field.path}: {_value(field.old)} -> {_value(field.new)}")
+            if change.resource.how and change.action == "update":
+                print(f"      how: {_value(change.resource.how)}")
     counts = [(planned.count("create"), "to create"), (planned.count("update"), "to update")]
     counts += [
         (planned.count("replace"), "to make anew"),

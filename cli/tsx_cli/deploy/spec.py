@@ -26,6 +26,7 @@ Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
+ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -64,6 +65,13 @@ def whole(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def role(value: object) -> object:
+    if isinstance(value, str) and not ROLE.fullmatch(value):
+        raise ValueError("a role is named by its ARN, such as arn:aws:iam::123456789012:role/digits")
+    return value
+
+
+Role = Annotated[str, BeforeValidator(role)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Percent = Annotated[float, BeforeValidator(percent)]
 
@@ -108,7 +116,7 @@ class DataCapture(Part):
 
 
 class SageMaker(Part):
-    role: str | None = None  # ARN of the execution role
+    role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
     instance_type: str = "ml.c6i.xlarge"
     instances: int = Field(default=1, ge=1)
@@ -148,7 +156,7 @@ class ManagedInstances(Part):
     provider: str | None = None  # ARN of a capacity provider; without it one is made, of what follows
     subnets: Words = ()
     security_groups: Words = ()
-    operator_role: str | None = None  # ARN of the role by which Lambda manages the instances
+    operator_role: Role | None = None  # ARN of the role by which Lambda manages the instances
     instance_types: Words = ()
     most_cpus: int | None = Field(default=None, ge=2, le=15_000)  # of all instances together
     concurrency: int | None = Field(default=None, ge=1, le=1600)  # of one environment
@@ -164,7 +172,7 @@ class LambdaScaling(Autoscaling):
 
 
 class Lambda(Part):
-    role: str | None = None  # ARN of the execution role
+    role: Role | None = None  # ARN of the execution role
     memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; the CPU comes with it
     timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
     storage: int = Field(default=512, ge=512, le=32_768)  # MiB of /tmp

@@ -134,6 +134,8 @@ def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_js
 
 def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
     place = named(file, given)
+    if not place.platform.versions(place.cloud, place.name):
+        raise _absent(place)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
         planned = engine.plan(place.platform.promoting(place.cloud, place.name))
