@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ from tsx_cli.failure import CliError
 BUILDERS = ("docker", "podman", "buildah")
 ENGINES = ("docker", "podman")
 TOLD = 25  # lines of a program's output that an error shows
+_INNER = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
 MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
 
 
@@ -39,8 +41,10 @@ class Program:
         """What it prints. Raises ProgramError."""
         done = self.try_(*words, stdin=stdin, environment=environment)
         if done.returncode != 0:
-            said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-TOLD:])
-            raise ProgramError(f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {said or 'it said nothing'}", said)
+            said = said_by(done)
+            raise ProgramError(
+                f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {said or 'it said nothing'}{advice(said)}", said
+            )
         return done.stdout
 
     def try_(self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -75,6 +79,20 @@ class Program:
             process.terminate()
             process.stdout.close()
             process.wait()
+
+
+def said_by(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of what it wrote, without the lines that kubectl writes for those who mend it."""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return "\n".join([line for line in lines if not _INNER.match(line)][-TOLD:])
+
+
+def advice(said: str) -> str:
+    if "did you specify the right host or port" in said or "Unable to connect to the server" in said:
+        return " `kubectl config get-contexts` lists the clusters that there are; --set kubernetes.context=NAME takes another."
+    if "no basic auth credentials" in said or "authentication required" in said or "unauthorized" in said.lower():
+        return " Log in to the registry first."
+    return ""
 
 
 def found(choice: str, among: Sequence[str], instead: str) -> Program:
@@ -113,7 +131,7 @@ class Builder:
                 shutil.copyfile(source, Path(place, name))
             words = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
-                words += ["--format", "docker"]  # the other form has no health check
+                words += ["--format", "docker", "--layers"]  # the other form has no health check
             if machine is not None and machine != MACHINES.get(platform.machine().lower()):
                 words += ["--platform", machine]
             # Lambda takes an image, not the list of images that attestations make of it.
@@ -125,8 +143,12 @@ class Builder:
         return self.program.try_(*words).returncode == 0
 
     def is_pushed(self, reference: str) -> bool:
-        """Whether the registry has it, as far as this program can tell; an image that is pushed again is the same one."""
-        return self.program.try_("manifest", "inspect", reference).returncode == 0
+        """Whether the registry has it. Where nothing here can tell, it is pushed again, which the same image takes without harm."""
+        if self.program.name == "docker":
+            return self.program.try_("manifest", "inspect", reference).returncode == 0
+        if shutil.which("skopeo") is None:  # which the others' own words for this are not a match for: they look for lists of images
+            return False
+        return Program("skopeo").try_("inspect", "--raw", f"docker://{reference}").returncode == 0
 
     def login(self, registry: str, user: str, password: str) -> None:
         words = ("login", "--username", user, "--password-stdin", registry)

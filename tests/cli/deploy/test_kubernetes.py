@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.support.kubectl import Cluster
 from tests.support.models import make_model
 from tsx_cli.deploy.kinds import kubernetes
+from tsx_cli.deploy.programs import advice, said_by
 from tsx_cli.main import main
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
@@ -104,6 +106,13 @@ def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: 
     cluster.failure = ""
     del cluster.objects["Pod", "digits-1"]
     deploy.apply("--set", "env.A=c")
+
+
+def test_a_cluster_that_does_not_answer_is_told_without_what_kubectl_writes_for_itself() -> None:
+    inner = 'E1121 22:12:23.389374   22390 memcache.go:265] "Unhandled Error" err="connection refused"\n'
+    said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    assert said_by(subprocess.CompletedProcess([], 1, "", inner * 3 + said)) == said
+    assert "--set kubernetes.context=NAME takes another" in advice(said)
 
 
 def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:

@@ -12,6 +12,8 @@ from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.programs import Builder
 from tsx_cli.deploy.resources import Observed, Resource, Traits
 
+OWN = "tsx/"  # the beginning of the names of those that tsx deploy makes
+
 
 class Repository:
     traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
@@ -22,7 +24,9 @@ class Repository:
         try:
             with told(f"looking for the repository {name}"):
                 found = cloud.client("ecr").describe_repositories(repositoryNames=[name])["repositories"][0]
-                tags = tag_map(cloud.client("ecr").list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
+                tags = {}
+                if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
+                    tags = tag_map(cloud.client("ecr").list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
         except CloudError as error:
             if is_absent(error):
                 return None
