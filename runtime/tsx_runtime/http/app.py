@@ -11,7 +11,22 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import debug, faults, health, kserve, management, metrics, openapi, plugged, record, rollout, shadow, traffic, ui
+from tsx_runtime.http import (
+    debug,
+    faults,
+    health,
+    kserve,
+    management,
+    metrics,
+    openapi,
+    plugged,
+    record,
+    refusing,
+    rollout,
+    shadow,
+    traffic,
+    ui,
+)
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
@@ -57,7 +72,7 @@ class ServerApp(FastAPI):
         self.playground: Playground | None = None
         self.platform: Platform | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
-        faults.install(self)
+        refusing.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
 

@@ -17,7 +17,7 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
-from tsx_runtime.http import faults, openapi
+from tsx_runtime.http import faults, openapi, refusing
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.http.gpu import read_gpus
@@ -129,7 +129,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
     try:
         return kind.model_validate(given | own)
     except ValidationError as error:
-        raise faults.from_validation(error.errors()) from error
+        raise refusing.from_validation(error.errors()) from error
 
 
 async def ask_handler(version: ModelVersion) -> Any:

@@ -27,11 +27,11 @@ from tsx_archiver import ArchiveError
 from tsx_runtime.core.inprocess import ThreadStarter
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
-from tsx_runtime.http.app import build_apps
 from tsx_runtime.setting_sources import find_config, load_settings
 from tsx_runtime.targets import lambda_events as events
 from tsx_runtime.targets.container_env import look_around
 from tsx_runtime.targets.found import found_model
+from tsx_runtime.targets.lambda_app import LambdaApp
 from tsx_runtime.targets.lambda_batch import Answered, Queue, ask_all
 from tsx_runtime.targets.lambda_env import LARGEST, Said, homes, read_environment
 from tsx_runtime.targets.lambda_events import Asks
@@ -55,6 +55,8 @@ class Function:
     def __init__(self, said: Said, env: Mapping[str, str]) -> None:
         """Raises SettingError."""
         settings, _ = load_settings({}, said.variables, find_config(None, env, Path.cwd()))
+        if settings.otlp_endpoint is not None:
+            logger.warning("otlp_endpoint changes nothing here: a frozen environment sends no traces")
         self.own = said.own
         self.over = ""
         self._settings = settings
@@ -71,8 +73,7 @@ class Function:
         self._registry = Registry(self._settings, starter=self._starter)
         ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
         self._loading = asyncio.ensure_future(self._load(ordered))
-        [app] = build_apps(self._registry, self._settings, [("inference",)])
-        self._http = Http(app, self.own.base_path, self._wait, self._late)
+        self._http = Http(LambdaApp(self._registry, self._settings), self.own.base_path, self._wait, self._late)
         self._queue = Queue(self._registry, self.own.results, self._results)
 
     async def loaded(self, seconds: float | None) -> bool:

@@ -69,7 +69,6 @@ def read_environment(env: Mapping[str, str]) -> Said:
     own = _own(env)
     longest = str(LONGEST_MANAGED if own.concurrency > 1 else LONGEST)
     defaults = {
-        "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",  # Lambda decides who may invoke
         "TSX_ENABLE_GRPC": "false",
         "TSX_CACHE_DIR": f"{TMP}/models",
         "TSX_STATE_DIR": f"{TMP}/state",

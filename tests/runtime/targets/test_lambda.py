@@ -186,9 +186,13 @@ def test_six_megabytes_go_through_and_more_is_told(host: Host) -> None:
 
 
 def test_what_runs_too_long_is_told_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
-    with function(lay(tmp_path), timeout=2.0, freezes=False) as running:
+    """Requests by HTTP need the token, where there is one."""
+    with function(lay(tmp_path), {"TSX_INFERENCE_TOKEN": "secret"}, timeout=2.0, freezes=False) as running:
         assert running.invoke({"a": 1}).error is None
-        late = running.invoke(function_url("/predictions/echo", json.dumps({"wait": str(tmp_path / "never")}), headers=JSON)).json()
+        body = json.dumps({"wait": str(tmp_path / "never")})
+        assert running.invoke(function_url("/predictions/echo", body, headers=JSON)).json()["statusCode"] == 400
+        known = {**JSON, "authorization": "Bearer secret"}
+        late = running.invoke(function_url("/predictions/echo", body, headers=known)).json()
         assert late["statusCode"] == 504
         assert json.loads(answer_of(late))["message"].endswith("Raise the function's timeout, or its memory.")
         assert running.ended(DEADLINE) == 1

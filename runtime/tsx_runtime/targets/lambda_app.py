@@ -1,0 +1,52 @@
+"""The inference routes behind Lambda's events: predictions at once, and the others by FastAPI, once one of them is asked for.
+
+Importing FastAPI, and making its routes, takes a tenth of a cold start, and few invocations ask for anything but a prediction.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from tsx_runtime.core.registry import Registry
+from tsx_runtime.http.asgi import Counts, Receive, Scope, Send
+from tsx_runtime.http.auth import build_guards
+from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.routes import runs_model
+from tsx_runtime.http.tokens import build_keys
+from tsx_runtime.settings import Settings
+
+
+class LambdaApp:
+    """As `ServerApp` with the role of inference."""
+
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+        guard = build_guards(settings, build_keys(settings), registry.plugins.authentication.values()).inference
+        self._predictions = Predictions(registry, settings.max_request_size, guard, Counts(), _describe)
+        self._predictions.timing_share = settings.server_timing_share
+        self._in_full = bool(settings.cors_allowed_origin or settings.access_log)  # which stand around every route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if scope["root_path"]:
+            path = path.removeprefix(scope["root_path"])
+        if self._in_full or not runs_model(path):
+            await self._rest(scope, receive, send)
+        else:
+            scope["path"], scope["root_path"] = path, ""
+            await self._predictions(scope, receive, send)
+
+    @cached_property
+    def _rest(self) -> Any:
+        from tsx_runtime.http.app import build_apps  # here, for the reason above
+
+        [app] = build_apps(self._registry, self._settings, [("inference",)])
+        return app
+
+
+def _describe(model: str) -> dict[str, Any]:
+    from tsx_runtime.http.openapi import describe_predictions  # here, as above
+
+    return describe_predictions(model)
