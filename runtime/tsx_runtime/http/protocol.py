@@ -29,7 +29,7 @@ from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
 from tsx_runtime.http.access import LoggedExchange, some_logged
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.asks import sometimes_timed
-from tsx_runtime.http.cased import CasedProtocol
+from tsx_runtime.http.casing import CasedProtocol
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
 from tsx_runtime.http.limits import deadline

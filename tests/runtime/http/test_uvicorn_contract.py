@@ -15,7 +15,7 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
 from tsx_runtime.http import exchange, protocol, uvicorn_contract
-from tsx_runtime.http.cased import CasedProtocol
+from tsx_runtime.http.casing import CasedProtocol
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.uvicorn_contract import RELIED_ON, http_protocol, missing_parts, parts_of
 
