@@ -74,7 +74,7 @@ class Function:
         ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
         self._loading = asyncio.ensure_future(self._load(ordered))
         self._http = Http(LambdaApp(self._registry, self._settings), self.own.base_path, self._wait, self._late)
-        self._queue = Queue(self._registry, self.own.results, self._results)
+        self._queue = Queue(self._registry, self.own.results, self._results, self._late)
 
     async def loaded(self, seconds: float | None) -> bool:
         """Whether the model is there within that time. Raises LoadFailed where it will not be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
@@ -18,7 +18,7 @@ from tsx_runtime.http.routes import Target, resolve
 from tsx_runtime.targets import lambda_events as events
 from tsx_runtime.targets.lambda_env import is_place
 from tsx_runtime.targets.lambda_events import Ask
-from tsx_runtime.targets.lambda_http import looks_like, too_late
+from tsx_runtime.targets.lambda_http import TooLate, looks_like, too_late
 from tsx_runtime.targets.lambda_results import Result, Results
 
 MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
@@ -82,8 +82,10 @@ def _outcome(task: asyncio.Task[Answered]) -> Answered | TsxError:
 class Queue:
     """Events of SQS. Their messages are one batch, or as many as the model's size of a batch makes of them."""
 
-    def __init__(self, registry: Registry, place: str, results: Results) -> None:
+    def __init__(self, registry: Registry, place: str, results: Results, late: Callable[[], object]) -> None:
+        """`late` is told of messages that there was no time for."""
         self._registry = registry
+        self._late = late
         self._place = place
         self._results = results
 
@@ -92,6 +94,8 @@ class Queue:
         end = time.monotonic() + seconds
         records: list[Mapping[str, Any]] = event["Records"]
         answers = await ask_all(self._registry, [_message(record) for record in records], seconds)
+        if any(isinstance(answer, TooLate) for answer in answers):
+            self._late()
         failed = {record["messageId"]: why for record, answer in zip(records, answers, strict=True) if (why := _why_failed(answer))}
         held_back = set(events.ordered_failures(records, set(failed)))
         going = [(record, answer) for record, answer in zip(records, answers, strict=True) if record["messageId"] not in held_back]

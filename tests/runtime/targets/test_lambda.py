@@ -199,3 +199,6 @@ def test_what_runs_too_long_is_told_and_a_fresh_environment_takes_over(tmp_path:
         (tmp_path / "never").touch()
         assert running.invoke({"a": 1}).error is None
         assert running.started == 2
+        late = running.invoke(messages(['{"n": 1}', json.dumps({"wait": str(tmp_path / "nor this")})])).json()
+        assert {"itemIdentifier": "message-1"} in late["batchItemFailures"]
+        assert running.ended(DEADLINE) == 1
