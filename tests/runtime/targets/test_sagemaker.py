@@ -256,14 +256,14 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, 
     (code / "inference.py").write_text(
         "import time\nfrom pathlib import Path\n"
         "def model_fn(model_dir): return Path(model_dir).name\n"
-        "def input_fn(data, content_type): return data\n"
+        "def input_fn(data, content_type): return data.encode() if isinstance(data, str) else data\n"
         "def batch_predict_fn(inputs, model):\n"
         "    while b'first' in inputs and not (Path(place, 'begun').touch() or Path(place, 'go').exists()): time.sleep(0.005)\n"
         "    return [f'{each.decode()} of {len(inputs)}' for each in inputs]\n"
         "def output_fn(prediction, accept): return prediction, 'text/plain'\n"
         f"place = {str(short_path)!r}\n"
     )
-    with container(short_path, *free_ports(1), {"TSX_TARGET": "sagemaker"}) as host:
+    with container(short_path, *free_ports(1), {"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_LINES": "true"}) as host:
         host.wait_until_healthy()
         kind = {"Content-Type": "text/plain"}
         with host.begun("/invocations", b"first", kind) as first:
@@ -272,6 +272,8 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, 
                 host.wait_until(lambda: re.search(rb"\ntsx_queue_depth{[^}]*} 2\.0\n", host.get("/metrics").body) is not None)
                 (short_path / "go").touch()
                 assert [each().body for each in (first, one, other)] == [b"first of 1", b"a of 2", b"b of 2"]
+        lines = host.invoke(b"x\ny\n", "text/csv").body.splitlines()
+        assert [line.partition(b" ")[0] for line in lines] == [b"x", b"y"]
         (short_path / "go").unlink()
         (short_path / "begun").unlink()
         with host.begun("/invocations", b"first", kind) as last:

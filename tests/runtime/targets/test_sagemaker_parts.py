@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.targets.found import found_model
 from tsx_runtime.targets.layout import HANDLER, runs_together, toolkit_model
 from tsx_runtime.targets.sagemaker import settings_of
-from tsx_runtime.targets.sagemaker_app import parameters
+from tsx_runtime.targets.sagemaker_app import is_given_up, parameters
 from tsx_runtime.targets.sagemaker_env import read_environment
 from tsx_runtime.targets.sagemaker_lines import CSV, JSON_LINES, accepted_form, as_line, form_of, joined, lines_of
 from tsx_runtime.targets.sagemaker_models import Models, registry_name, size_of
 from tsx_runtime.targets.sagemaker_records import room
-from tsx_runtime.targets.serving import found_model
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -116,6 +117,20 @@ def test_a_job_is_told_what_keeps_the_workers_busy_unless_it_was_told_itself() -
     given = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}
     assert told(version(8, 8), **given) == (2, "SingleRecord", 50)
     assert told(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MultiRecord", 6)
+
+
+@pytest.mark.parametrize(
+    ("states", "given_up"),
+    [
+        ([WorkerState.READY, WorkerState.FAILED], False),  # one still serves
+        ([WorkerState.BACKING_OFF], False),  # another process is on its way, and requests wait for it
+        ([WorkerState.FAILED, WorkerState.FAILED], True),
+        ([], False),
+    ],
+)
+def test_an_instance_is_given_back_only_when_nobody_serves_and_nobody_will(states: list[WorkerState], given_up: bool) -> None:
+    workers = [SimpleNamespace(state=state) for state in states]
+    assert is_given_up(cast("ModelVersion", SimpleNamespace(min_workers=1, workers=workers))) is given_up
 
 
 @given(st.integers(0, 8), st.integers(1, 512), st.integers(1, 1000))

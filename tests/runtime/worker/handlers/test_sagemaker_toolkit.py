@@ -62,12 +62,13 @@ OWN = """
 """
 
 
-def start(start_worker: StartWorker, program: str, **files: str | bytes) -> Worker:
+def start(start_worker: StartWorker, program: str, join: str = "", **files: str | bytes) -> Worker:
     named = {"code/inference.py": program} if program else {}
     layout = {"code": "code", "program": "inference.py" if program else ""}
     return start_worker(
         files={**named, **{name.replace("__", "/"): text for name, text in files.items()}},
         handler="sagemaker_toolkit",
+        variables={"TSX_SAGEMAKER_JOIN": join},
         manifest={"model": {"modelName": "m"}, "sagemaker": layout},
     )
 
@@ -117,6 +118,16 @@ def test_equal_requests_alone_do_not_prove_that_rows_are_treated_apart(start_wor
         assert [answer["answer"] for answer in ask(worker, [[1.0, 2.0]], [[1.0, 2.0]])] == [[[0.0]], [[0.0]]]
     mixed = [answer["answer"] for answer in ask(worker, [[1.0, 2.0]], [[5.0, 2.0]])]
     assert mixed == [[[0.0]], [[0.0]]]  # together they would be [-2.0] and [2.0]
+
+
+@pytest.mark.parametrize(("join", "own", "together"), [("", True, False), ("true", True, True), ("false", False, False)])
+def test_whether_requests_are_put_together_can_be_said(start_worker: StartWorker, join: str, own: bool, together: bool) -> None:
+    predict = "\n    def predict_fn(given, model):\n        return model(given)\n" if own else ""
+    worker = start(start_worker, MODEL.format(coupled="") + predict, join)
+    rows = [[[1.0, 2.0]], [[3.0, 4.0]]]
+    for _ in range(4):
+        *_, last = ask(worker, *rows)
+    assert (ask(worker, *rows)[0]["calls"][len(last["calls"]) :] == [2]) is together
 
 
 def test_batch_predict_fn_gets_all_that_came_in_order(start_worker: StartWorker) -> None:
