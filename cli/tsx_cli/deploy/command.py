@@ -52,7 +52,7 @@ def apply_command(
     from tsx_cli.deploy.verbs import apply, emit_files, show_changes
 
     if emit is not None:
-        emit_files(*said, *emit)
+        emit_files(*said, *emit, as_json=as_json)
         return
     if plan:
         raise typer.Exit(CHANGES if show_changes(*said, check=not no_check, as_json=as_json) else 0)
@@ -66,7 +66,7 @@ def plan_command(said: Said, no_check: NoCheck = False, emit: Emit = None, as_js
     from tsx_cli.deploy.verbs import emit_files, show_changes
 
     if emit is not None:
-        emit_files(*said, *emit)
+        emit_files(*said, *emit, as_json=as_json)
         return
     raise typer.Exit(CHANGES if show_changes(*said, check=not no_check, as_json=as_json) else 0)
 

@@ -103,10 +103,10 @@ class Containers:
         return asked(f"{_address(there[0])}/predictions/{model}", body, headers)
 
     def logs(self, cloud: Machine, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
-        """Of the one that runs, else of the newest."""
+        """Of the one that runs, else of the newest. Raises CliError where there is none."""
         there = cloud.containers(name)
         if not there:
-            return iter(())
+            raise CliError(f"there is no deployment '{name}' on {cloud.region}")
         current = next((each for each in there if each["State"].get("Running")), there[-1])
         words = [*(["--tail", str(lines)] if lines is not None else []), *(["--since", since] if since else [])]
         return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])

@@ -108,11 +108,16 @@ class Steps:
             word = WORDS[event.change.action] if event.stage == "done" else "failed"
             self._console.print(f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True)
         elif self._status is not None:
-            of = f" of about {minutes(usual)}; Ctrl-C leaves it" if usual >= LONG else ""
+            of = f" of about {minutes(usual)}; {_way_out(event.change)}" if usual >= LONG else ""
             self._status.update(f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\["))
             self._status.start()
         elif event.stage == "begun" and usual >= LONG:
-            self._console.print(f"{what}: begun, about {minutes(usual)}; Ctrl-C leaves it", markup=False, soft_wrap=True)
+            self._console.print(f"{what}: begun, about {minutes(usual)}; {_way_out(event.change)}", markup=False, soft_wrap=True)
+
+
+def _way_out(change: Change) -> str:
+    """What AWS does goes on without this command; a build is this command's own."""
+    return "Ctrl-C ends it" if change.resource.kind.endswith("::Image") else "Ctrl-C leaves it"
 
 
 def show_versions(versions: list[Version]) -> None:

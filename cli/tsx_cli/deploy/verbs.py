@@ -66,7 +66,7 @@ def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: b
     _tell(place, as_json=as_json)
 
 
-def emit_files(file: Path | None, given: Given, kind: str, directory: Path) -> None:
+def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, as_json: bool) -> None:
     """Asks nothing of any platform, and writes nowhere else."""
     target = check_kind(kind, read_target(file, given))
     spec = read_spec(file, {**given, "target": target})
@@ -75,8 +75,12 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path) -> N
     facts = Facts(spec.model, sha256, manifest.model_name, manifest.version, spec.image or "", "", "", requirements_of(inspection))
     with this_machine(spec.build.wheel) as local:
         emitted = emit(kind, spec, facts, local)
-        for path in write(emitted, directory):
-            print(f"wrote {path}")
+        paths = write(emitted, directory)
+    if as_json:
+        print_json({"files": [str(path) for path in paths], "next": emitted.next_step})
+        return
+    for path in paths:
+        print(f"wrote {path}")
     print(f"Next, in {directory}: {emitted.next_step}")
 
 

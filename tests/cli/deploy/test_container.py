@@ -127,6 +127,14 @@ def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_told(dep
     assert "Likely: The image has no module 'cv2'. Add its package" in deploy.err
 
 
+def test_the_log_is_that_of_the_one_that_runs(deploy: Deploy, place: Path) -> None:
+    Engine(place / "bin")
+    deploy.verb("logs", code=1)
+    assert "there is no deployment 'digits' on this machine" in deploy.err
+    deploy.apply()
+    assert deploy.verb("logs", "--lines", "5") == "loading digits\nRuntimeError: no weights\n"
+
+
 def test_destroy_removes_the_containers_and_purge_their_image(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
     deploy.apply("--set", "env.A=b")

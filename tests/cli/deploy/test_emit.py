@@ -218,7 +218,8 @@ def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert there == {"Dockerfile", ".dockerignore", "compose.yaml", "model.mar", deploy.wheel.name, ".tsx-emitted.json"}
     assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
-    deploy("--emit", "compose", "out", "--set", "container.port=9000")
+    told = json.loads(deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json"))
+    assert "out/compose.yaml" in told["files"]
     assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
 
 
