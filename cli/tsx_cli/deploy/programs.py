@@ -131,7 +131,7 @@ class Builder:
                 shutil.copyfile(source, Path(place, name))
             words = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
-                words += ["--format", "docker", "--layers"]  # the other form has no health check
+                words += ["--format", "docker"]  # the other form has no health check
             if machine is not None and machine != MACHINES.get(platform.machine().lower()):
                 words += ["--platform", machine]
             # Lambda takes an image, not the list of images that attestations make of it.
