@@ -31,7 +31,6 @@ ADVICE = {
 }
 MANAGER = "tsx"
 REVISION = "deployment.kubernetes.io/revision"
-LINES = 40
 UNKNOWN = "doesn't have a resource type"
 
 
@@ -61,10 +60,6 @@ class Cluster:
             raise
         return list((found or {}).get("items", []))
 
-    def log(self, name: str) -> str:
-        done = self.program.try_("logs", "--namespace", self.namespace, "--selector", selector(name), "--tail", str(LINES), "--prefix")
-        return done.stdout.strip()
-
 
 def selector(name: str) -> str:
     return f"app.kubernetes.io/name={name}"
@@ -92,7 +87,7 @@ class Object:
         tags = {key.replace("/", ":", 1): value for key, value in annotations.items() if key.startswith("tsx/")}
         state, reason = STATES[self._kind](found) if self._kind in STATES else ("ready", "")
         if state == "failed" and self._kind == "Deployment":
-            reason = f"{reason}. {_why(cloud, name)}"
+            reason = "; ".join([reason, *(f"{pod}: {why}" for pod, why in waiting(cloud.listed("pods", name)))])
         return Observed(name, {"metadata": found["metadata"], "spec": found.get("spec", {})}, tags, {"Ref": name}, state, reason)
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
@@ -171,12 +166,6 @@ def _service(found: Mapping[str, Any]) -> tuple[State, str]:
 
 
 STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {"Deployment": _deployment, "InferenceService": _service}
-
-
-def _why(cloud: Cluster, name: str) -> str:
-    told = [f"{pod}: {reason}" for pod, reason in waiting(cloud.listed("pods", name))]
-    log = cloud.log(name)
-    return "; ".join(told) + (f"\nThe last words of its pods:\n{log}" if log else "")
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
