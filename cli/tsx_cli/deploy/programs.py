@@ -75,6 +75,8 @@ class Program:
         try:
             for line in process.stdout:
                 yield line.rstrip("\n")
+            if (code := process.wait()) != 0:
+                raise CloudError(f"{self.name} {words[0] if words else ''} ended with {code}; what it said is above")
         finally:
             process.terminate()
             process.stdout.close()
