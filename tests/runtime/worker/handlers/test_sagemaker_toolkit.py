@@ -32,14 +32,14 @@ MODEL = """
         return json.dumps({{"answer": prediction.tolist(), "calls": list(calls)}})
 """
 OWN = """
-    import json
+    import json, logging
     from pathlib import Path
     from helper import double  # beside it
 
     seen = []
 
     def pre_model_fn(model_dir):
-        seen.append("pre")
+        seen.append(logging.getLogger().level)
 
     def model_fn(model_dir, context):
         return {"dir": Path(model_dir).name, "model": context.model_name}
@@ -68,7 +68,7 @@ def start(start_worker: StartWorker, program: str, join: str = "", **files: str 
     return start_worker(
         files={**named, **{name.replace("__", "/"): text for name, text in files.items()}},
         handler="sagemaker_toolkit",
-        variables={"TSX_SAGEMAKER_JOIN": join},
+        variables={"TSX_SAGEMAKER_JOIN": join, "SAGEMAKER_CONTAINER_LOG_LEVEL": "10"},
         manifest={"model": {"modelName": "m"}, "sagemaker": layout},
     )
 
@@ -92,9 +92,9 @@ def test_the_users_functions_are_called_as_the_toolkit_documents_them(start_work
         of_type(b"a", "text/bad"),
         of_type(b"boom", "text/csv"),
     )
-    assert json.loads(first.body) == [["str", "[1]", 4, "pre", "m"], "text/x"]
+    assert json.loads(first.body) == [["str", "[1]", 4, 10, "m"], "text/x"]
     assert first.headers["content-type"] == "application/x-own"
-    assert json.loads(second.body) == [["bytes", "a", 4, "pre", "m"], "application/json"]
+    assert json.loads(second.body) == [["bytes", "a", 4, 10, "m"], "application/json"]
     assert (third.status, third.message) == (500, "input_fn failed: ValueError: no such type")  # and no neighbour with it
     assert (fourth.status, fourth.message) == (500, "predict_fn failed: KeyError: 'boom'")
 
