@@ -59,7 +59,11 @@ class Cloud:
             from botocore.config import Config
 
             config = Config(retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70)
-            self._clients[key] = self._session.client(service, region_name=region, config=config)
+            try:
+                with told(f"reaching {service}"):
+                    self._clients[key] = self._session.client(service, region_name=region, config=config)
+            except ValueError as error:  # of AWS_ENDPOINT_URL
+                raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL is to be an address such as http://127.0.0.1:4566") from error
         return self._clients[key]
 
     @cached_property

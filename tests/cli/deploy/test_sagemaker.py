@@ -214,6 +214,10 @@ def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, course: Co
 def test_without_a_region_the_way_to_name_one_is_told(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     deploy.plan(code=2)  # AWS_REGION names it
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "localhost")
+        deploy.apply(code=1)
+    assert "Invalid endpoint: localhost: AWS_ENDPOINT_URL is to be an address such as http://" in deploy.err
     monkeypatch.delenv("AWS_REGION")
     deploy.apply(code=1)
     assert "no region: give --region eu-central-1, or set AWS_REGION" in deploy.err

@@ -54,7 +54,7 @@ class Function:
             with told(f"creating the function {resource.name}"):
                 cloud.client("lambda").create_function(FunctionName=resource.name, Tags=dict(resource.tags), **said)
         except CloudError as error:
-            if UNKNOWN_ROLE in error.message:  # one that was made a moment ago; a role that can never be is told when patience is over
+            if UNKNOWN_ROLE in error.message and _is_role(cloud, str(said["Role"])):  # that was made a moment ago
                 return error.message
             raise
         return None
@@ -83,6 +83,16 @@ class Function:
     def delete(self, cloud: Cloud, found: Observed) -> None:
         with told(f"deleting the function {found.name}, its versions, its alias and its URL"):
             cloud.client("lambda").delete_function(FunctionName=found.name)
+
+
+def _is_role(cloud: Cloud, arn: str) -> bool:
+    """Also where nobody may look: then it is waited for."""
+    try:
+        with told(f"looking for the role {arn}"):
+            cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
+    except CloudError as error:
+        return not is_absent(error)
+    return True
 
 
 class Version:
