@@ -90,6 +90,13 @@ class Function:
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
         """What the invocation is answered with: of an HTTP request None where `write` has taken it. Raises TsxError."""
+        try:
+            return await self._answer(event, context, write)
+        finally:
+            if self._starter.stuck and not self.over:
+                self.over = "the handler did not return within responseTimeout, and a thread cannot be killed"
+
+    async def _answer(self, event: Any, context: Any, write: Write | None) -> Any:
         seconds = seconds_left(context)
         if events.is_http(event):
             if write is None:

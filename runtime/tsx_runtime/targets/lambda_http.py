@@ -15,6 +15,7 @@ from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.routes import runs_model
 from tsx_runtime.targets.lambda_env import LARGEST
+from tsx_runtime.targets.lambda_events import UnknownEvent
 
 TEXT = ("application/problem+json", "application/jsonlines", "application/x-jsonlines", "application/x-ndjson", "application/yaml")
 PRELUDE_END = b"\0" * 8  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
@@ -49,10 +50,10 @@ class Http:
 
     async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
         """In the form of the event's service."""
-        handler = self._mangum.infer(event, context)
-        scope, whole = self._scope(handler.scope, event), _Whole()
+        handler, scope, body = self._read(event, context)
+        whole = _Whole()
         try:
-            await self._run(scope, _Inbox(handler.body), whole, seconds)
+            await self._run(scope, _Inbox(body), whole, seconds)
             if not whole.ended:
                 raise broken_off()
         except TsxError as error:
@@ -65,16 +66,27 @@ class Http:
 
     async def stream(self, event: dict[str, Any], context: Any, seconds: float, write: Write) -> None:
         """As a prelude with status and headers, then the body as it comes. Raises TsxError where it breaks off."""
-        handler = self._mangum.infer(event, context)
-        scope, parts = self._scope(handler.scope, event), _Parts(write)
+        _, scope, body = self._read(event, context)
+        parts = _Parts(write)
         try:
-            await self._run(scope, _Inbox(handler.body), parts, seconds)
+            await self._run(scope, _Inbox(body), parts, seconds)
             if not parts.ended:
                 raise broken_off()
         except TsxError as error:
             if parts.begun:
                 raise
             await _refuse(scope, error, parts)
+
+    def _read(self, event: dict[str, Any], context: Any) -> tuple[Any, Scope, bytes]:
+        """Raises UnknownEvent."""
+        try:
+            handler = self._mangum.infer(event, context)
+            return handler, self._scope(handler.scope, event), handler.body
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            text = (
+                f"The event looks like an HTTP request, but is none as API Gateway, a function URL or a load balancer sends it: {error!r}"
+            )
+            raise UnknownEvent(text) from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
         """A path that begins with the stage of an API, or with what the function says, is that of the app behind it."""

@@ -35,6 +35,12 @@ def wait_for(file):
     while not Path(file).exists() and time.monotonic() < deadline:
         time.sleep(0.005)
 
+def said(context, idx):
+    try:
+        return context.get_request_header(idx, "x-said")
+    except IndexError:  # of a request that has several
+        return None
+
 def handle(data, context):
     if data is None:
         return None
@@ -57,7 +63,7 @@ def handle(data, context):
             wait_for(body["wait"])
         if isinstance(body, dict) and body.get("late"):
             raise ValueError("too late for a status")
-        answers.append({"got": body, "together": len(data), "said": context.get_request_header(idx, "x-said")})
+        answers.append({"got": body, "together": len(data), "said": said(context, idx)})
     return answers
 """
 CONFIG = "batchSize: 8\nbatchPolicy: wait\nmaxBatchDelay: 3600000\n"
@@ -159,6 +165,13 @@ def test_an_event_that_asks_nothing_of_a_model_says_what_does(host: Host, event:
     assert told.error
     assert told.json()["errorType"] == "UnknownEvent"
     assert f"no use for an event of {what}. It takes HTTP requests" in told.json()["errorMessage"]
+
+
+def test_half_a_request_is_told(host: Host) -> None:
+    for event in ({"version": "2.0", "requestContext": {"http": {"method": "POST"}}}, {"requestContext": {"elb": {}}}):
+        told = host.invoke(event).json()
+        assert told["errorType"] == "UnknownEvent"
+        assert "looks like an HTTP request" in told["errorMessage"]
 
 
 def test_messages_of_a_queue_are_one_batch_and_the_bad_ones_come_again(host: Host) -> None:

@@ -53,15 +53,28 @@ def test_a_function_without_a_model_or_with_a_wrong_variable_says_so(tmp_path: P
 def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: Path) -> None:
     """Its thread is stopped with the environment between them, and goes on with it."""
     there = tmp_path / "there"
-    with function(lay(tmp_path, SLOW.format(str(there)) + ECHO), {"TSX_LAMBDA_INIT_WAIT": "0"}, timeout=1.5) as running:
-        answered = running.invoke(function_url("/predictions/echo", "{}", headers=JSON)).json()
+    given = {"TSX_LAMBDA_INIT_WAIT": "0", "TSX_LAMBDA_BASE_PATH": "api", "TSX_SERVICE_ENVELOPE": "json"}
+    with function(lay(tmp_path, SLOW.format(str(there)) + ECHO), given, timeout=1.5) as running:
+        many = function_url("/api/v1/models/echo:predict", '{"instances": [{"n": 1}, {"n": 2}, {"n": 3}]}', headers=JSON)
+        answered = running.invoke(many).json()
         assert (answered["statusCode"], answered["headers"]["retry-after"]) == (503, "1")
         assert "still loading" in json.loads(answer_of(answered))["message"]
         assert running.invoke({"a": 1}).json()["errorType"] == "StillLoading"
         there.touch()
         running.timeout = DEADLINE
-        assert running.invoke({"a": 1}).json()["got"] == {"a": 1}
+        predictions = json.loads(answer_of(running.invoke(many).json()))["predictions"]
+        assert [each["together"] for each in predictions] == [3, 3, 3]  # one call of the handler
         assert running.started == 1
+
+
+@pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
+def test_a_handler_that_never_returns_is_given_up_with_its_environment(tmp_path: Path, client: str) -> None:
+    place = lay(tmp_path, ECHO, "batchSize: 1\nresponseTimeout: 1\n")
+    with function(place, {"TSX_LAMBDA_RUNTIME": client}, freezes=False) as running:
+        failed = running.invoke({"wait": str(tmp_path / "never")})
+        assert "did not answer within 1 s (responseTimeout)" in failed.json()["errorMessage"]
+        assert running.ended(DEADLINE) == 1
+        assert "a thread cannot be killed" in running.log
 
 
 @pytest.fixture(scope="module")
