@@ -58,7 +58,7 @@ class Http:
                 raise broken_off()
         except TsxError as error:
             whole = await _refused(scope, error)
-        answer = handler(cast("Any", whole.response()))
+        answer: dict[str, Any] = handler(cast("Any", whole.response()))
         if len(whole.body) > SURELY_FITS and (size := len(json.dumps(answer))) > LARGEST:
             whole = await _refused(scope, too_large(size, len(whole.body)))
             answer = handler(cast("Any", whole.response()))
@@ -83,10 +83,8 @@ class Http:
             handler = self._mangum.infer(event, context)
             return handler, self._scope(handler.scope, event), handler.body
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            text = (
-                f"The event looks like an HTTP request, but is none as API Gateway, a function URL or a load balancer sends it: {error!r}"
-            )
-            raise UnknownEvent(text) from error
+            text = "The event looks like an HTTP request, but is none that API Gateway, a function URL or a load balancer sends"
+            raise UnknownEvent(f"{text}: {error!r}") from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
         """A path that begins with the stage of an API, or with what the function says, is that of the app behind it."""

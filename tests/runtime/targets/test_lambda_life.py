@@ -42,12 +42,9 @@ def test_where_nobody_waits_yet_a_model_that_does_not_load_fails_the_start(tmp_p
         assert running.init_error["errorType"] == "LoadFailed"
 
 
-def test_a_function_without_a_model_or_with_a_wrong_variable_says_so(tmp_path: Path) -> None:
+def test_a_function_without_a_model_says_so(tmp_path: Path) -> None:
     with function(tmp_path) as running:
         assert "it must hold one .mar" in running.invoke({}).json()["errorMessage"]
-    with function(lay(tmp_path), {"TSX_LAMBDA_RESULT": "s3://a/b"}) as running:
-        assert running.invoke({}).error
-        assert "TSX_LAMBDA_RESULT is no setting; did you mean 'TSX_LAMBDA_RESULTS'?" in running.log
 
 
 def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: Path) -> None:
