@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers import clean
+from tests.support.servers import DEADLINE, clean
 from tsx_cli.check.lambda_events import answer_of, balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import ARN, Host, Invocation, RequestTooLarge
 
@@ -19,7 +19,8 @@ ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
 
 @contextmanager
 def function(directory: Path, environment: Mapping[str, str] = {}, **how: Any) -> Generator[Host, None, None]:
-    """The entry of the image over what lies in `directory`/model."""
+    """The entry of the image over what lies in `directory`/model. Its own limits are tested; Lambda's would make a busy machine fail."""
+    how = {"init": DEADLINE, "grace": DEADLINE, **how}
     host = Host(
         ENTRY,
         directory,

@@ -72,6 +72,7 @@ class Host:
         concurrency: int = 1,
         freezes: bool = True,
         init: float = INIT,
+        grace: float = 0.0,
     ) -> None:
         self.timeout = timeout
         self.log_file = directory / "lambda.log"
@@ -84,6 +85,7 @@ class Host:
         self._concurrency = concurrency
         self._freezes = freezes and concurrency == 1
         self._init = init
+        self._grace = grace  # seconds beyond the function's timeout, for a machine that is busy
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = self.log_file.open("ab")
@@ -140,7 +142,7 @@ class Host:
             if process is not None and process.poll() is not None and not invocation.done.wait(0.2):
                 self._under_way.pop(invocation.id, None)
                 invocation.fail("Runtime.ExitError", f"RequestId: {invocation.id} Error: Runtime exited with error: {process.returncode}")
-            elif time.time() > invocation.deadline and not invocation.done.is_set():
+            elif time.time() > invocation.deadline + self._grace and not invocation.done.is_set():
                 self._under_way.pop(invocation.id, None)
                 self._kill()
                 invocation.fail("Sandbox.Timedout", f"RequestId: {invocation.id} Error: Task timed out after {self.timeout:.2f} seconds")
