@@ -20,7 +20,10 @@ class Commands(LazyGroup):
         "archive": ("tsx_cli.archive", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
         "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
-        "deploy": ("tsx_cli.deploy.command", "Bring an archive to a SageMaker endpoint, by a plan that is shown first."),
+        "deploy": (
+            "tsx_cli.deploy.command",
+            "Bring an archive to a container, Kubernetes, SageMaker or Lambda, by a plan that is shown first.",
+        ),
         "check": (
             "tsx_cli.check.command",
             "Play a platform's part on this machine: does the model keep SageMaker's, Lambda's, a container's rules?",
