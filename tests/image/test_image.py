@@ -166,7 +166,8 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
             assert time.monotonic() < deadline, (directory / "log").read_text()
             time.sleep(1)  # as a runtime's interval
         picture = (DIGITS / "images" / "7.png").read_bytes()
-        with urlopen(Request(f"http://127.0.0.1:{ports[0]}/predictions/digits", data=picture)) as answer:
+        url, kind = f"http://127.0.0.1:{ports[0]}/predictions/digits", {"Content-Type": "image/png"}
+        with urlopen(Request(url, data=picture, headers=kind)) as answer:
             told = json.loads(answer.read())
         print(f"7.png: {told}")
         assert max(told, key=told.__getitem__) == "7"
