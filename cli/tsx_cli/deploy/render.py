@@ -91,7 +91,8 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
     text = _yaml([template(spec, facts)])
-    return Emitted({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name))
+    roles = ", and --capabilities CAPABILITY_NAMED_IAM, as it makes a role" if spec.create_role else ""
+    return Emitted({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
 
 
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:

@@ -164,7 +164,7 @@ def _value(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
-        value = ", ".join(f"{key}={each}" for key, each in value.items())
+        value = ", ".join(f"{key}={' and '.join(map(str, each)) if isinstance(each, list) else each}" for key, each in value.items())
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
     text = one_line(value)

@@ -97,7 +97,10 @@ def explain(error: DeployFailed, log: Log, since: float) -> None:
     if error.change.action == "delete":
         return
     if kind in RUN_CODE:
-        show_why(why(log, error.message, since), log, to_stderr=True)
+        found = why(log, error.message, since)
+        if kind.startswith("AWS::Lambda::"):  # no image need have been started by then
+            found["diagnosis"] = [each for each in found["diagnosis"] if each != SILENT]
+        show_why(found, log, to_stderr=True)
     elif kind.startswith("Tsx::"):  # what docker and kubectl say is in the message, with the last words of a container that made way
         for cause in diagnose("", error.message.splitlines()):
             print(f"Likely: {escaped(str(cause))}", file=sys.stderr)

@@ -151,7 +151,8 @@ def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(deplo
                 course.alarmed.append((name, clock.now))
 
     clock.happens = goes_off
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    out = deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    assert "how: percent=20.0, bake=600, alarms=tsx-digits-5xx-0-" in out
     assert "version 1 has all requests again: the alarm tsx-digits-" in deploy.err
     assert alias() == {"version": "1", "weights": {}}
 
@@ -184,6 +185,8 @@ def test_a_canary_that_was_left_is_promoted_or_taken_back(deploy: Deploy, course
     assert alias() == {"version": version, "weights": {}}
     deploy.verb("promote", "--yes", code=1)
     assert "digits has no canary" in deploy.err
+    deploy("promote", "--name", "nobody", "--target", "lambda", code=1)
+    assert "there is no deployment 'nobody'" in deploy.err
 
 
 def test_an_alarm_that_is_off_already_lets_no_canary_begin(deploy: Deploy, course: Course, clock: Clock) -> None:
@@ -257,6 +260,7 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy:
     course.failure = "ECR image is gone"
     deploy.apply("--image", OTHER_IMAGE, code=1)
     assert "digits is as it was before: ECR image is gone" in deploy.err
+    assert "The container wrote no line" not in deploy.err
     assert alias()["version"] == "1"
     course.failure = ""
     deploy.apply("--image", OTHER_IMAGE)
@@ -326,6 +330,7 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, co
         (["--set", "lambda.memory=20000"], "lambda.memory: Lambda gives at most 10240 MiB; more has lambda.managed_instances"),
         (["--set", "lambda.managed_instances.concurrency=4"], "lambda.managed_instances needs subnets and operator_role"),
         (["--set", "lambda.queue.arn=arn:aws:sqs:a:b:c.fifo", "--set", "lambda.queue.batch_size=11"], "a queue that is not FIFO"),
+        (["--role", "digits"], "lambda.role: a role is named by its ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')"),
         (["--set", "lambda.timeout=20m"], "lambda.timeout: Input should be less than or equal to 900"),
     ],
 )

@@ -108,6 +108,17 @@ def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy,
     assert "there is no version 9; there are 1, 2" in deploy.err
 
 
+def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(deploy: Deploy, course: Course) -> None:
+    deploy.apply()
+    deploy.verb("promote", "--yes", code=1)
+    assert "digits has no canary: nothing is being moved" in deploy.err
+    course.looks = 9
+    config = json.loads(deploy.verb("status", "--json"))["configuration"]
+    boto3.client("sagemaker").update_endpoint(EndpointName="digits", EndpointConfigName=config)
+    deploy.verb("promote", "--yes", code=1)
+    assert "SageMaker moves the rest to the new version by itself, once it has baked" in deploy.err
+
+
 def test_versions_beyond_those_that_are_kept_go(deploy: Deploy, course: Course) -> None:
     for instances in range(1, 5):
         deploy.apply("--set", f"sagemaker.instances={instances}", "--set", "keep=2")
