@@ -94,7 +94,7 @@ class Lambda:
             "reason": function.reason,
             "model": _said(running).get("tsx:model"),
             "version": current,
-            "canaries": [{"version": key, "percent": share, **_shown(_said(versions.get(key, {})))} for key, share in canary.items()],
+            "canary": [{"version": key, "percent": share, **_shown(_said(versions.get(key, {})))} for key, share in canary.items()],
             "memory": running.get("MemorySize"),
             "timeout": running.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],

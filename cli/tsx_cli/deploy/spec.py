@@ -137,7 +137,7 @@ class SageMaker(Part):
 class Queue(Part):
     """An SQS queue whose messages are the function's requests."""
 
-    arn: str
+    arn: str = Field(pattern=r"^arn:aws[a-z-]*:sqs:[a-z0-9-]+:\d+:[\w-]+(\.fifo)?$")
     batch_size: int = Field(default=10, ge=1, le=10_000)
     window: Annotated[Seconds, Field(ge=0, le=300)] = 1
     concurrency: int | None = Field(default=None, ge=2, le=1000)

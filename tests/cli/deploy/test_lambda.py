@@ -168,7 +168,7 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, 
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
     assert "keeps its share of the requests, and nobody watches its alarms until this runs again" in deploy.err
     assert alias() == {"version": "1", "weights": {"2": 0.2}}
-    assert deploy.told("status")["canaries"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
+    assert deploy.told("status")["canary"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
     clock.now += timedelta(minutes=8)  # of ten
     clock.happens, clock.waits = (lambda waits: None), 0
     deploy.apply(*CANARY, "--set", "lambda.memory=2048")
@@ -329,7 +329,8 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, co
         (["--set", "lambda.memry=2"], "deploy has no key 'lambda.memry'; did you mean 'memory'?"),
         (["--set", "lambda.memory=20000"], "lambda.memory: Lambda gives at most 10240 MiB; more has lambda.managed_instances"),
         (["--set", "lambda.managed_instances.concurrency=4"], "lambda.managed_instances needs subnets and operator_role"),
-        (["--set", "lambda.queue.arn=arn:aws:sqs:a:b:c.fifo", "--set", "lambda.queue.batch_size=11"], "a queue that is not FIFO"),
+        (["--set", "lambda.queue.arn=arn:aws:sqs:a:1:c.fifo", "--set", "lambda.queue.batch_size=11"], "a queue that is not FIFO"),
+        (["--set", "lambda.queue.arn=images"], "lambda.queue.arn: String should match pattern '^arn:aws"),
         (["--role", "digits"], "lambda.role: a role is named by its ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')"),
         (["--set", "lambda.timeout=20m"], "lambda.timeout: Input should be less than or equal to 900"),
     ],
