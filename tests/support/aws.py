@@ -7,6 +7,7 @@ as a test says, fail with a reason, and go back where a test says so.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,12 +101,13 @@ def _heard(session: Any, account: Account) -> Any:
         account.course.after(f"{model.service_model.service_name}:{model.name}", account.course.said)
 
     make = session.client
-    made: dict[str, Any] = {}
+    made: dict[Any, Any] = {}
 
-    def client(service: str, **config: Any) -> Any:
-        if service not in made:  # it takes as long to make as to use ten times
-            made[service] = make(service, **config)
-        return made[service]
+    def client(service: str, **how: Any) -> Any:
+        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"))
+        if which not in made:  # it takes as long to make as to use ten times
+            made[which] = make(service, **how)
+        return made[which]
 
     session.client = client
     session.events.register("before-call", before)
