@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tsx_cli.deploy.options import Said, deployment, takes, wish
+from tsx_cli.failure import FAILED, UsageError
 from tsx_cli.lazy import DefaultGroup
 from tsx_cli.options import AsJson
 
@@ -17,8 +18,21 @@ from tsx_cli.options import AsJson
 CHANGES = 2  # the exit code of a plan that changes something
 
 
+WRONG_WORDS: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raises for all that it does not understand
+
+
 class DeployGroup(DefaultGroup):
     default = "apply"
+
+    def invoke(self, ctx: Any) -> Any:
+        """A plan ends with 2 where something changes, so what was asked for wrongly ends it with 1, as any other error does."""
+        words = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except (UsageError, WRONG_WORDS) as error:
+            if "--plan" in words or words[0] == "plan":
+                error.exit_code = FAILED  # type: ignore[union-attr,attr-defined]  # which both have
+            raise
 
 
 Emit = Annotated[

@@ -93,7 +93,8 @@ class Engine:
             self._until_gone(change, start)
             return
         resource = replace(resource, properties=resolved(resource.properties, self.outputs))
-        if change.observed is not None and change.observed.state == "changing":  # by a run that was interrupted, or by somebody else
+        was_under_way = change.observed is not None and change.observed.state == "changing"
+        if was_under_way:  # by a run that was interrupted, or by somebody else
             change = replace(change, observed=self._until_settled(change, start))
         assert change.action == "create" or change.observed is not None
         if change.action == "replace" and change.observed is not None:
@@ -103,18 +104,25 @@ class Engine:
             while (text := kind.create(self.cloud, resource)) is not None:
                 self._wait(change, start, kind, text)
         settled = self._until_settled(change, start)
-        self._until_wanted(replace(change, resource=resource), settled, start)
+        is_over = change.action == "same" or (was_under_way and bool(settled.reason))  # what an interrupted run began was taken back
+        self._until_wanted(replace(change, resource=resource), settled, start, is_over)
 
-    def _until_wanted(self, change: Change, settled: Observed, start: float) -> None:
+    def _until_wanted(self, change: Change, settled: Observed, start: float, is_over: bool) -> None:
         """What takes several calls is called until nothing differs; AWS may put back what was before, where an alarm went off."""
-        kind, resource = self.kinds[change.resource.kind], change.resource
-        is_over = change.action == "same"
+        kind, resource, before = self.kinds[change.resource.kind], change.resource, settled.properties
         traits = {resource.kind: kind.traits}
-        while settled.state != "failed" and (left := plan([resource], {resource.id: settled}, traits).changes[0].fields):
+        has_moved, mends = False, kind.traits.mends and change.action == "update"
+        while settled.state != "failed" or mends:
+            left = plan([resource], {resource.id: settled}, traits).changes[0].fields
+            if not left and not mends:
+                break
             if is_over:
                 raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
-            text = kind.update(self.cloud, resource, settled, left)
+            if has_moved and settled.properties == before:
+                raise CloudError(f"{resource.name} was put back to what it was before, and not by this run")
+            text, mends = kind.update(self.cloud, resource, settled, left), False
             if text is not None:
+                has_moved = has_moved or self._until_settled(change, start).properties != before
                 self._wait(change, start, kind, text)
             settled = self._until_settled(change, start)
             is_over = text is None or bool(settled.reason)

@@ -51,6 +51,11 @@ class Plan:
     def is_empty(self) -> bool:
         return all(change.action == "same" for change in self.changes)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of what is as it should be is still under way, such as a start that an earlier run has left."""
+        return all(change.observed is None or change.observed.state == "ready" for change in self.changes)
+
     def count(self, *actions: Action) -> int:
         return sum(change.action in actions for change in self.changes)
 

@@ -190,9 +190,9 @@ def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
 
 
 def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool) -> None:
-    if planned.is_empty:
+    if planned.is_empty and planned.is_settled:
         return
-    if ask and not confirm(planned, "Carry this out?"):
+    if ask and not planned.is_empty and not confirm(planned, "Carry this out?"):
         raise CliError("nothing was changed; give --yes where nobody can be asked")
     begin = time.time()
     try:

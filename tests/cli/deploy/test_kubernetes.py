@@ -161,3 +161,17 @@ def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_told(dep
     (tmp_path / "kubectl").unlink()
     deploy.apply(code=1)
     assert "kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR" in deploy.err
+
+
+def test_a_rollout_that_has_failed_is_applied_anew(deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy.apply()
+    cluster.failure = "ImagePullBackOff"
+    deploy.apply("--set", "env.A=b", code=1)
+    applied = cluster._roll_out
+
+    def well(deployment: dict[str, Any]) -> None:
+        cluster.failure = ""  # Kubernetes tells of the failure until other pods are asked for
+        applied(deployment)
+
+    monkeypatch.setattr(cluster, "_roll_out", well)
+    deploy.apply("--set", "env.A=c")

@@ -352,3 +352,11 @@ def test_a_role_is_made_on_request_and_removed_with_the_rest(deploy: Deploy, cou
     assert set(actions(deploy.plan("--create-role", code=0)).values()) == {"same"}
     deploy.verb("destroy", "--yes")
     assert [each["RoleName"] for each in client.list_roles()["Roles"]] == ["deployed"]
+
+
+def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(deploy: Deploy, course: Course, clock: Clock) -> None:
+    deploy.apply(*CANARY)
+    clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
+    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    assert "digits:live was put back to what it was before, and not by this run" in deploy.err
+    assert alias() == {"version": "1", "weights": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.aws import Account, Course
 from tests.support.models import make_model
+from tsx_cli.deploy import engine, places
 from tsx_cli.deploy.kinds import sagemaker
 from tsx_cli.main import main
 
@@ -232,3 +234,42 @@ def test_without_a_region_the_way_to_name_one_is_told(deploy: Deploy, course: Co
     monkeypatch.delenv("AWS_REGION")
     deploy.apply(code=1)
     assert "no region: give --region eu-central-1, or set AWS_REGION" in deploy.err
+
+
+def test_a_start_that_was_left_is_waited_for_and_its_failure_told(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+    course.looks = 8  # some of them for the plan
+
+    def leave(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "Engine", partial(engine.Engine, sleep=leave))
+        deploy.apply(code=130)
+    course.failure = "The primary container did not pass the ping health check."
+    deploy.apply(code=1)
+    assert "digits has failed: The primary container did not pass the ping health check" in deploy.err
+    assert len(course.calls) == 1
+
+
+def test_an_update_that_was_left_and_taken_back_is_not_begun_again(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy.apply()
+    course.looks = 8  # some of them for the plan
+
+    def leave(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "Engine", partial(engine.Engine, sleep=leave))
+        deploy.apply("--set", "sagemaker.instances=2", code=130)
+    course.failure = "Alarm tsx-digits-5xx is in ALARM state."
+    deploy.apply("--set", "sagemaker.instances=2", code=1)
+    assert "digits is as it was before: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
+    assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
+
+
+@pytest.mark.parametrize("wrong", [["--set", "sagemaker.instnces=2"], ["--nonsense"]])
+def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(deploy: Deploy, course: Course, wrong: list[str]) -> None:
+    said = [str(deploy.archive), "--target", "sagemaker", "--name", "digits", *wrong]
+    deploy("plan", *said, code=1)
+    deploy(*said, "--plan", code=1)
+    deploy(*said, code=2)  # wrong usage, as of any other command
