@@ -31,7 +31,7 @@ class DeployGroup(DefaultGroup):
             return super().invoke(ctx)
         except (UsageError, WRONG_WORDS) as error:
             if "--plan" in words or words[0] == "plan":
-                error.exit_code = FAILED  # type: ignore[union-attr,attr-defined]  # which both have
+                error.exit_code = FAILED  # type: ignore[attr-defined]  # which both have
             raise
 
 
