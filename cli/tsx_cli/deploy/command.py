@@ -47,7 +47,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 app = typer.Typer(
     cls=DeployGroup,
     add_completion=False,
-    help="Bring an archive to a SageMaker endpoint or a Lambda function, by a plan that is shown first.",
+    help="Bring an archive to a container, Kubernetes, SageMaker or Lambda, by a plan that is shown first.",
     no_args_is_help=True,
 )
 
@@ -177,7 +177,7 @@ def promote(said: Said, yes: Yes = False, as_json: AsJson = False) -> None:
 @takes(deployment)
 def destroy(
     said: Said,
-    purge: Annotated[bool, typer.Option("--purge", help="Remove uploaded models too.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove what was uploaded or built for it too: models, and images.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

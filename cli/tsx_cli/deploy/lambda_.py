@@ -12,17 +12,20 @@ from typing import Any
 from tsx_cli.deploy.cloud import Cloud, CloudError, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.kinds.autoscaling import is_somebody_elses
+from tsx_cli.deploy.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.kinds.iam import own_role
 from tsx_cli.deploy.kinds.lambda_ import hash_of, published
 from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
 from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Observed, Resource
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled
+from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled, scaling_rule
 from tsx_cli.failure import CliError
 
 SCALABLE = "AWS::ApplicationAutoScaling::ScalableTarget"
 REFUSED = 400
+END_OF_HEAD = b"\0" * 8  # of an answer that is streamed: what comes behind it is the body
 
 
 class Lambda:
@@ -42,14 +45,15 @@ class Lambda:
         return [*found, *_alarms(cloud, name)]
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """What is not asked for any more, and versions beyond the newest `keep`, but none that has requests."""
+        """What is not asked for any more, and versions beyond the newest `keep`: none has requests by then, as deletions come last."""
         if _function(cloud, spec.name) is None:
             return []
         names = {(each.kind, each.name) for each in wanted}
         beside = [each for each in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name)) if (each.kind, each.name) not in names]
+        beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
         others = [each for each in self.versions(cloud, spec.name) if f"{spec.name}:{each.id}" not in coming]
-        gone = [each for each in others[: -(spec.keep - 1) or None] if not each.is_current and not each.percent]
+        gone = others[: -(spec.keep - 1) or None]
         kind = "AWS::Lambda::Version"
         return [*(Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {}) for each in gone), *beside]
 
@@ -100,7 +104,7 @@ class Lambda:
             "url": None if url is None else url.outputs["FunctionUrl"],
             "queues": [{"arn": each["EventSourceArn"], "state": each["State"]} for each in mappings(cloud, alias_of(name))],
             "provisioned": None if ready is None else ready.properties["ProvisionedConcurrentExecutions"],
-            "alarms": {each.name: _alarm_state(cloud, each) for each in _alarms(cloud, name)},
+            "alarms": {each.name: alarm_state(cloud, each.name) for each in _alarms(cloud, name)},
             "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == SCALABLE],
         }
 
@@ -109,7 +113,8 @@ class Lambda:
         event = json.dumps(_event(body, content_type, accept)).encode()
         with told(f"asking {name}"):
             answer = cloud.client("lambda").invoke(FunctionName=name, Qualifier=ALIAS, Payload=event)
-            said = json.loads(answer["Payload"].read() or b"null")
+            head, prelude, streamed = answer["Payload"].read().partition(END_OF_HEAD)
+        said = json.loads(head or b"null")
         if "FunctionError" in answer:
             raise CloudError(
                 f"{name} failed: {said.get('errorMessage', said) if isinstance(said, dict) else said}", answer["FunctionError"]
@@ -117,7 +122,7 @@ class Lambda:
         if not isinstance(said, dict) or "statusCode" not in said:
             return json.dumps(said).encode()
         text = said.get("body") or ""
-        content = base64.b64decode(text) if said.get("isBase64Encoded") else text.encode()
+        content = streamed if prelude else base64.b64decode(text) if said.get("isBase64Encoded") else text.encode()
         if int(said["statusCode"]) >= REFUSED:
             raise CloudError(f"{name} answered {said['statusCode']}: {content.decode(errors='replace')}", str(said["statusCode"]))
         return content
@@ -181,28 +186,13 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     own = Resource("ScalableTarget", SCALABLE, scaled(name), {}, ("Function", "Provisioned"))
     if _observed(cloud, own) is None:
         return []
-    policy = f"{own.name}|tsx-{name}-in-use"
+    policy = f"{own.name}|{scaling_rule(name)}"
     return [own, Resource("ScalingPolicy", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]
 
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:
-    own = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
-    with told(f"listing the alarms of {name}"):
-        pages = cloud.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=f"tsx-{name}-")
-        found = [each for page in pages for each in page["MetricAlarms"]]
-    of = {"Name": "FunctionName", "Value": name}
-    names = [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)]
+    names = alarms_of(cloud, name, "FunctionName")
     return [Resource(f"Alarm{number}", "AWS::CloudWatch::Alarm", each, {}) for number, each in enumerate(names, start=1)]
-
-
-def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:
-    several = [each["MetricStat"]["Metric"] for each in alarm.get("Metrics", []) if "MetricStat" in each]
-    return [dimension for metric in (alarm, *several) for dimension in metric.get("Dimensions", [])]
-
-
-def _alarm_state(cloud: Cloud, alarm: Resource) -> str:
-    found = _observed(cloud, alarm)
-    return "" if found is None else found.outputs["status"]
 
 
 def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:

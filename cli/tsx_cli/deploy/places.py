@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.container import Containers
-from tsx_cli.deploy.engine import Engine, OnEvent
+from tsx_cli.deploy.engine import OWNER, Engine, OnEvent
 from tsx_cli.deploy.images import own_repository
 from tsx_cli.deploy.kinds import KINDS, Kind
 from tsx_cli.deploy.kinds.container import Container, Image, Machine
@@ -45,9 +45,12 @@ class Place:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
 
     def images(self) -> list[Resource]:
-        """The repository that is this deployment's own, which need not be there."""
+        """The repository that was made for this deployment, if one was."""
+        if not isinstance(self.cloud, Cloud):
+            return []
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
-        return [own] if isinstance(self.cloud, Cloud) else []
+        found = self.kinds[own.kind].observe(self.cloud, own.name)
+        return [own] if found is not None and found.tags.get(OWNER) == self.name else []
 
 
 def place(spec: DeploySpec) -> Place:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
+from tsx_cli.deploy.hiding import hidden
 from tsx_cli.deploy.resources import Observed, Ref, Resource, Traits
 
 Action = Literal["create", "update", "replace", "delete", "same"]
@@ -33,7 +34,9 @@ class Change:
 
     def as_json(self) -> dict[str, Any]:
         told: dict[str, Any] = {"action": self.action, "id": self.resource.id, "kind": self.resource.kind, "name": self.resource.name}
-        told["fields"] = [{"path": each.path, "old": _plain(each.old), "new": _plain(each.new)} for each in self.fields]
+        told["fields"] = [
+            {"path": each.path, "old": _shown(each.path, each.old), "new": _shown(each.path, each.new)} for each in self.fields
+        ]
         if self.reason:
             told["reason"] = self.reason
         if self.resource.how:
@@ -167,6 +170,10 @@ def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
     if isinstance(value, (list, tuple)):
         return [resolved(each, outputs) for each in value]
     return value
+
+
+def _shown(path: str, value: Any) -> Any:
+    return hidden(_plain(value), path.rpartition(".")[2])
 
 
 def _plain(value: Any) -> Any:

@@ -114,14 +114,15 @@ def _function(spec: DeploySpec, known: Region, request_ms: float | None) -> Cost
         return Cost(on=known.date, why="Managed Instances are EC2 instances of your account, which Lambda chooses")
     listed = known.functions.get(own.architecture, LambdaPrices())
     # of a function with provisioned concurrency even the work has another price
-    second = listed.gb_second if own.provisioned is None else listed.provisioned_use
-    if second is None or listed.request is None or (own.provisioned is not None and listed.provisioned_gb_second is None):
+    is_kept = own.provisioned is not None or own.autoscaling is not None
+    second = listed.provisioned_use if is_kept else listed.gb_second
+    if second is None or listed.request is None or (is_kept and listed.provisioned_gb_second is None):
         return Cost(on=known.date, why=f"the prices of {known.date} do not have all of Lambda on {own.architecture}: {REFRESH}")
     fewest, most = own.provisioned or 0, None
-    if own.provisioned is not None and own.autoscaling is not None:
+    if own.autoscaling is not None:
         fewest, most = own.autoscaling.min, own.autoscaling.max
     kept = (listed.provisioned_gb_second or 0.0) * gib * 3600
-    what = f"a function at rest with {own.memory} MiB" if own.provisioned is None else f"{fewest} kept ready with {own.memory} MiB"
+    what = f"a function at rest with {own.memory} MiB" if not is_kept else f"{fewest} kept ready with {own.memory} MiB"
     busy = None if request_ms is None else 1e6 * (listed.request + second * gib * request_ms / 1000)
     why = "" if busy is not None else "its archive was never measured (tsx bench --write)"
     return Cost(fewest * kept, None if most is None else most * kept, busy, known.date, what, why)

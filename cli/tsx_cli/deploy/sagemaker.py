@@ -9,12 +9,15 @@ from typing import Any
 from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.kinds.autoscaling import is_somebody_elses
 from tsx_cli.deploy.kinds.base import tag_map
+from tsx_cli.deploy.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.kinds.iam import own_role
+from tsx_cli.deploy.kinds.s3 import keys
 from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.sagemaker import VARIANT, prefix, resources
+from tsx_cli.deploy.targets.sagemaker import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
 from tsx_cli.failure import CliError
 
 BESIDE = frozenset({"AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"})
@@ -32,24 +35,27 @@ class SageMaker:
         needs = tuple(each.id for each in models)
         kind = "AWS::SageMaker::EndpointConfig"
         configs = [Resource(f"Config{n}", kind, each, {}, needs) for n, each in enumerate(_names(cloud, "endpoint_config", name))]
-        alarms = [Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(_alarms(cloud, name))]
+        alarms = [
+            Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(alarms_of(cloud, name, "EndpointName"))
+        ]
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         found = [*role, *models, *configs, *alarms]
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
             needs = tuple(each.id for each in (*configs, *alarms))
             found += [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs), *_scaling(cloud, name)]
-        return [*(_objects(cloud, models) if purge else []), *found]
+        return [*(_objects(cloud, name, models) if purge else []), *found]
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         """Configurations beyond the newest `keep`, models that no other configuration names, alarms and scaling that nobody asks for."""
         names = {each.name for each in wanted}
         others = [each for each in self.versions(cloud, spec.name) if each.id not in names]
-        gone = {each.id for each in others[: -(spec.keep - 1) or None] if not each.is_current}
+        gone = {each.id for each in others[: -(spec.keep - 1) or None]}  # none is current by then: deletions come last
         belongings = self.belongings(cloud, spec.name)
         configs = [each for each in belongings if each.kind == "AWS::SageMaker::EndpointConfig"]
         used = {model for each in configs if each.name not in gone for model in _models_of(cloud, each.name)} | names
         models = [each for each in belongings if each.kind == "AWS::SageMaker::Model" and each.name not in used]
         beside = [each for each in belongings if each.kind in BESIDE and each.name not in names]
+        beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
         return [*models, *(each for each in configs if each.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[Version]:
@@ -66,6 +72,13 @@ class SageMaker:
         ]
 
     def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+        """Raises CliError while SageMaker moves the endpoint elsewhere: when that is over, another version may be the one before."""
+        found = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
+        if found is not None and found.state == "changing" and found.outputs["pending"] != version.id:
+            raise CliError(
+                f"{name} is {found.outputs['status']}, and SageMaker takes no order until that is over; a canary goes back by itself "
+                "when an alarm goes off. `tsx deploy status` shows how far it is: go back then"
+            )
         return [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {"EndpointConfigName": version.id}, tags=version.tags)]
 
     def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
@@ -93,8 +106,9 @@ class SageMaker:
             "model": endpoint.tags.get("tsx:model"),
             "image": endpoint.tags.get("tsx:image-digest"),
             "configuration": endpoint.properties["EndpointConfigName"],
+            "moving to": endpoint.outputs["pending"],
             "variants": [_variant(each, now.get(each["VariantName"], {})) for each in variants],
-            "alarms": {each: _alarm_state(cloud, each) for each in _alarms(cloud, name)},
+            "alarms": {each: alarm_state(cloud, each) for each in alarms_of(cloud, name, "EndpointName")},
             "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if "ScalableTarget" in each.kind],
         }
 
@@ -119,20 +133,6 @@ def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
         yield from (variant["ModelName"] for variant in found.properties["ProductionVariants"])
 
 
-def _alarms(cloud: Cloud, name: str) -> list[str]:
-    own = re.compile(re.escape(prefix(name)) + "[0-9a-z-]+-[0-9a-f]{4}")
-    with told(f"listing the alarms of {name}"):
-        pages = cloud.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=prefix(name))
-        found = [each for page in pages for each in page["MetricAlarms"]]
-    of = {"Name": "EndpointName", "Value": name}
-    return [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in each["Dimensions"]]
-
-
-def _alarm_state(cloud: Cloud, name: str) -> str:
-    found = KINDS["AWS::CloudWatch::Alarm"].observe(cloud, name)
-    return "" if found is None else found.outputs["status"]
-
-
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     which = f"endpoint/{name}/variant/{VARIANT}"
     with told(f"looking for what scales {name}"):
@@ -142,13 +142,15 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     for number, target in enumerate(targets):
         place = f"sagemaker|{which}|{target['ScalableDimension']}"
         own = Resource(f"ScalableTarget{number}", "AWS::ApplicationAutoScaling::ScalableTarget", place, {}, ("Endpoint",))
-        policy = f"{place}|tsx-{name}-in-flight"
+        policy = f"{place}|{scaling_rule(name)}"
         found += [own, Resource(f"ScalingPolicy{number}", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]
     return found
 
 
-def _objects(cloud: Cloud, models: Sequence[Resource]) -> list[Resource]:
-    urls = set()
+def _objects(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
+    """All that was ever uploaded for it, also for versions that are not kept any more."""
+    bucket, own = own_bucket(cloud.account, cloud.region), re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz")
+    urls = {f"{bucket}/{key}" for key in keys(cloud, bucket, uploads(name)) if own.fullmatch(key)}
     for model in models:
         found = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
         if found is not None:

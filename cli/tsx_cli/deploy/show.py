@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from tsx_cli.deploy.engine import Event
+from tsx_cli.deploy.hiding import hidden
 from tsx_cli.deploy.plan import SIGNS, Change, Plan
 from tsx_cli.deploy.platforms import Version
 from tsx_cli.output import one_line, print_table
@@ -42,7 +43,8 @@ def show_plan(planned: Plan) -> None:
         print(f"{SIGNS[change.action]:>3} {_kind(change):<15} {one_line(change.resource.name)}{_because(change)}")
         if change.action in ("update", "replace"):
             for field in change.fields:
-                print(f"      {field.path}: {_value(field.old)} -> {_value(field.new)}")
+                name = field.path.rpartition(".")[2]
+                print(f"      {field.path}: {_value(hidden(field.old, name))} -> {_value(hidden(field.new, name))}")
             if change.resource.how and change.action == "update":
                 print(f"      how: {_value(change.resource.how)}")
     counts = [(planned.count("create"), "to create"), (planned.count("update"), "to update")]

@@ -91,9 +91,15 @@ class Canary(Part):
 class Autoscaling(Part):
     min: int = Field(default=1, ge=0)
     max: int = Field(default=4, ge=1)
-    target: float = Field(default=4, gt=0)  # requests in flight for each instance
+    target: float = Field(default=4, gt=0)  # requests in flight for each instance; asynchronous: that wait
     scale_in: Annotated[Seconds, Field(ge=0)] = 300
     scale_out: Annotated[Seconds, Field(ge=0)] = 60
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Autoscaling:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, and max is {self.max}: the one is no more than the other")
+        return self
 
 
 class Serverless(Part):
@@ -292,9 +298,14 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
     A `role` that was given is that of the target's own table.
     """
     try:
-        return DeploySpec.model_validate(_values(file, given))
+        spec = DeploySpec.model_validate(_values(file, given))
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+    asked = {"canary": spec.canary is not None, "create_role": spec.create_role}
+    useless = [key for key, is_asked in asked.items() if is_asked and spec.target in ("container", "kubernetes")]
+    if useless:
+        raise UsageError(f"{useless[0]}: SageMaker and Lambda have that, and the target {spec.target} does not. Take it away")
+    return spec
 
 
 def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:

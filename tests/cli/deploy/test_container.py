@@ -194,3 +194,15 @@ def test_a_server_that_is_not_there_is_told(deploy: Deploy, docker: Engine, plac
     (place / "in.json").write_text("{}")
     deploy.verb("invoke", "in.json", code=1)
     assert "/predictions/digits: [Errno" in deploy.err or "refused" in deploy.err
+
+
+def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    (name,) = docker.running
+    state = docker.state
+    state["containers"][name]["State"]["Health"] = {"Status": "unhealthy"}
+    docker.set(**state)
+    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    deploy.apply()
+    assert docker.calls("stop")
+    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}

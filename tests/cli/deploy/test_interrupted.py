@@ -38,6 +38,7 @@ NAMED_OTHERWISE = {  # by IAM than by the API
     "lambda:Invoke": "lambda:InvokeFunction",
     "s3:HeadBucket": "s3:ListBucket",
     "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectsV2": "s3:ListBucket",
     "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
     "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
     "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
@@ -75,6 +76,8 @@ class Breaking:
         self.course.before, self.course.after = partial(fail, 0), partial(fail, 1)
         while main(["deploy", *command]) != 0:
             out, err = self.capsys.readouterr()
+            if command[0] == "destroy" and "there is no deployment 'digits'" in err:
+                break  # all that was lost is the answer to its last call
             assert "broken off" in err, out + err
             assert "to go on from here" in err
             assert len(failed) < 60

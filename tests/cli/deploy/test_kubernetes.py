@@ -175,3 +175,9 @@ def test_a_rollout_that_has_failed_is_applied_anew(deploy: Deploy, cluster: Clus
 
     monkeypatch.setattr(cluster, "_roll_out", well)
     deploy.apply("--set", "env.A=c")
+
+
+@pytest.mark.parametrize("option", [["--canary", "10%"], ["--create-role"]])
+def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, option: list[str]) -> None:
+    deploy.apply(*option, code=2)
+    assert "SageMaker and Lambda have that, and the target kubernetes does not" in deploy.err

@@ -118,7 +118,8 @@ def test_versions_beyond_those_that_are_kept_go_and_their_numbers_never_come_aga
     for memory in (1024, 2048, 3072, 4096):
         deploy.apply("--set", f"lambda.memory={memory}", "--set", "keep=2")
     assert [each["number"] for each in deploy.told("history")] == [3, 4]
-    assert set(actions(deploy.plan("--set", "lambda.memory=4096", "--set", "keep=2", code=0)).values()) == {"same"}
+    deploy.apply("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1")
+    deploy.plan("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1", code=0)
 
 
 def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, course: Course, clock: Clock) -> None:
@@ -144,7 +145,9 @@ def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(deplo
     def goes_off(waits: int) -> None:
         if alias()["weights"]:
             client = boto3.client("cloudwatch")
-            name = client.describe_alarms()["MetricAlarms"][0]["AlarmName"]
+            name = next(
+                each["AlarmName"] for each in client.describe_alarms()["MetricAlarms"] if '"Value": "2"' in json.dumps(each, default=str)
+            )
             if how == "state":
                 client.set_alarm_state(AlarmName=name, StateValue="ALARM", StateReason="5 failures in a minute")
             else:
@@ -360,3 +363,27 @@ def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(deploy: 
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
     assert "digits:live was put back to what it was before, and not by this run" in deploy.err
     assert alias() == {"version": "1", "weights": {}}
+
+
+def test_an_answer_that_is_streamed_is_printed_without_its_head(
+    deploy: Deploy, course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moto.awslambda.responses import LambdaResponse  # slow to import, and here alone
+
+    deploy.apply("--set", "lambda.streaming=true")
+    (tmp_path / "in.json").write_text("{}")
+    for status, code in ((200, 0), (503, 1)):
+        answer = json.dumps({"statusCode": status, "headers": {}}).encode() + bytes(8) + b"seven"
+        monkeypatch.setattr(LambdaResponse, "invoke", lambda response, answer=answer: (200, {"content-type": "x"}, answer))
+        assert deploy.verb("invoke", "in.json", code=code) == ("" if code else "seven")
+    assert "digits answered 503: seven" in deploy.err
+
+
+def test_values_of_secret_variables_are_in_no_plan(deploy: Deploy, course: Course) -> None:
+    deploy.apply("--set", "env.API_TOKEN=one-secret", "--set", "env.LEVEL=low")
+    words = deploy.wish("--set", "env.API_TOKEN=other-secret", "--set", "env.LEVEL=high")
+    for form in ((), ("--json",)):
+        told = deploy("plan", *words, *form, code=2)
+        assert "secret" not in told
+        assert "(hidden)" in told
+        assert "high" in told

@@ -136,7 +136,7 @@ def test_a_function_costs_by_its_requests(prices: Prices, more: dict[str, Any], 
 
 def test_concurrency_that_is_kept_costs_while_nobody_asks(prices: Prices) -> None:
     prices.regions[REGION].functions["x86_64"].provisioned_use = 0.0000097222
-    own = {"memory": 1024, "provisioned": 2, "autoscaling": {"min": 2, "max": 4}}
+    own = {"memory": 1024, "autoscaling": {"min": 2, "max": 4}}
     told = cost(spec(target="lambda", **{"lambda": own}), REGION, prices)
     assert told.lines(TODAY)[0].startswith("cost: $0.030 to $0.060 an hour, $21.90 to $43.80 a month, for 2 kept ready with 1024 MiB")
     assert told.lines(TODAY)[1].strip().startswith("what requests add is unknown, as its archive was never measured")

@@ -205,6 +205,8 @@ def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Cours
         (["--canary", "80"], "canary.percent: Input should be less than or equal to 50"),
         (["--alarm", "5xx>1ms"], "5xx is a number of answers in a minute and has no unit: 5xx>1"),
         (["--set", "sagemaker.serverless.memory=2048", "--canary", "10"], "a serverless endpoint has no canary"),
+        (["--set", "sagemaker.autoscaling.min=5", "--set", "sagemaker.autoscaling.max=2"], "sagemaker.autoscaling: min is 5, and max is 2"),
+        (["--set", "sagemaker.autoscaling.min=0"], "which SageMaker has for asynchronous endpoints only"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_is_asked_of_aws(deploy: Deploy, course: Course, words: list[str], said: str) -> None:
@@ -273,3 +275,60 @@ def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(deploy: Dep
     deploy("plan", *said, code=1)
     deploy(*said, "--plan", code=1)
     deploy(*said, code=2)  # wrong usage, as of any other command
+
+
+def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy, course: Course) -> None:
+    deploy.apply()
+    client = boto3.client("application-autoscaling")
+    which = {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": "endpoint/digits/variant/AllTraffic",
+        "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
+    }
+    rule = {"TargetValue": 3.0, "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}}
+    client.register_scalable_target(**which, MinCapacity=1, MaxCapacity=7)
+    client.put_scaling_policy(
+        **which, PolicyName="theirs", PolicyType="TargetTrackingScaling", TargetTrackingScalingPolicyConfiguration=rule
+    )
+    deploy.plan(code=0)
+
+
+def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
+    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy.apply()
+    deploy.apply("--set", "sagemaker.instances=2")
+    course.looks = 50
+
+    def leave(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "Engine", partial(engine.Engine, sleep=leave))
+        deploy.apply("--set", "sagemaker.instances=3", "--canary", "10", code=130)
+    deploy.verb("rollback", "--yes", code=1)
+    assert "digits is Updating, and SageMaker takes no order until that is over" in deploy.err
+
+
+def test_purge_removes_what_was_uploaded_for_versions_that_are_gone_and_no_repository_of_others(
+    deploy: Deploy, course: Course, tmp_path: Path
+) -> None:
+    deploy.apply("--set", "keep=1")
+    deploy.archive = make_model(tmp_path / "digits.mar", HANDLER + "# another one\n")
+    deploy.apply("--set", "keep=1")
+    deploy.plan("--set", "keep=1", code=0)
+    client = boto3.client("ecr")
+    client.create_repository(repositoryName="tsx/sagemaker/digits")  # by nobody who deploys
+    deploy.verb("destroy", "--purge", "--yes")
+    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket="tsx-123456789012-eu-central-1")
+    assert len(client.describe_repositories()["repositories"]) == 1
+
+
+def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(deploy: Deploy, course: Course) -> None:
+    deploy.apply("--set", "sagemaker.asynchronous.output=s3://answers/x", "--set", "sagemaker.autoscaling.min=0")
+    (rule,) = boto3.client("application-autoscaling").describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    measured = rule["TargetTrackingScalingPolicyConfiguration"]["CustomizedMetricSpecification"]
+    assert (measured["MetricName"], measured["Dimensions"]) == (
+        "ApproximateBacklogSizePerInstance", [{"Name": "EndpointName", "Value": "digits"}]
+    )  # fmt: skip
+    deploy.plan("--set", "sagemaker.asynchronous.output=s3://answers/x", "--set", "sagemaker.autoscaling.min=0", code=0)

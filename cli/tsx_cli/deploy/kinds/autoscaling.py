@@ -72,5 +72,18 @@ class ScalingPolicy:
             )
 
 
+def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
+    """Whether others have set how it scales: a target has no tags, but rules have names."""
+    namespace, resource, dimension = name.split("|")[:3]
+    with told(f"looking for who scales {resource}"):
+        pages = cloud.client("application-autoscaling").get_paginator("describe_scaling_policies")
+        found = [
+            each["PolicyName"]
+            for page in pages.paginate(ServiceNamespace=namespace, ResourceId=resource, ScalableDimension=dimension)
+            for each in page["ScalingPolicies"]
+        ]
+    return bool(found) and policy not in found
+
+
 def _which(properties: Any) -> dict[str, Any]:
     return only(properties, ("ServiceNamespace", "ResourceId", "ScalableDimension"))

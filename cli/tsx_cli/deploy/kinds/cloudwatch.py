@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.kinds.base import only, tag_list, tag_map
@@ -55,3 +57,23 @@ class Alarm:
     def delete(self, cloud: Cloud, found: Observed) -> None:
         with told(f"removing the alarm {found.name}"):
             cloud.client("cloudwatch").delete_alarms(AlarmNames=[found.name])
+
+
+def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
+    """Those that were made for a deployment, of either form: `tsx-NAME-...` by name, and they watch what the dimension calls NAME."""
+    own = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
+    with told(f"listing the alarms of {name}"):
+        pages = cloud.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=f"tsx-{name}-")
+        found = [each for page in pages for each in page["MetricAlarms"]]
+    of = {"Name": dimension, "Value": name}
+    return [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)]
+
+
+def alarm_state(cloud: Cloud, name: str) -> str:
+    found = Alarm().observe(cloud, name)
+    return "" if found is None else str(found.outputs["status"])
+
+
+def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:
+    several = [each["MetricStat"]["Metric"] for each in alarm.get("Metrics", []) if "MetricStat" in each]
+    return [dimension for metric in (alarm, *several) for dimension in metric.get("Dimensions", [])]

@@ -17,7 +17,7 @@ from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.image import Recipe
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.programs import Builder, Program
-from tsx_cli.deploy.resources import Observed, Resource, Traits
+from tsx_cli.deploy.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.targets.container import gpu_words
 
 NAME, TARGET = "tsx.name", "tsx.target"
@@ -74,8 +74,21 @@ def health_of(container: Mapping[str, Any]) -> str:
     return str(health.get("Status") or "healthy")
 
 
+def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
+    """One that a run has left while it was starting is not yet as it should be, and one that starts again and again never will."""
+    health = health_of(container)
+    if health == "unhealthy" or (health == "starting" and container.get("RestartCount")):
+        return "failed", "it is not well"
+    return ("changing", "is starting") if health == "starting" else ("ready", "")
+
+
 class Container:
-    traits = Traits(is_tagged=False, unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}))
+    traits = Traits(
+        is_tagged=False,
+        unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
+        mends=True,
+        left="the new container goes on starting, and the one before it is stopped",
+    )
     poll, patience = POLL, 3600.0
 
     def observe(self, cloud: Machine, name: str) -> Observed | None:
@@ -83,7 +96,8 @@ class Container:
         if found is None:
             return None
         tags = tags_of(found)
-        return Observed(name, {"Running": bool(found["State"].get("Running"))}, tags, {"Ref": name, "health": health_of(found)})
+        state, reason = _condition(found)
+        return Observed(name, {"Running": bool(found["State"].get("Running"))}, tags, {"Ref": name}, state, reason)
 
     def create(self, cloud: Machine, resource: Resource) -> None:
         """Raises CloudError for one that does not get well, which then is not there any more."""
@@ -99,9 +113,11 @@ class Container:
             self._put_back(cloud, before, error)
 
     def update(self, cloud: Machine, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        """An earlier one is started again, or one that has stopped."""
+        """An earlier one is started again, or one that has stopped or is not well."""
         before = self._stop_others(cloud, resource)
         try:
+            if found.properties["Running"]:
+                cloud.program.ask("stop", resource.name, doing=f"stopping {resource.name}, which is not well")
             cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
             self._until_well(cloud, resource)
         except CloudError as error:

@@ -86,3 +86,15 @@ class Object:
         bucket, _, key = found.name.partition("/")
         with told(f"deleting s3://{found.name}"):
             cloud.client("s3").delete_object(Bucket=bucket, Key=key)
+
+
+def keys(cloud: Cloud, bucket: str, beginning: str) -> list[str]:
+    """None where there is no such bucket."""
+    try:
+        with told(f"listing s3://{bucket}/{beginning}"):
+            pages = cloud.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning)
+            return [each["Key"] for page in pages for each in page.get("Contents", [])]
+    except CloudError as error:
+        if is_absent(error):
+            return []
+        raise

@@ -98,6 +98,7 @@ class Endpoint:
         reason = found.get("FailureReason") or (status if state != "ready" else "")
         variants = found.get("ProductionVariants", [])
         outputs = {"EndpointName": name, "Ref": found["EndpointArn"], "status": status, "variants": variants}
+        outputs["pending"] = found.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
         config = {"EndpointConfigName": found["EndpointConfigName"]}
         return Observed(name, config, _tags(cloud, found["EndpointArn"]), outputs, state, reason)
 

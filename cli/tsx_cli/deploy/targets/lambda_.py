@@ -32,7 +32,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     function, content = _function(spec, facts)
     made.append(Resource("Function", "AWS::Lambda::Function", spec.name, function, tuple(each.id for each in made), tags))
     version = Resource("Version", "AWS::Lambda::Version", f"{spec.name}:{content}", {"FunctionName": spec.name}, ("Function",))
-    watched = _alarms(spec, tags)
+    watched = _alarms(spec, tags, content)
     needs = ("Version", *(alarm.id for alarm in watched.made))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
     made += [version, *watched.made]
@@ -48,6 +48,10 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
 
 def alias_of(name: str) -> str:
     return f"{name}:{ALIAS}"
+
+
+def scaling_rule(name: str) -> str:
+    return f"tsx-{name}-in-use"
 
 
 def scaled(name: str) -> str:
@@ -137,12 +141,15 @@ def _managed(managed: ManagedInstances) -> dict[str, Any]:
     return properties
 
 
-def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
-    """They watch the new version alone: among all requests the tenth that fails is hard to see."""
+def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
+    """They watch the new version alone: among all requests the tenth that fails is hard to see.
+
+    Each version has its own, by its `content`: an alarm that is given another version to watch stays in the state that the one before left.
+    """
     if spec.canary is None:
         return Alarms([], [])
     through = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
-    version: dict[str, str | Ref] = {**through, "ExecutedVersion": Ref("Version", "Version")}
+    version: dict[str, str | Ref] = {**through, "ExecutedVersion": Ref("Version", "Version", content)}
     answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)  # a model's error is an answer, and no failed invocation
     metrics = Metrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
     own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
@@ -167,7 +174,7 @@ def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
     namespace, resource, dimension = scaled(spec.name).split("|")
     place = {"ServiceNamespace": namespace, "ResourceId": resource, "ScalableDimension": dimension}
     bounds = {"MinCapacity": own.autoscaling.min, "MaxCapacity": own.autoscaling.max}
-    policy = f"tsx-{spec.name}-in-use"
+    policy = scaling_rule(spec.name)
     rule = {
         "TargetValue": float(own.autoscaling.target),
         "PredefinedMetricSpecification": {"PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"},

@@ -25,8 +25,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     own = spec.sagemaker
     _check(spec)
     tags = tags_of(spec, facts)
-    bucket = own.bucket or f"tsx-{facts.account}-{facts.region}"
-    place = f"{bucket}/tsx/{spec.name}/{facts.sha256[:16]}/model.tar.gz"
+    bucket = own.bucket or own_bucket(facts.account, facts.region)
+    place = f"{bucket}/{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz"
     made = [] if own.bucket else [_bucket(bucket, tags)]
     needs = tuple(each.id for each in made)
     content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
@@ -48,6 +48,20 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     return made
 
 
+def own_bucket(account: str, region: str) -> str:
+    """Where a deployment names none."""
+    return f"tsx-{account}-{region}"
+
+
+def uploads(name: str) -> str:
+    """The beginning of the keys of what was uploaded for a deployment."""
+    return f"tsx/{name}/"
+
+
+def scaling_rule(name: str) -> str:
+    return f"tsx-{name}-in-flight"
+
+
 def prefix(name: str) -> str:
     """Of the names of a deployment's models, configurations and alarms."""
     return f"tsx-{name}-"
@@ -60,6 +74,8 @@ def _check(spec: DeploySpec) -> None:
             "sagemaker.role is not given: the ARN of the role that the endpoint runs with (--role); infra/iam has what it needs, "
             "and --create-role makes one"
         )
+    if own.autoscaling is not None and own.autoscaling.min == 0 and own.asynchronous is None:
+        raise UsageError("sagemaker.autoscaling.min is 0, which SageMaker has for asynchronous endpoints only: it is 1 or more here")
     if own.serverless is None:
         return
     clashes = {
@@ -182,18 +198,29 @@ def _retained() -> dict[str, Any]:
     return {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": ours}
 
 
+def _backlog(name: str) -> dict[str, Any]:
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/async-inference-autoscale.html"""
+    where = [{"Name": "EndpointName", "Value": name}]
+    return {"MetricName": "ApproximateBacklogSizePerInstance", "Namespace": "AWS/SageMaker", "Dimensions": where, "Statistic": "Average"}
+
+
 def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
     serverless = spec.sagemaker.serverless is not None
     dimension = "sagemaker:variant:" + ("DesiredProvisionedConcurrency" if serverless else "DesiredInstanceCount")
     metric = (
         "SageMakerVariantProvisionedConcurrencyUtilization" if serverless else "SageMakerVariantConcurrentRequestsPerModelHighResolution"
     )
+    measured: dict[str, Any] = {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
+    if (
+        spec.sagemaker.asynchronous is not None
+    ):  # requests wait in a queue there, which is the only thing that a fleet of none can be woken by
+        measured = {"CustomizedMetricSpecification": _backlog(spec.name)}
     which = {"ServiceNamespace": "sagemaker", "ResourceId": f"endpoint/{spec.name}/variant/{VARIANT}", "ScalableDimension": dimension}
     bounds = {"MinCapacity": wanted.min, "MaxCapacity": wanted.max}
-    policy = f"tsx-{spec.name}-in-flight"
+    policy = scaling_rule(spec.name)
     rule = {
         "TargetValue": float(wanted.target),
-        "PredefinedMetricSpecification": {"PredefinedMetricType": metric},
+        **measured,
         "ScaleInCooldown": wanted.scale_in,
         "ScaleOutCooldown": wanted.scale_out,
     }
