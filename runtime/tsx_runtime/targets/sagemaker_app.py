@@ -190,7 +190,7 @@ def parameters(versions: Sequence[ModelVersion], said: Said) -> dict[str, Any]:
     wanted = sum(version.min_workers * version.batch_size for version in versions) if alone else 2 * workers
     return {
         "MaxConcurrentTransforms": told.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload))),
-        "BatchStrategy": told.strategy or ("SingleRecord" if alone else "MultiRecord"),
+        "BatchStrategy": told.strategy or ("SINGLE_RECORD" if alone else "MULTI_RECORD"),
         "MaxPayloadInMB": payload,
     }
 

@@ -51,7 +51,7 @@ OTHERS = (  # read elsewhere, or the platform's own
 MODE, LINES, MEMORY, JOIN = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY", "TSX_SAGEMAKER_JOIN"
 OWN = (MODE, LINES, MEMORY, JOIN)  # tsx's, but no settings of a server elsewhere
 TIMEOUTS = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}  # mode -> seconds that a request may take
-STRATEGIES = {"MULTI_RECORD": "MultiRecord", "SINGLE_RECORD": "SingleRecord"}  # as the variable has it, and as a container tells it
+STRATEGIES = ("MULTI_RECORD", "SINGLE_RECORD")
 
 
 class Transform(NamedTuple):
@@ -144,7 +144,7 @@ def _transform(env: Mapping[str, str]) -> Transform:
     named = env.get("SAGEMAKER_BATCH_STRATEGY", "").strip().upper()
     if named and named not in STRATEGIES:
         raise SettingError(f"SAGEMAKER_BATCH_STRATEGY is '{named}'; it takes {' or '.join(STRATEGIES)}")
-    return Transform(told("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), STRATEGIES.get(named), told("SAGEMAKER_MAX_PAYLOAD_IN_MB"))
+    return Transform(told("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), named or None, told("SAGEMAKER_MAX_PAYLOAD_IN_MB"))
 
 
 def _port(name: str, text: str) -> int:

@@ -151,7 +151,7 @@ def test_it_is_well_while_its_worker_is_busy(endpoint: tuple[Host, Any, Path], t
 
 def test_a_job_is_told_how_to_send_its_records(endpoint: tuple[Host, Any, Path]) -> None:
     told = json.loads(endpoint[0].get("/execution-parameters").body)
-    assert told == {"MaxConcurrentTransforms": 2, "BatchStrategy": "MultiRecord", "MaxPayloadInMB": 6}
+    assert told == {"MaxConcurrentTransforms": 2, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
 
 
 def test_metrics_are_where_requests_are_and_management_is_not(endpoint: tuple[Host, Any, Path]) -> None:

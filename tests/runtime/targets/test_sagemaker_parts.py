@@ -62,6 +62,11 @@ def test_an_answer_is_one_line_in_each_form(answer: bytes, as_csv: bytes, as_jso
     assert as_line(answer, JSON_LINES) == as_json
 
 
+def test_half_of_a_pair_is_written_as_json_has_it() -> None:
+    assert as_line(b'"\\ud800"', JSON_LINES) == b'"\\ud800"'
+    assert as_line(b'"\\ud800"', CSV) == b"\\ud800"
+
+
 def test_forms_are_told_by_types_and_the_first_that_is_accepted_counts() -> None:
     assert form_of(b"Text/CSV; charset=utf-8") is CSV
     assert form_of(b"application/json") is None
@@ -112,11 +117,11 @@ def test_a_job_is_told_what_keeps_the_workers_busy_unless_it_was_told_itself() -
         found = parameters(versions, read_environment(env))
         return found["MaxConcurrentTransforms"], found["BatchStrategy"], found["MaxPayloadInMB"]
 
-    assert told(version(2, 8)) == (4, "MultiRecord", 6)
-    assert told(version(2, 8), TSX_SAGEMAKER_LINES="false") == (16, "SingleRecord", 6)
+    assert told(version(2, 8)) == (4, "MULTI_RECORD", 6)
+    assert told(version(2, 8), TSX_SAGEMAKER_LINES="false") == (16, "SINGLE_RECORD", 6)
     given = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}
-    assert told(version(8, 8), **given) == (2, "SingleRecord", 50)
-    assert told(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MultiRecord", 6)
+    assert told(version(8, 8), **given) == (2, "SINGLE_RECORD", 50)
+    assert told(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MULTI_RECORD", 6)
 
 
 @pytest.mark.parametrize(
