@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
 from weakref import WeakKeyDictionary
@@ -93,6 +94,8 @@ class SageMaker:
             elif path == PARAMETERS:
                 await self.answer(send, scope, request_id, 200, (JSON,), _told(**parameters(self._versions(), self.said)))
             else:
+                if self.predictions.guard is not None:  # of a plugin's, or where tokens are wanted all the same
+                    self.predictions.guard.check(scope["headers"])
                 await self.route(scope, receive, send, request_id)
         except ClientGone:
             return
@@ -141,15 +144,17 @@ class SageMaker:
         most = self.registry.settings.max_response_size
         given = accepted_form(_header(headers, b"accept") or self.said.accept.encode("latin-1", "replace"), form)
         try:
-            answers = await unless_gone(receive, answer_each(lines, route, self._gate(target), job_of, most))
-            whole = joined(_line(answer, given) for answer in answers)
+            line_of = partial(_line, given)
+            answers = await unless_gone(receive, answer_each(lines, route, self._gate(target), job_of, line_of, most))
         except LineFailed as failure:
             text = f"{failure} None of the {len(lines)} lines is answered: mend that one, or leave it out."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
             await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
             return
         pairs = [pair for answer in answers[:1] for pair in handler_headers(answer.headers) if pair[0].startswith(TOLD)]
-        await self.answer(send, scope, request_id, 200, (*pairs, (b"content-type", given.media_type)), whole)
+        await self.answer(
+            send, scope, request_id, 200, (*pairs, (b"content-type", given.media_type)), joined(answer.body for answer in answers)
+        )
 
     def _form(self, path: bytes, headers: list[Pair]) -> Form | None:
         """Of a body that is to be taken apart; None where the model gets it whole."""
@@ -223,7 +228,7 @@ def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callab
     return job_of
 
 
-def _line(answer: Answered, form: Form) -> bytes:
+def _line(form: Form, answer: Answered) -> bytes:
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:

@@ -60,8 +60,8 @@ def as_line(answer: bytes, form: Form) -> bytes:
         if form is CSV and "\n" not in value:
             return value.encode()  # it is CSV already, for all that anybody knows
     if form is JSON_LINES:
-        return _json(value).encode()
-    return _row(value if isinstance(value, list) else [value]).encode()
+        return _json(value).encode("utf-8", "backslashreplace")  # half of a pair, which JSON can say and UTF-8 cannot
+    return _row(value if isinstance(value, list) else [value]).encode("utf-8", "backslashreplace")
 
 
 def joined(lines: Iterable[bytes]) -> bytes:

@@ -40,20 +40,32 @@ def room(version: ModelVersion) -> int:
 
 
 async def answer_each(
-    lines: Iterable[tuple[int, bytes]], route: Route, gate: asyncio.Semaphore, job_of: Callable[[bytes], WaitingJob], most: int
+    lines: Iterable[tuple[int, bytes]],
+    route: Route,
+    gate: asyncio.Semaphore,
+    job_of: Callable[[bytes], WaitingJob],
+    line_of: Callable[[Answered], bytes],
+    most: int,
 ) -> list[Answered]:
-    """In the lines' order. Raises LineFailed, for the first of those that failed; none is begun after the first failure."""
-    answers: list[Answered] = []
-    failures: list[LineFailed] = []
-    tasks: set[asyncio.Task[None]] = set()
+    """In the lines' order; the bodies are what `line_of` makes of them as they come, since for all of them it would hold up the loop.
 
-    async def answer(number: int, line: bytes) -> None:
-        try:
-            answers.append(await _answer(number, job_of(line), route, most))
-        except LineFailed as failure:
-            failures.append(failure)
-        finally:
-            gate.release()
+    Raises LineFailed, for the first of those that failed; none is begun after the first failure.
+    """
+    answers: list[Answered] = []
+    failures: list[BaseException] = []
+    tasks: set[asyncio.Task[Answered]] = set()
+
+    async def answer(number: int, line: bytes) -> Answered:
+        answered = await _answer(number, job_of(line), route, most)
+        return answered._replace(body=line_of(answered))
+
+    def ended(task: asyncio.Task[Answered]) -> None:
+        """Also of one that was cancelled before it began."""
+        tasks.discard(task)
+        gate.release()
+        if not task.cancelled():
+            error = task.exception()
+            answers.append(task.result()) if error is None else failures.append(error)
 
     try:
         for number, line in lines:
@@ -63,14 +75,14 @@ async def answer_each(
                 break
             task = asyncio.create_task(answer(number, line))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(ended)
         if tasks:
             await asyncio.wait(tasks)
     finally:
         for task in tasks:
             task.cancel()
     if failures:
-        raise min(failures, key=lambda failure: failure.number)
+        raise min(failures, key=lambda failure: failure.number if isinstance(failure, LineFailed) else 0)
     return sorted(answers)
 
 

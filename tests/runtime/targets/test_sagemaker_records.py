@@ -1,0 +1,94 @@
+"""The lines of one request: each is answered, none is left out, and all that a request holds is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.split import Route
+from tsx_runtime.errors import InvalidToken
+from tsx_runtime.http.asgi import Counts, Message
+from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.tokens import Key
+from tsx_runtime.targets.sagemaker_app import MultiModel
+from tsx_runtime.targets.sagemaker_env import read_environment
+from tsx_runtime.targets.sagemaker_records import Answered, answer_each
+
+LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
+
+
+class Echo:
+    """A model that answers at once. What happens is noted."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.gate = asyncio.Semaphore(1)
+
+    def submit(self, job: WaitingJob) -> None:
+        self.events.append(f"asked {bytes(job.body).decode()}")
+        job.answer(200, b"", job.body)
+
+    def leave(self, job: WaitingJob) -> None:
+        raise AssertionError("every line was answered")
+
+    def line_of(self, answered: Answered) -> bytes:
+        self.events.append(f"written {answered.body.decode()}")
+        return answered.body.upper()
+
+    async def answers(self, line_of: Any = None) -> list[Answered]:
+        def job_of(line: bytes) -> WaitingJob:
+            return WaitingJob(b"", line, 0.0)
+
+        return await answer_each(LINES, cast("Route", self), self.gate, job_of, line_of or self.line_of, 1000)
+
+
+def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
+    async def run() -> None:
+        echo = Echo()
+        assert [(each.number, each.body) for each in await echo.answers()] == [(1, b"A"), (3, b"B"), (4, b"C")]
+        assert echo.events == ["asked a", "written a", "asked b", "written b", "asked c", "written c"]
+
+    asyncio.run(run())
+
+
+def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
+    """It must not be left out, which would give its answer to the next line."""
+
+    def line_of(answered: Answered) -> bytes:
+        if answered.number == 3:
+            raise KeyError("unknown")
+        return answered.body
+
+    async def run() -> None:
+        echo = Echo()
+        with pytest.raises(KeyError, match="unknown"):
+            await echo.answers(line_of)
+        assert echo.events == ["asked a", "asked b"]  # and nothing after it
+        assert not echo.gate.locked()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/a"), ("POST", "/models/a b/invoke")])
+def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(method: str, path: str) -> None:
+    said = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
+    predictions = SimpleNamespace(guard=Guard(Key("right")), limit=1000)
+    app = SimpleNamespace(counts=Counts(), predictions=predictions)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def run(path: str) -> None:
+        platform = MultiModel(said, cast("Any", SimpleNamespace(stopping=False, models={})), cast("Any", app), bool, cast("Any", None))
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": [], "query_string": b""}
+        await platform(scope, cast("Any", None), send)
+
+    asyncio.run(run(path))
+    assert sent[0]["status"] == InvalidToken.status
+    asyncio.run(run("/ping"))
+    assert sent[2]["status"] == 200  # of whom the platform asks it
