@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,12 +29,17 @@ class Results:
     """Sends to any place. `client` makes one of boto3's by the name of its service."""
 
     def __init__(self, client: Callable[[str], Any] | None = None) -> None:
-        self._client = cache(client or _client)
+        self._make = cache(client or _client)
+        self._making = threading.Lock()  # boto3's clients may be used by many threads, but not made by them
         self._threads = ThreadPoolExecutor(AT_ONCE, "tsx-results")
 
     async def send(self, place: str, result: Result) -> None:
         """Returns when it is there. Raises what boto3 raises."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._send, place, result)
+
+    def _client(self, service: str) -> Any:
+        with self._making:
+            return self._make(service)
 
     def _send(self, place: str, result: Result) -> None:
         if place.startswith("s3://"):

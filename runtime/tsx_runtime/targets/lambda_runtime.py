@@ -50,7 +50,9 @@ async def _run(env: MutableMapping[str, str]) -> int:
     running = {asyncio.create_task(poller.run()): poller for poller in pollers}
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-    busy = [task for task, poller in running.items() if poller.busy]
+    busy = [task for task, poller in running.items() if poller.leave() and not task.done()]
+    for task in running.keys() - busy:
+        task.cancel()  # it has asked for an invocation, which nobody would answer
     if busy:
         await asyncio.wait(busy, timeout=STOP if stopped.is_set() else None)
     for task in running:
@@ -64,20 +66,28 @@ class Poller:
     """One invocation after the other."""
 
     def __init__(self, function: Function, connection: Connection) -> None:
-        self.busy = False
+        self._busy = self._leaving = False
         self._function = function
         self._connection = connection
 
     async def run(self) -> None:
-        """Until the environment is of no further use. Raises Broken."""
-        while not self._function.over:
-            invocation = await self._connection.next()
-            self.busy = True
-            try:
-                await self._serve(invocation)
-            except Refused as error:
-                logger.error("invocation %s could not be answered: %s", invocation.aws_request_id, error)
-            self.busy = False
+        """Until the environment is of no further use, or `leave` was called. Raises Broken."""
+        try:
+            while not (self._function.over or self._leaving):
+                invocation = await self._connection.next()
+                self._busy = True
+                try:
+                    await self._serve(invocation)
+                except Refused as error:
+                    logger.error("invocation %s could not be answered: %s", invocation.aws_request_id, error)
+                self._busy = False
+        finally:
+            self._connection.close()
+
+    def leave(self) -> bool:
+        """Have it take no further invocation, which would be lost with the environment; whether it has one to answer."""
+        self._leaving = True
+        return self._busy
 
     async def _serve(self, invocation: Invocation) -> None:
         parts = self._connection.parts(invocation.aws_request_id)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import given
@@ -10,11 +14,13 @@ from hypothesis import strategies as st
 
 from tests.support.lambda_api import balancer, function_url, messages, rest_api
 from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.targets.lambda_api import Invocation
 from tsx_runtime.targets.lambda_batch import Answered
-from tsx_runtime.targets.lambda_env import INIT_WAIT, homes, read_environment
+from tsx_runtime.targets.lambda_env import INIT_WAIT, Own, homes, read_environment
 from tsx_runtime.targets.lambda_events import Ask, asks_of, is_http, is_sqs, is_warm_up, message, ordered_failures
 from tsx_runtime.targets.lambda_http import looks_like, prelude
-from tsx_runtime.targets.lambda_results import Result, s3_key, sqs_message
+from tsx_runtime.targets.lambda_results import Result, Results, s3_key, sqs_message
+from tsx_runtime.targets.lambda_runtime import Poller
 
 
 def test_a_variable_of_the_functions_own_goes_before_the_platforms_default() -> None:
@@ -126,6 +132,54 @@ def test_answers_of_messages_have_names_and_keep_their_order() -> None:
     told = sqs_message("https://sqs/1/q.fifo", result)
     assert (told["MessageBody"], told["MessageGroupId"], told["MessageDeduplicationId"]) == ("{}", "group", "id-1")
     assert sqs_message("https://sqs/1/q", result._replace(body=b"\xff"))["MessageBody"] == "/w=="
+
+
+def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
+    """Making two at once fails now and then."""
+    making, met = threading.Barrier(2), []
+
+    def client(service: str) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            met.append(making.wait(0.2))
+        return SimpleNamespace(send_message=lambda **message: None)
+
+    async def send() -> None:
+        results = Results(client)
+        await asyncio.gather(*(results.send("https://sqs/1/q", Result("id", "", 200, "", b"x")) for _ in range(4)))
+
+    asyncio.run(send())
+    assert met == []
+
+
+def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() -> None:
+    class Api:
+        """It has an invocation whenever one is asked for."""
+
+        answered: ClassVar[list[str]] = []
+        closed = False
+
+        async def next(self) -> Invocation:
+            return Invocation({"lambda-runtime-aws-request-id": str(len(self.answered))}, b"{}")
+
+        def parts(self, id: str) -> None:
+            """Nothing is streamed."""
+
+        async def answer(self, id: str, body: bytes) -> None:
+            self.answered.append(id)
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def answer(*event: Any) -> str:
+        assert len(api.answered) < 2, "it takes another, which would be lost"
+        if len(api.answered) == 1:
+            assert poller.leave()
+        return "answer"
+
+    api = Api()
+    poller = Poller(cast("Any", SimpleNamespace(over="", own=Own(), answer=answer)), cast("Any", api))
+    asyncio.run(poller.run())
+    assert (api.answered, api.closed, poller.leave()) == (["0", "1"], True, False)
 
 
 def test_an_answer_without_a_type_is_what_it_looks_like() -> None:
