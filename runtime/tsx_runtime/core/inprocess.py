@@ -1,7 +1,8 @@
 """Workers as threads of this process: for Lambda, which has no shared memory, freezes what runs between two requests, and has one process.
 
-A thread cannot be killed. One that is to be killed loses its socket, and counts as ended; while it still runs no other is started, and
-whoever made the starter asks `stuck` and ends the process.
+A thread cannot be killed. One that is to be killed loses its socket, and counts as ended; while it still runs no other is started. One that
+ends by itself may leave a process behind that is of no more use to another, as a lost device does. So whoever made the starter asks
+`stuck` and `restarted`, and ends the process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class WorkerThread:
 
     def __init__(self, name: str, sock: socket.socket, hidden: Collection[str]) -> None:
         self.pid = os.getpid()
+        self.name = name
         self._sock = sock
         self._hidden = hidden
         self._killed = False
@@ -79,6 +81,7 @@ class ThreadStarter:
     def __init__(self, *, hide: str | None = None) -> None:
         """`hide`: a pattern for the names of environment variables that are none of the workers' business; this process loses them too."""
         self.hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
+        self.restarted = False  # a thread has ended by itself, and another was started in its place
         self._threads: list[WorkerThread] = []
         self._programs: list[CommandProcess] = []
 
@@ -99,6 +102,7 @@ class ThreadStarter:
             raise OSError("the thread of the worker before it still runs; this process has to end")
         front, back = socket.socketpair()
         front.setblocking(False)
+        self.restarted |= any(thread.name == name and not thread.alive for thread in self._threads)
         self._threads = [thread for thread in self._threads if thread.alive]
         self._threads.append(WorkerThread(name, back, self.hidden))
         return self._threads[-1], front

@@ -25,6 +25,7 @@ from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.core.tracing import Tracer
+from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import (
     BadRequest,
     CannotRemoveDefault,
@@ -236,6 +237,10 @@ class Registry:
         await asyncio.to_thread(self.state.close)
         await asyncio.to_thread(self._environments.close)
         await asyncio.to_thread(self._starter.close)
+
+    def workers(self) -> list[Worker]:
+        """Of all versions that requests find."""
+        return [worker for model in self.models.values() for version in model.versions.values() for worker in version.workers]
 
     def _all(self) -> list[ModelVersion]:
         return [*self._coming, *self._leaving, *(version for model in self.models.values() for version in model.versions.values())]

@@ -106,7 +106,7 @@ def reader(registry: Registry, counts: Counts, system: System) -> Callable[[], A
 
     async def read() -> Families:
         gpus = await read_gpus() if registry.gpus and not system.disabled else {}
-        workers = [worker for model in registry.models.values() for version in model.versions.values() for worker in version.workers]
+        workers = registry.workers()
         usage, process = await asyncio.to_thread(lambda: (usage_of(workers), list(own_process.collect())))
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}

@@ -73,7 +73,7 @@ def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | N
 
     @router.get("/state")
     async def state(since: Annotated[int, Query(ge=0)] = 0) -> Response:
-        memory = await asyncio.to_thread(memory_of, uistate.workers_of(registry))
+        memory = await asyncio.to_thread(memory_of, registry.workers())
         return _json(uistate.describe(registry, series, since, server, memory))
 
     @router.get("/store")

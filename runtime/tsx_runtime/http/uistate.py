@@ -23,10 +23,6 @@ MOST_LINES = 500
 NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
 
 
-def workers_of(registry: Registry) -> list[Worker]:
-    return [worker for model in registry.models.values() for version in model.versions.values() for worker in version.workers]
-
-
 def describe(registry: Registry, series: Series, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
     """`server` is what stays the same while it runs. `since` is the newest point that the page has."""
     points = series.since(since)

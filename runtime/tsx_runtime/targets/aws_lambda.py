@@ -26,6 +26,7 @@ import psutil
 from tsx_archiver import ArchiveError
 from tsx_runtime.core.inprocess import ThreadStarter
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
 from tsx_runtime.setting_sources import find_config, load_settings
 from tsx_runtime.targets import lambda_events as events
@@ -93,8 +94,17 @@ class Function:
         try:
             return await self._answer(event, context, write)
         finally:
-            if self._starter.stuck and not self.over:
-                self.over = "the handler did not return within responseTimeout, and a thread cannot be killed"
+            self.over = self.over or self._hopeless()
+
+    def _hopeless(self) -> str:
+        """Why this process is of no use to a worker any more; empty where it is."""
+        if self._starter.stuck:
+            return "the handler did not return within responseTimeout, and a thread cannot be killed"
+        if any(worker.state is WorkerState.FAILED for worker in self._registry.workers()):
+            return "the worker kept dying, and was given up"
+        if self._starter.restarted:
+            return "the worker ended by itself, as it does when the device does not answer"
+        return ""
 
     async def _answer(self, event: Any, context: Any, write: Write | None) -> Any:
         seconds = seconds_left(context)

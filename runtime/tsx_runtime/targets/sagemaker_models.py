@@ -109,8 +109,7 @@ class Models:
 
     async def _check(self, what: str) -> None:
         """Raises OutOfResources."""
-        workers = [worker for model in self._registry.models.values() for version in model.versions.values() for worker in version.workers]
-        taken = await asyncio.to_thread(memory_of, workers)
+        taken = await asyncio.to_thread(memory_of, self._registry.workers())
         coming = sum(self._coming.values())
         if taken + coming > self._bound:
             text = f"There is no room for the model: {what}{taken // MEGA} MB of {self._bound // MEGA} MB are taken"

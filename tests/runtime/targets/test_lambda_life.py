@@ -16,6 +16,11 @@ from tests.support.servers import DEADLINE
 
 LOADS = 'from pathlib import Path\nPath(__file__).with_name("loads").open("a").write("x")\n'
 SLOW = "import time\nfrom pathlib import Path\nwhile not Path({!r}).exists():\n    time.sleep(0.01)\n"
+LOST = """
+def handle(data, context):
+    if data is not None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+"""
 BROKEN = "raise RuntimeError('no weights')\n"
 
 
@@ -72,6 +77,16 @@ def test_a_handler_that_never_returns_is_given_up_with_its_environment(tmp_path:
         assert "did not answer within 1 s (responseTimeout)" in failed.json()["errorMessage"]
         assert running.ended(DEADLINE) == 1
         assert "a thread cannot be killed" in running.log
+
+
+def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
+    """No other thread of the process gets over it, though one is started for the requests that are there."""
+    told = "a fresh one takes its place: the worker ended by itself"
+    with function(lay(tmp_path, LOST), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
+        for _ in range(3):  # the worker may take the second with it, and is started anew for the third
+            assert running.invoke({"a": 1}).error
+        assert told in running.log or running.ended(DEADLINE) == 1
+        assert told in running.log
 
 
 @pytest.fixture(scope="module")
