@@ -102,7 +102,8 @@ class ThreadStarter:
             raise OSError("the thread of the worker before it still runs; this process has to end")
         front, back = socket.socketpair()
         front.setblocking(False)
-        self.restarted |= any(thread.name == name and not thread.alive for thread in self._threads)
+        newest = next((thread for thread in reversed(self._threads) if thread.name == name), None)
+        self.restarted |= newest is not None and not newest.alive  # one that is alive has a successor, which is no restart
         self._threads = [thread for thread in self._threads if thread.alive]
         self._threads.append(WorkerThread(name, back, self.hidden))
         return self._threads[-1], front

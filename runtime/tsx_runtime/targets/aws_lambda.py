@@ -66,6 +66,7 @@ class Function:
         self._starter = ThreadStarter(hide=settings.blacklist_env_vars)
         self._results = Results()
         self._began = time.monotonic()
+        self._longest = 0.0  # seconds that an invocation had
 
     async def start(self) -> None:
         """The model is on its way from now on. Raises SettingError where it cannot be found."""
@@ -108,6 +109,7 @@ class Function:
 
     async def _answer(self, event: Any, context: Any, write: Write | None) -> Any:
         seconds = seconds_left(context)
+        self._longest = max(self._longest, seconds)
         if events.is_http(event):
             if write is None:
                 return await self._http.answer(event, context, seconds)
@@ -141,9 +143,14 @@ class Function:
         if not self._loading.done():
             text = "The model is still loading, for %.0f s by now. Try again; or raise the function's timeout, or its memory."
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
-        if self.own.concurrency == 1:
+        if self.own.concurrency == 1 or self._hangs():
             self.over = "an invocation was given up, and the model may still be at it"
         return too_late()
+
+    def _hangs(self) -> bool:
+        """Whether the model has been at a batch for longer than any of its invocations may have waited for it."""
+        channels = [worker.channel for worker in self._registry.workers()]
+        return any(channel and channel.sent and time.monotonic() - channel.began > self._longest for channel in channels)
 
     async def _answer_asks(self, asks: Asks, end: float) -> Any:
         answers = await ask_all(self._registry, asks.asks, end - time.monotonic())

@@ -89,6 +89,13 @@ def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
         assert told in running.log
 
 
+def test_a_handler_that_never_returns_does_not_hold_up_the_invocations_beside_it_for_good(tmp_path: Path) -> None:
+    with function(lay(tmp_path, ECHO, "batchSize: 1\n"), concurrency=2, timeout=2.0) as running:
+        assert running.invoke({"wait": str(tmp_path / "never")}).json()["errorType"] == "TooLate"
+        running.invoke({"a": 1})  # waits behind it, or finds a fresh environment already
+        assert "a fresh one takes its place" in running.log or running.ended(DEADLINE) == 1
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
     """An environment of Managed Instances that streams."""
