@@ -28,7 +28,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Returns the exit code: 0 after a stop that was asked for, 1 where the model or a setting is wrong."""
     words = list(argv) or ["serve"]
     if words[0] != "serve":
-        os.execvp(words[0], words)
+        return _become(words)
     try:
         return _serve(chosen(env), {name: value for name, value in env.items() if name != TARGET})  # which is no setting of a server
     except (TsxError, ArchiveError, OSError) as error:
@@ -39,6 +39,15 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     except Exception:  # the process's boundary
         traceback.print_exc()
         return 1
+
+
+def _become(words: list[str]) -> int:
+    """Returns only where there is no such program."""
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        print(f"Error: '{words[0]}' cannot be started: {error.strerror}. 'serve' starts the server, and so does no word.", file=sys.stderr)
+        return 127  # as a shell has it
 
 
 def chosen(env: Mapping[str, str]) -> str:

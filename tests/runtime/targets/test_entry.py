@@ -15,7 +15,7 @@ from tests.support.models import make_model
 from tests.support.sagemaker_host import MOST, container, unpack
 from tests.support.servers import DEADLINE, clean
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.entry import chosen
+from tsx_runtime.targets.entry import chosen, main
 from tsx_runtime.targets.found import found_model
 from tsx_runtime.targets.sagemaker_env import read_environment
 
@@ -114,6 +114,13 @@ def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(short_
 def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
     assert subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True) == "a word\n"
+
+
+def test_a_word_that_is_no_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["srve"], {}) == 127
+    assert capsys.readouterr().err == (
+        "Error: 'srve' cannot be started: No such file or directory. 'serve' starts the server, and so does no word.\n"
+    )
 
 
 def test_what_is_no_archive_is_told_without_a_traceback(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
