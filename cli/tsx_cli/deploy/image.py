@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.limits import ACCELERATED
 from tsx_cli.deploy.resources import digest
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_templates.render import render_tree
@@ -50,7 +51,7 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
 def wants_gpu(spec: DeploySpec) -> bool:
     """Whether torch has to come with CUDA."""
     if spec.target == "sagemaker":
-        return spec.sagemaker.serverless is None and spec.sagemaker.instance_type.startswith(("ml.g", "ml.p"))
+        return spec.sagemaker.serverless is None and bool(ACCELERATED.match(spec.sagemaker.instance_type))
     if spec.target == "lambda":
         return spec.lambda_.managed_instances is not None and spec.lambda_.managed_instances.gpu_memory is not None
     return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0

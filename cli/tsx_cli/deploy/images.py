@@ -10,13 +10,13 @@ from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.image import Local, recipe
 from tsx_cli.deploy.kinds import Kind, ecr
 from tsx_cli.deploy.kinds import container as container_kinds
+from tsx_cli.deploy.limits import ARM
 from tsx_cli.deploy.programs import Builder
 from tsx_cli.deploy.resources import Ref, Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import UsageError
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
-GRAVITON = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")
 
 
 class Images(NamedTuple):
@@ -44,7 +44,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
 
 def machine(spec: DeploySpec) -> str:
     """Of AWS: what this machine is does not matter there."""
-    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(GRAVITON.match(spec.sagemaker.instance_type))
+    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
     return "linux/arm64" if arm else "linux/amd64"
 
 

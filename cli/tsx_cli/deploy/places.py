@@ -65,9 +65,8 @@ def named(file: Path | None, given: Mapping[str, Any]) -> Place:
 def _place(name: str, target: str, said: Mapping[str, Any]) -> Place:
     if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
         raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
-    reach: Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]] = {"container": _machine, "kubernetes": _cluster}.get(
-        target, _account
-    )
+    reaches: Mapping[str, Reach] = {"container": _machine, "kubernetes": _cluster}
+    reach: Reach = reaches.get(target, _account)
     cloud, kinds = reach(said)
     return Place(name, target, PLATFORMS[target], cloud, kinds)
 

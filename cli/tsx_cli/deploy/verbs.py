@@ -62,7 +62,7 @@ def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: b
             ahead = _tried(ahead, steps, check=check)
             if not as_json:
                 print("\n".join(ahead.lines(date.today())))
-        _carry_out(engine, place, planned, ask=ask)
+        _carry_out(engine, place, planned, ask=ask, as_json=as_json)
     _tell(place, as_json=as_json)
 
 
@@ -132,7 +132,7 @@ def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_js
         planned = engine.plan(place.platform.going_back(place.cloud, place.name, version))
         if not as_json:
             show_plan(planned)
-        _carry_out(engine, place, planned, ask=ask)
+        _carry_out(engine, place, planned, ask=ask, as_json=as_json)
     _tell(place, as_json=as_json)
 
 
@@ -145,7 +145,7 @@ def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> Non
         planned = engine.plan(place.platform.promoting(place.cloud, place.name))
         if not as_json:
             show_plan(planned)
-        _carry_out(engine, place, planned, ask=ask)
+        _carry_out(engine, place, planned, ask=ask, as_json=as_json)
     _tell(place, as_json=as_json)
 
 
@@ -189,10 +189,11 @@ def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
     return ahead.loaded(result)
 
 
-def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool) -> None:
+def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool, as_json: bool) -> None:
+    """With JSON nobody is asked: they would not see what."""
     if planned.is_empty and planned.is_settled:
         return
-    if ask and not planned.is_empty and not confirm(planned, "Carry this out?"):
+    if ask and not planned.is_empty and (as_json or not confirm(planned, "Carry this out?")):
         raise CliError("nothing was changed; give --yes where nobody can be asked")
     begin = time.time()
     try:

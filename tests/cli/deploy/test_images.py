@@ -124,7 +124,7 @@ def test_purge_takes_the_repository_along(deploy: Deploy, docker: Engine) -> Non
 
 
 def test_a_repository_that_is_none_of_ecr_is_told(deploy: Deploy, docker: Engine) -> None:
-    deploy("plan", "--set", "repository=docker.io/me/digits", code=2)
+    deploy("plan", "--set", "repository=docker.io/me/digits", code=1)
     assert "repository is docker.io/me/digits; sagemaker takes images from ECR alone" in deploy.err
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
 
 from tests.support.aws import Account, Course
+from tests.support.deploying import HANDLER, IMAGE, ROLE, Deploy, actions
 from tests.support.models import make_model
 from tsx_cli.deploy import engine, places
 from tsx_cli.deploy.kinds import sagemaker
-from tsx_cli.main import main
-
-ROLE = "arn:aws:iam::123456789012:role/endpoint"
-IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 
 
 @pytest.fixture
@@ -32,38 +27,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("deployed") / "digits.mar", HANDLER)
 
 
-class Deploy:
-    """The command, with what all calls say."""
-
-    def __init__(self, archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.archive, self.capsys = archive, capsys
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        assert main(["deploy", *words]) == code, self.capsys.readouterr()
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def apply(self, *words: str, code: int = 0) -> str:
-        """Without loading the archive, which tests/cli/deploy/test_preflight.py does."""
-        said = [str(self.archive), "--target", "sagemaker", "--name", "digits", "--role", ROLE, "--image", IMAGE, "--yes", "--no-check"]
-        return self(*said, *words, code=code)
-
-    def plan(self, *words: str, code: int) -> Any:
-        said = ["plan", str(self.archive), "--target", "sagemaker", "--name", "digits", "--role", ROLE, "--image", IMAGE, "--json"]
-        return json.loads(self(*said, *words, code=code))
-
-    def verb(self, verb: str, *words: str, code: int = 0) -> str:
-        return self(verb, "--name", "digits", "--target", "sagemaker", *words, code=code)
-
-
 @pytest.fixture
 def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deploy:
     monkeypatch.chdir(tmp_path)
-    return Deploy(archive, capsys)
-
-
-def actions(told: Any) -> dict[str, str]:
-    return {change["id"]: change["action"] for change in told["changes"]}
+    return Deploy(archive, "sagemaker", capsys)
 
 
 def test_an_endpoint_is_planned_made_and_then_as_it_should_be(deploy: Deploy, course: Course) -> None:

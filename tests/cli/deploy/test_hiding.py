@@ -1,0 +1,38 @@
+"""Plans are kept in logs of CI: what a variable's name says to be secret is not in them, in whatever form a platform has variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tsx_cli.deploy.hiding import HIDDEN, hidden
+from tsx_cli.deploy.plan import Change, Field, Plan
+from tsx_cli.deploy.resources import Resource
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"Variables": {"API_TOKEN": "x", "LEVEL": "low"}}, {"Variables": {"API_TOKEN": HIDDEN, "LEVEL": "low"}}),
+        (
+            [{"name": "DB_PASSWORD", "value": "x"}, {"name": "A", "value": "b"}],
+            [{"name": "DB_PASSWORD", "value": HIDDEN}, {"name": "A", "value": "b"}],
+        ),
+        (
+            ["run", "--env", "AWS_SECRET_ACCESS_KEY=x=y", "--env", "A=b"],
+            ["run", "--env", f"AWS_SECRET_ACCESS_KEY={HIDDEN}", "--env", "A=b"],
+        ),
+        ({"TSX_DISABLE_TOKEN_AUTHORIZATION": "true"}, {"TSX_DISABLE_TOKEN_AUTHORIZATION": "true"}),
+        ({"secretKeyRef": {"name": "tokens", "key": "inference"}}, {"secretKeyRef": {"name": "tokens", "key": "inference"}}),
+        ([1, None, True], [1, None, True]),
+    ],
+)
+def test_values_of_secret_variables_are_hidden_and_no_others(value: Any, shown: Any) -> None:
+    assert hidden(value) == shown
+
+
+def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
+    change = Change("update", Resource("a", "k", "n", {}), None, (Field("Environment.Variables.HF_TOKEN", "x", "y"),))
+    (told,) = Plan((change,)).as_json()["changes"][0]["fields"]
+    assert (told["old"], told["new"]) == (HIDDEN, HIDDEN)
