@@ -119,7 +119,7 @@ def _quiet_log() -> Iterator[None]:
 def check_lines(result: CheckResult) -> list[str]:
     lines = [f"check: {result.model} {result.version} loaded in {result.load_seconds:.1f} s"]
     if not result.samples:
-        return [*lines, "check: there is no sample to send; give one with --sample FILE"]
+        return [*lines, "check: there is no sample to send; give one with tsx archive --sample FILE"]
     sizes = ", ".join(map(str, result.batch_sizes))
     if result.findings:
         return [*lines, *(f"check: FAILED {finding}" for finding in result.findings)]

@@ -69,7 +69,7 @@ def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> Non
     ended = run("archive", "--name", "m", "--handler", "code.py", "--check")
     assert ended.code == 3
     assert "check: m 1.0 loaded in " in ended.out
-    assert "there is no sample to send; give one with --sample FILE" in ended.out
+    assert "there is no sample to send; give one with tsx archive --sample FILE" in ended.out
 
 
 def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
