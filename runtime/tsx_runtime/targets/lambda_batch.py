@@ -21,6 +21,7 @@ from tsx_runtime.targets.lambda_events import Ask
 from tsx_runtime.targets.lambda_http import TooLate, looks_like, too_late
 from tsx_runtime.targets.lambda_results import Result, Results
 
+SENDING = 0.1  # of an invocation's time, for answers that are sent elsewhere: of those that are not, the messages would all come again
 MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
 
 logger = logging.getLogger("tsx.lambda")
@@ -93,7 +94,8 @@ class Queue:
         """Which messages are to come again: https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
         end = time.monotonic() + seconds
         records: list[Mapping[str, Any]] = event["Records"]
-        answers = await ask_all(self._registry, [_message(record) for record in records], seconds)
+        asking = seconds * (1 - SENDING) if self._place else seconds
+        answers = await ask_all(self._registry, [_message(record) for record in records], asking)
         if any(isinstance(answer, TooLate) for answer in answers):
             self._late()
         failed = {record["messageId"]: why for record, answer in zip(records, answers, strict=True) if (why := _why_failed(answer))}

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from tests.support.lambda_api import balancer, function_url, messages, rest_api
 from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.targets import lambda_batch
 from tsx_runtime.targets.lambda_api import Invocation
-from tsx_runtime.targets.lambda_batch import Answered
+from tsx_runtime.targets.lambda_batch import Answered, Queue
 from tsx_runtime.targets.lambda_env import INIT_WAIT, Own, homes, read_environment
 from tsx_runtime.targets.lambda_events import Ask, asks_of, is_http, is_sqs, is_warm_up, message, ordered_failures
-from tsx_runtime.targets.lambda_http import looks_like, prelude
+from tsx_runtime.targets.lambda_http import looks_like, prelude, too_late
 from tsx_runtime.targets.lambda_results import Result, Results, s3_key, sqs_message
 from tsx_runtime.targets.lambda_runtime import Poller
 
@@ -191,3 +192,25 @@ def test_an_answer_without_a_type_is_what_it_looks_like() -> None:
     told = prelude(200, [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")])
     assert told == b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}' + b"\0" * 8
     assert Answered(200, "", b"").status == 200
+
+
+def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    sent: list[Result] = []
+
+    async def ask_all(_registry: object, asks: list[Any], seconds: float) -> list[Any]:
+        given.append(seconds)
+        return [Answered(200, "text/plain", b"yes"), too_late()]
+
+    class Kept:
+        async def send(self, place: str, result: Result) -> None:
+            sent.append(result)
+
+    monkeypatch.setattr(lambda_batch, "ask_all", ask_all)
+    told: list[str] = []
+    queue = Queue(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
+    answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))
+    assert given[0] <= 55
+    assert [result.message for result in sent] == ["message-0"]
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "message-1"}]}
+    assert told == ["late"]
