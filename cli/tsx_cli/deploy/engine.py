@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.kinds.base import Kind
 from tsx_cli.deploy.plan import Change, Plan, plan, resolved
-from tsx_cli.deploy.resources import Observed, Resource
+from tsx_cli.deploy.resources import UNDER_WAY, Observed, Resource
 from tsx_cli.failure import INTERRUPTED, CliError
 
 
@@ -112,19 +112,21 @@ class Engine:
         kind, resource, before = self.kinds[change.resource.kind], change.resource, settled.properties
         traits = {resource.kind: kind.traits}
         has_moved, mends = False, kind.traits.mends and change.action == "update"
+        has_begun = UNDER_WAY in settled.outputs  # by a run that was left
         while settled.state != "failed" or mends:
             left = plan([resource], {resource.id: settled}, traits).changes[0].fields
             if not left and not mends:
                 break
             if is_over:
                 raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
-            if has_moved and settled.properties == before:
+            if (has_moved and settled.properties == before) or (has_begun and UNDER_WAY not in settled.outputs):
                 raise CloudError(f"{resource.name} was put back to what it was before, and not by this run")
             text, mends = kind.update(self.cloud, resource, settled, left), False
             if text is not None:
                 has_moved = has_moved or self._until_settled(change, start).properties != before
                 self._wait(change, start, kind, text)
             settled = self._until_settled(change, start)
+            has_begun = has_begun or UNDER_WAY in settled.outputs
             is_over = text is None or bool(settled.reason)
         if settled.state == "failed":
             raise CloudError(f"{resource.name} has failed: {settled.reason or 'AWS gives no reason'}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+UNDER_WAY = "under way"  # among the outputs of what the command itself brings on its way in several calls, and watches
 State = Literal["ready", "changing", "failed"]
 
 

@@ -362,6 +362,16 @@ def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(deploy: 
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
     assert "digits:live was put back to what it was before, and not by this run" in deploy.err
+
+
+def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_again(deploy: Deploy, course: Course, clock: Clock) -> None:
+    deploy.apply(*CANARY)
+    clock.happens = lambda waits: (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
+    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
+    clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
+    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    assert "digits:live was put back to what it was before, and not by this run" in deploy.err
+    assert alias() == {"version": "1", "weights": {}}
     assert alias() == {"version": "1", "weights": {}}
 
 

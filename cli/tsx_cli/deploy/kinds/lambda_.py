@@ -11,7 +11,7 @@ from tsx_cli.deploy.canary import Back, Baking, Begin, Shift, Wait, decide
 from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
 from tsx_cli.deploy.kinds.base import only
 from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, State, Traits
+from tsx_cli.deploy.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
 CONFIGURATION = ("Role", "Description", "Timeout", "MemorySize", "EphemeralStorage", "CapacityProviderConfig", "AcceleratorConfig")
@@ -140,7 +140,8 @@ class Alias:
         weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights")
         if weights:
             properties["RoutingConfig"] = {"AdditionalVersionWeights": weights}
-        return Observed(name, properties, outputs={"Ref": found["AliasArn"], "canary": _baking(found)})
+        canary = _baking(found)
+        return Observed(name, properties, outputs={"Ref": found["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         with told(f"creating the alias {resource.name}"):
@@ -149,7 +150,7 @@ class Alias:
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
         wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
         shift = Shift(**resource.how) if resource.how and wanted != before else None
-        baking: Baking | None = found.outputs["canary"]
+        baking: Baking | None = found.outputs.get(UNDER_WAY)
         time = now()
         off = {} if shift is None else went_off(cloud, shift.alarms, None if baking is None or baking.version != wanted else baking.since)
         todo = decide(wanted, shift, baking, off, time)
