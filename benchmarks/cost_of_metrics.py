@@ -1,10 +1,10 @@
-"""What times, histograms and counters cost: a server that is told in turns of a tenth of a second to count, and not to.
+"""What times, histograms and counters cost: a server that is told in turns of a few milliseconds to count, and not to.
 
-    python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--servers 4] [--blocks 40] [--turn 0.1]
+    python -m benchmarks.cost_of_metrics [--loads ok:1,ok:16,ok:64,mlp:16] [--servers 8] [--blocks 24] [--turn 0.015]
 
 `blind.py` says what is left out when it does not: in the front end the counters of each request and all that is kept of a batch, in the
 worker the times that it tells. `ok` is a handler that answers `OK` and does nothing else, so that the share is as large as it can be; `mlp`
-is a small model. Each block of four turns (see `turns.py`) gives two ratios: of the time that a request takes (1 / throughput), and of the
+is a small model. Each block of turns (see `turns.py`) gives two ratios: of the time that a request takes (1 / throughput), and of the
 processor's time that front end and worker spend on it. Told are the medians of the blocks of all servers, which start one after the other,
 between what they are with 95 % confidence, and whether that is under the 3 % that are allowed. It needs Linux and `wrk`.
 """
@@ -111,11 +111,12 @@ def wanted(text: str) -> dict[str, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=wanted, default=wanted("ok:1,ok:16,ok:64,mlp:16"), help="handlers, each with its connections")
-    parser.add_argument("--servers", type=int, default=4, help="one after the other, for each handler")
-    parser.add_argument("--blocks", type=int, default=40, help="of four turns each, for each load and server")
-    parser.add_argument("--turn", type=float, default=0.1, help="seconds")
+    parser.add_argument("--servers", type=int, default=8, help="one after the other, for each handler")
+    parser.add_argument("--blocks", type=int, default=24, help=f"of {len(turns.ORDER)} turns each, for each load and server")
+    parser.add_argument("--turn", type=float, default=0.015, help="seconds")
     options = parser.parse_args()
-    print(f"{machine.describe()}; {options.servers} servers, {options.blocks} blocks of four turns of {options.turn:g} s with each\n")
+    each = f"{options.blocks} blocks of {len(turns.ORDER)} turns of {options.turn:g} s"
+    print(f"{machine.describe()}; {options.servers} servers, {each} with each\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     verdicts: list[str] = []
     for name, connections in options.loads.items():

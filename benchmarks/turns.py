@@ -1,10 +1,12 @@
-"""Load on a server that is switched between two ways of working, in turns of a fraction of a second.
+"""Load on a server that is switched between two ways of working, in turns of a few milliseconds.
 
-What else a machine does, and its host, changes from second to second: of two rounds that follow each other the second one may be a fifth
-slower for that alone; and two servers of the same code differ by some percent from start to end, as their memory happens to lie. So it is
-one server, under one load (`wrk`), and its processes are told by a signal which way to work. A block is four turns, one-other-other-one and
-then the other way round, so that what grows or shrinks meanwhile is the same for both. How many requests were answered in a turn is told by
-the bytes that the load has read: all answers are as long as each other. Linux only: it reads /proc.
+What else a machine does, and its host, changes from one moment to the next: of two rounds that follow each other the second one may be a
+fifth slower for that alone; and two servers of the same code differ by some percent from start to end, as their memory happens to lie. So
+it is one server, under one load (`wrk`), and its processes are told by a signal which way to work. The shorter the turns, the more of the
+noise is the same for both: eight turns of 15 ms tell as much as eight of 100 ms. A block is many of them, each way as often first as
+last, so that what grows or shrinks meanwhile is the same for both; its ratio is that of sums, so that what is done only now and then counts
+as much as it costs. How many requests were answered in a turn is told by the bytes that the load has read: all answers are as long as each
+other. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from numpy.typing import NDArray
 
 from benchmarks import wrk
 
-SETTLE = 0.01  # seconds after a switch until what was under way is answered
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1) * 4  # of a block's turns
+SETTLE = 0.004  # seconds after a switch until what was under way is answered
 WARM_UP = 1.0  # seconds
 RESAMPLES = 2000
 
@@ -120,7 +123,7 @@ class Load:
     def end(self) -> float:
         """The bytes of an answer. Raises `wrk.NotAnswered`."""
         while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:  # what it has read can still be seen then
-            self._process.send_signal(signal.SIGINT)  # again, where it went to the thread that does not wait for it
+            os.kill(self._pid, signal.SIGINT)  # again, where it went to the thread that does not wait for it
             time.sleep(SETTLE)
         read = self._read()
         output, _ = self._process.communicate()
@@ -144,10 +147,10 @@ def run(load: Load, switch: Switch, blocks: int, seconds: float) -> tuple[list[C
     time.sleep(WARM_UP)
     signals = (signal.SIGUSR1, signal.SIGUSR2)
     turns: tuple[list[list[tuple[Point, Point]]], list[list[tuple[Point, Point]]]] = ([], [])
-    for number in range(blocks):
+    for _ in range(blocks):
         for kept in turns:
             kept.append([])
-        for which in (0, 1, 1, 0) if number % 2 == 0 else (1, 0, 0, 1):
+        for which in ORDER:
             switch.to(signals[which])
             time.sleep(SETTLE)
             before = load.point()

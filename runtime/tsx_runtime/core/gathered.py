@@ -7,18 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from tsx_runtime.core.durations import FINE, Durations
+from tsx_runtime.core.times import Batch
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-BATCHES, REQUESTS = 512, 4096  # of whichever there are so many is counted: within two tenths of a millisecond, which no client feels
-# entries of a batch: free, sent, answered (see times.py), requests, what the worker told, the statuses if not all are 200, and when each
-# request arrived: in bytes, since thousands of floats that are kept for a while would each lie elsewhere
-ROW = 7
+ROOM, OF_A_BATCH = 16384, 8  # requests that are counted at a time, less so many for each batch: about a millisecond's work
+WIDTH = len(get_args(Batch))
 
 
 class Counted:
@@ -55,14 +50,15 @@ class Counted:
 class Gathered:
     """Grows on the hot path, once a batch, and is settled now and then; who reads asks for `counted()`, from any thread.
 
-    `rows` is flat and always the same list, since another thread may be about to add to it; a batch is added at once.
+    `rows` is always the same list, since another thread may be about to add to it, and flat: `WIDTH` entries for each batch, which is
+    added at once. `room` is about what is left until it is to be settled.
     """
 
-    __slots__ = ("_counted", "_lock", "requests", "rows")
+    __slots__ = ("_counted", "_lock", "room", "rows")
 
     def __init__(self) -> None:
-        self.rows: list[Any] = []  # `ROW` entries for each batch
-        self.requests = 0  # in them, or a few more
+        self.rows: list[Any] = []  # of `times.Batch`
+        self.room = ROOM
         self._counted = Counted()
         self._lock = threading.Lock()
 
@@ -75,7 +71,7 @@ class Gathered:
         with self._lock:
             rows = self.rows[:]
             del self.rows[: len(rows)]
-            self.requests = 0
+            self.room = ROOM
             if rows:
                 self._count(rows)
 
@@ -83,10 +79,11 @@ class Gathered:
         """As `batch_times` and `BatchTimes` have it for one."""
         import numpy as np
 
-        counted, size, numbers = self._counted, len(rows) // ROW, rows[3::ROW]
-        free, sent, answered = packed(*rows[::ROW], *rows[1::ROW], *rows[2::ROW]).reshape(3, size)
-        began, seconds, *steps = np.frombuffer(b"".join(rows[4::ROW]), "<f8").reshape(size, -1).T
-        arrived = np.frombuffer(b"".join(rows[6::ROW]), "d")
+        of_free, of_sent, of_answered, numbers, told, arrivals, odd = (rows[place::WIDTH] for place in range(WIDTH))
+        counted, size = self._counted, len(numbers)
+        free, sent, answered = np.frombuffer(struct.pack(f"{3 * size}d", *of_free, *of_sent, *of_answered)).reshape(3, size)
+        began, seconds, *steps = np.frombuffer(b"".join(told), "<f8").reshape(size, -1).T.copy()
+        arrived = np.frombuffer(b"".join(arrivals))
         most = answered - sent
         free = np.minimum(free, sent)
         seconds = np.where((seconds >= 0) & (seconds <= most), seconds, most)
@@ -102,21 +99,14 @@ class Gathered:
             counted.batch_sizes[1] += size
         else:  # from here on: by request
             counted.batch_sizes.update(numbers)
-            times = np.array(numbers)
-            free, sent, began, answered = (np.repeat(each, times) for each in (free, sent, began, answered))
+            sizes = np.array(numbers)
+            free, sent, began, answered = (np.repeat(each, sizes) for each in (free, sent, began, answered))
         counted.queue_seconds += float((sent - arrived).sum())
         ready = np.maximum(free, arrived)
         counted.latency.add(answered - arrived)
         counted.queue.add(ready - arrived)
         counted.batch_wait.add(began - ready)
-        statuses = Counter(chain.from_iterable(filter(None, rows[5::ROW])))
-        if others := len(arrived) - statuses.total():
-            statuses[200] += others
+        statuses = [*chain.from_iterable(filter(None, odd))]
         counted.answers.update(statuses)
-
-
-def packed(*values: float) -> NDArray[np.float64]:
-    """As an array, in a fifth of the time that `np.array` takes for a list."""
-    import numpy as np  # here: importing this module costs nothing
-
-    return np.frombuffer(struct.pack(f"{len(values)}d", *values))
+        if others := len(arrived) - len(statuses):
+            counted.answers[200] += others

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tsx_runtime.core.times import Batch, BatchTimes, times_of
-from tsx_runtime.wire import TIMES
+from tsx_runtime.core.times import Batch, BatchTimes, moments, oldest, times_of
 
 NEWEST = 2000  # requests
-PAUSE = 2e-3  # seconds for each request that is kept: of more than 500 a second the newest are a part, which reaches four seconds back
-SAVED = 1.0  # seconds of a pause that are made up for: 500 requests at once are all kept
+PAUSE = 4e-3  # seconds for each request that is kept: of more than 250 a second the newest are a part, which reaches eight seconds back
+SAVED = 2.0  # seconds of a pause that are made up for: 500 requests at once are all kept
 ASKED = 200  # requests that asked where their time went, or whose trace is kept; these are remembered in any case
 SLOWEST = 100
 PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
@@ -31,26 +29,10 @@ class Seen(NamedTuple):
     error: str = ""  # the class of the refusal
 
 
-_SIZE = struct.Struct("<I")  # how many requests the record of a batch has
-_ONE = struct.Struct("<I4dI")  # of one request: that, free, sent, answered, arrived, status
-
-
-def _packed(batch: Batch, ids: Sequence[bytes], arrived: Sequence[float], statuses: Sequence[int] | None) -> bytes:
-    """All that is kept of a batch as one piece: two thousand lists and tuples of floats would be in nobody's cache when they are freed."""
-    free, sent, answered, size, told = batch
-    if size == 1:
-        return _ONE.pack(1, free, sent, answered, arrived[0], statuses[0] if statuses else 200) + told + ids[0]
-    numbers = struct.pack(f"<I{3 + size}d{size}I", size, free, sent, answered, *arrived, *(statuses or (200,) * size))
-    return numbers + told + b"\n".join(ids)
-
-
-def _unpacked(record: bytes) -> list[Seen]:
-    size: int = _SIZE.unpack_from(record)[0]
-    numbers = struct.Struct(f"<I{3 + size}d{size}I")
-    _, free, sent, answered, *rest = numbers.unpack_from(record)
-    ids = numbers.size + TIMES.size
-    times = times_of((free, sent, answered, size, record[numbers.size : ids]))
-    requests = zip(record[ids:].split(b"\n"), rest[:size], rest[size:], strict=True)
+def _seen(batch: Batch, ids: bytes) -> list[Seen]:
+    _, _, answered, size, _, _, statuses = batch
+    times = times_of(batch)
+    requests = zip(ids.split(b"\n"), moments(batch), statuses or (200,) * size, strict=True)
     return [Seen(request_id, arrived, status, answered - arrived, times) for request_id, arrived, status in requests]
 
 
@@ -64,7 +46,7 @@ class Recent:
 
     def __init__(self) -> None:
         self.asked: deque[Seen] = deque(maxlen=ASKED)
-        self._newest: deque[bytes | Seen] = deque()
+        self._newest: deque[tuple[Batch, bytes] | Seen] = deque()
         self._kept = 0  # requests in it
         self.due = 0.0  # time.monotonic() from which on the next batch is kept
         self._number = itertools.count()  # tells those apart that took as long
@@ -73,23 +55,20 @@ class Recent:
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
-    def add(self, batch: Batch, ids: Sequence[bytes], arrived: Sequence[float], statuses: Sequence[int] | None) -> None:
-        """`statuses`: None where all are 200."""
+    def add(self, batch: Batch, ids: bytes) -> None:
+        """`ids`: those of its requests, with newlines between: hundreds of pieces would be in nobody's cache when they are freed."""
         answered, size = batch[2], batch[3]
         if answered >= self.due:
             since = answered - SAVED
             self.due = (since if since > self.due else self.due) + PAUSE * size
-            self._newest.append(_packed(batch, ids, arrived, statuses))
+            self._newest.append((batch, ids))
             self._kept += size
             if self._kept > NEWEST:
                 self._forget()
         if answered >= self._turn:
             self._begin_period(answered)
-        threshold = self.threshold
-        if answered - min(arrived) > threshold:
-            times, codes = times_of(batch), statuses or (200,) * size
-            found = zip(ids, arrived, codes, strict=True)
-            self._rank(Seen(request_id, at, status, answered - at, times) for request_id, at, status in found if answered - at > threshold)
+        if answered - oldest(batch) > self.threshold:
+            self._rank(_seen(batch, ids))
 
     def refused(self, seen: Seen) -> None:
         self._newest.append(seen)
@@ -110,14 +89,14 @@ class Recent:
         for entry in reversed(self._newest):
             if isinstance(entry, Seen):
                 yield entry
-            elif wanted in entry:
-                yield from _unpacked(entry)
+            elif wanted in entry[1]:
+                yield from _seen(*entry)
         yield from (seen for _, _, seen in itertools.chain(self._slowest, self._before))
 
     def newest(self) -> Iterator[Seen]:
         """The newest first."""
         for entry in reversed(self._newest):
-            yield from (entry,) if isinstance(entry, Seen) else _unpacked(entry)
+            yield from (entry,) if isinstance(entry, Seen) else _seen(*entry)
 
     def slowest(self) -> list[Seen]:
         """The slowest first."""
@@ -141,7 +120,7 @@ class Recent:
         newest = self._newest
         while self._kept > NEWEST and len(newest) > 1:
             entry = newest.popleft()
-            self._kept -= 1 if isinstance(entry, Seen) else _SIZE.unpack_from(entry)[0]
+            self._kept -= 1 if isinstance(entry, Seen) else entry[0][3]
 
 
 def slowest_of(seen: Sequence[Seen]) -> list[Seen]:

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from tsx_runtime.core.durations import Durations, Exemplar
-from tsx_runtime.core.gathered import BATCHES, REQUESTS, ROW, Gathered
+from tsx_runtime.core.gathered import OF_A_BATCH, Gathered
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.recent import Recent, Seen
@@ -88,7 +88,6 @@ class Stats:
     busy_seconds = _Sum[float]()
 
     __slots__ = (
-        "_first",
         "_gathered",
         "_label_sets",
         "_serving",
@@ -119,7 +118,6 @@ class Stats:
         self.newest: Batch | None = None  # set before its requests are answered
         self._told_of: Batch | None = None  # whose times these are:
         self._times: BatchTimes | None = None
-        self._first = 0.0  # when the first request of the newest batch came
         self.recent = Recent()
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
@@ -154,7 +152,8 @@ class Stats:
     @property
     def last_queue_seconds(self) -> float:
         """Of the newest batch: the wait of its request that came first."""
-        return 0.0 if self.newest is None else self.newest[1] - self._first
+        newest = self.newest
+        return 0.0 if newest is None else newest[1] - oldest(newest)
 
     @property
     def last_worker_seconds(self) -> float:
@@ -162,20 +161,20 @@ class Stats:
         times = self.batch
         return 0.0 if times is None else max(0.0, times.answered - times.sent - (times.done - times.began))
 
-    def add_batch(self, newest: Batch, arrivals: bytes, jobs: Sequence[Job], statuses: Sequence[int]) -> None:
-        """Once a batch, on the hot path: after its answers are written, in the same turn. `arrivals`: see `times.arrivals`."""
+    def add_batch(self, newest: Batch, jobs: Sequence[Job]) -> None:
+        """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
+        answered, size = newest[2], newest[3]
         gathered = self._gathered
-        free, sent, answered, size, told = newest
-        odd = None if statuses.count(200) == size else statuses
         rows = gathered.rows
-        rows += (free, sent, answered, size, told, odd, arrivals)
-        gathered.requests += size
-        if len(rows) >= ROW * BATCHES or gathered.requests >= REQUESTS:
+        rows += newest
+        gathered.room = room = gathered.room - size - OF_A_BATCH
+        if room < 0:
             gathered.settle()
-        self._first = first = oldest(arrivals)
-        recent = self.recent
+        job, recent = jobs[0], self.recent
+        # those that are as urgent as each other are in the order in which they came
+        first = job.arrived if size == 1 or (job.deadline is None and job.priority == jobs[-1].priority) else oldest(newest)
         if answered >= recent.due or answered - first > recent.threshold:
-            recent.add(newest, [job.request_id for job in jobs], [job.arrived for job in jobs], odd)
+            recent.add(newest, b"\n".join([job.request_id for job in jobs]))
         if self.journal is not None:
             self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)
 

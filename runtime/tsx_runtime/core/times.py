@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from tsx_runtime.core.jobs import Job
 
 NAN = math.nan
-_POINT = struct.Struct("d")
+_PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first
 Told: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
-Batch: TypeAlias = tuple[float, float, float, int, bytes]  # free, sent, answered, requests, and what the worker told, packed
+# free, sent, answered, requests, what the worker told, `arrivals`, and the statuses if not all are 200. What could be lists is packed:
+# thousands of floats that are kept until they are counted would each lie elsewhere
+Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
 NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that does not tell
 
 
@@ -76,25 +78,30 @@ def batch_times(free: float, sent: float, answered: float, size: int, told: Told
 
 
 def times_of(batch: Batch) -> BatchTimes:
-    free, sent, answered, size, told = batch
+    free, sent, answered, size, told, *_ = batch
     return batch_times(free, sent, answered, size, TIMES.unpack(told))
 
 
 def arrivals(jobs: Sequence[Job]) -> bytes:
-    """When each arrived, the first one first.
+    """When each arrived, in the order of a queue (`queue.urgency`).
 
     To be asked when they are sent: when they are answered, each of them would have to be brought into the processor's cache again.
     """
-    if len(jobs) == 1:
-        return _POINT.pack(jobs[0].arrived)
-    arrived = [job.arrived for job in jobs]
-    arrived.sort()  # nearly always they are, and then it costs nothing
-    return struct.pack(f"{len(arrived)}d", *arrived)
+    count = len(jobs)
+    if count == 1:
+        return _PACK[1](jobs[0].arrived)
+    pack = _PACK[count] if count < len(_PACK) else struct.Struct(f"{count}d").pack
+    return pack(*[job.arrived for job in jobs])
 
 
-def oldest(arrivals: bytes) -> float:
-    first: float = _POINT.unpack_from(arrivals)[0]
-    return first
+def moments(batch: Batch) -> tuple[float, ...]:
+    """When each of its requests arrived."""
+    return struct.unpack(f"{batch[3]}d", batch[5])
+
+
+def oldest(batch: Batch) -> float:
+    """When the first of its requests arrived."""
+    return min(moments(batch))
 
 
 def _within(step: float, most: float) -> float:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import FakeJob, batch_of, count
 from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING, arrivals
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
     """As `Stats` does."""
-    arrived = [now - each for each in took]
-    ids = [b"%d-%d" % (number, position) for position in range(len(took))]
-    if now >= recent.due or now - min(arrived) > recent.threshold:
-        recent.add((now, now, now, len(took), NOTHING), ids, arrived, statuses)
+    jobs = [FakeJob(now - each, b"%d-%d" % (number, position)) for position, each in enumerate(took)]
+    if now >= recent.due or max(took) > recent.threshold:
+        recent.add(batch_of((now, now, now), jobs, statuses=statuses), b"\n".join([job.request_id for job in jobs]))
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
@@ -52,27 +49,35 @@ def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
 
 def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
     recent = Recent()
-    for number in range(6000):
+    for number in range(12000):
         add(recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3)
     kept = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
     assert len(kept) == NEWEST // 51
     first = min(map(int, kept))
-    assert (5999 - first) * 1e-3 > 3.8  # seconds, where all would be those of the last 40 ms
+    assert (11999 - first) * 1e-3 > 7.5  # seconds, where all would be those of the last 40 ms
     assert recent.slowest()[0].took == 5.0
     assert recent.find(b"777-50") is not None
 
 
 def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
-    job: Any = SimpleNamespace(arrived=10.0, request_id=b"asked")
-    stats.newest = (10.0, 10.0, 10.5, 1, NOTHING)
-    stats.add_batch(stats.newest, arrivals([job]), [job], [418])
+    count(stats, (10.0, 10.0, 10.5), [FakeJob(10.0, b"asked")], statuses=[418])
     stats.keep(b"asked", 10.0, 418)
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)
     found = stats.recent.find(b"asked")
     assert found is not None
     assert (found.status, found.took) == (418, 0.5)
+
+
+@pytest.mark.parametrize("urgent", [FakeJob(99.9, b"urgent", priority=1), FakeJob(99.9, b"urgent", deadline=101.0)])
+def test_who_waited_behind_more_urgent_ones_is_among_the_slowest(urgent: FakeJob) -> None:
+    stats = Stats()
+    count(stats, (99.0, 99.0, 99.5), [FakeJob(98.0)] * NEWEST)
+    assert stats.recent.due > 100.0
+    count(stats, (100.0, 100.0, 100.0), [urgent, FakeJob(50.0, b"patient")])
+    slowest = stats.recent.slowest()[0]
+    assert (slowest.request_id, slowest.took) == (b"patient", 50.0)
 
 
 def test_a_slow_start_is_forgotten_after_two_periods() -> None:

@@ -5,36 +5,38 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, defaultdict
-from types import SimpleNamespace
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.gathered import BATCHES
+from tests.support.batches import FakeJob, batch_of, count
+from tsx_runtime.core.gathered import OF_A_BATCH, ROOM
+from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.queue import JobQueue, Limits
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NAN, NOTHING, arrivals
+from tsx_runtime.core.times import NAN
 from tsx_runtime.wire import TIMES
 
+MANY = ROOM // OF_A_BATCH  # batches of one request: more than are counted at a time
 moments = st.floats(0, 3)
 steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
 
 
 @given(st.lists(moments, min_size=2, max_size=8), st.tuples(moments, moments, moments), moments, st.tuples(steps, steps, steps), st.data())
 def test_a_request_counts_the_same_alone_and_in_company(
-    arrived: list[float], points: tuple[float, float, float], began: float, told: tuple[float, float, float], data: st.DataObject
+    arrived: list[float], after: tuple[float, float, float], began: float, told: tuple[float, float, float], data: st.DataObject
 ) -> None:
-    free, sent, answered = sorted([100 + max(0.0, points[0]), 103 + points[1], 106 + points[2]])
+    points = _, sent, answered = 100 + after[0], 103 + after[1], 106 + after[2]
     statuses = data.draw(st.lists(st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)))
-    jobs: list[Any] = [SimpleNamespace(arrived=100 + at, request_id=b"%d" % number) for number, at in enumerate(arrived)]
+    jobs = [FakeJob(100 + at, b"%d" % number) for number, at in enumerate(arrived)]
     together, apart = Stats(), Stats()
     of_worker = TIMES.pack(sent + began / 3, 0.5, *told)
-    together.newest = (free, sent, answered, len(jobs), of_worker)
-    together.add_batch(together.newest, arrivals(jobs), jobs, statuses)
+    count(together, points, jobs, of_worker, statuses if set(statuses) != {200} else None)
     for job, status in zip(jobs, statuses, strict=True):
-        apart.newest = (free, sent, answered, 1, of_worker)
-        apart.add_batch(apart.newest, arrivals([job]), [job], [status])
+        count(apart, points, [job], of_worker, [status] if status != 200 else None)
     for name in ("latency", "queue", "batch_wait"):
         one, other = getattr(together, name), getattr(apart, name)
         assert one.count == other.count, name
@@ -64,9 +66,8 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     free, sent, answered = 100 + points[0], 103 + points[1], 106 + points[2]
     stats, seconds = Stats(), defaultdict[str, list[float]](list)
     for arrived in batches:
-        jobs: list[Any] = [SimpleNamespace(arrived=100 + at, request_id=b"id") for at in arrived]
-        stats.newest = (free, sent, answered, len(jobs), TIMES.pack(*told))
-        stats.add_batch(stats.newest, arrivals(jobs), jobs, [200] * len(jobs))
+        jobs = [FakeJob(100 + at) for at in arrived]
+        count(stats, (free, sent, answered), jobs, TIMES.pack(*told))
         times = stats.batch
         assert times is not None
         for name in ("preprocess", "inference", "postprocess"):
@@ -86,30 +87,50 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     assert stats.busy_seconds == pytest.approx(len(batches) * (answered - sent))
 
 
+urgencies = st.sampled_from([(None, 0), (None, 0), (None, 1), (None, -1), (101.0, 0), (102.0, 0), (101.0, 1)])
+
+
+@given(st.lists(st.tuples(moments, urgencies), min_size=1, max_size=12), st.integers(1, 6))
+def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(waiting: list[tuple[float, Any]], most: int) -> None:
+    queue = JobQueue()
+    for at, (deadline, priority) in sorted(waiting, key=itemgetter(0)):
+        queue.put(cast("Job", FakeJob(at, deadline=deadline, priority=priority)), 1)
+    while queue.jobs:
+        jobs = queue.take(Limits(max_items=most))
+        longest = 5.0 - min(job.arrived for job in jobs)
+        for threshold, found in ((longest - 1e-6, True), (longest, False)):
+            stats = Stats()
+            stats.recent.due, stats.recent.threshold = math.inf, threshold
+            count(stats, (4.0, 4.0, 5.0), jobs)
+            assert bool(stats.recent.slowest()) == found
+
+
 def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() -> None:
     stats = Stats()
     assert stats.last_worker_seconds == 0
-    stats.newest = (10.0, 10.0, 12.0, 1, TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan))
+    count(stats, (10.0, 10.0, 12.0), [FakeJob(9.0)], TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan))
     assert stats.last_worker_seconds == 0.75
 
 
 def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_thread() -> None:
     stats, threads = Stats(), 4
-    job: Any = SimpleNamespace(arrived=1.0, request_id=b"id")
-    stats.newest = newest = (1.0, 1.0, 2.0, 1, NOTHING)
+    job = FakeJob(1.0)
+    newest = batch_of((1.0, 1.0, 2.0), [job])
     done = threading.Event()
+    seen: list[list[int]] = [[] for _ in range(threads)]
 
-    def look() -> None:
+    def look(found: list[int]) -> None:
         while not done.is_set():
-            assert stats.answers[200] <= 5 * BATCHES + 7
+            found.append(stats.answers[200])
 
-    readers = [threading.Thread(target=look) for _ in range(threads)]
+    readers = [threading.Thread(target=look, args=(found,)) for found in seen]
     for reader in readers:
         reader.start()
-    for _ in range(5 * BATCHES + 7):
-        stats.add_batch(newest, arrivals([job]), [job], [200])
+    for _ in range(5 * MANY + 7):
+        stats.add_batch(newest, [job])
     done.set()
     for reader in readers:
         reader.join()
-    assert stats.answers == {200: 5 * BATCHES + 7}
-    assert stats.latency.count == stats.batches == 5 * BATCHES + 7
+    assert all(found == sorted(found) for found in seen), "a count went back"
+    assert stats.answers == {200: 5 * MANY + 7}
+    assert stats.latency.count == stats.batches == 5 * MANY + 7

@@ -11,9 +11,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.batches import FakeJob, count
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import MOST_LABEL_SETS, MOST_METRICS, Stats
-from tsx_runtime.core.times import NAN, NOTHING, arrivals
+from tsx_runtime.core.times import NAN
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families
@@ -201,9 +202,7 @@ def test_memory_of_a_gpu_is_told_by_worker():
 
 def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
-    stats.newest = (10.0, 10.0, 12.0, 1, TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
-    jobs = [SimpleNamespace(arrived=9.98, request_id=b"id")]
-    stats.add_batch(stats.newest, arrivals(jobs), jobs, [200])
+    count(stats, (10.0, 10.0, 12.0), [FakeJob(9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
     families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {}))
@@ -240,9 +239,7 @@ def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
 def test_batches_beyond_the_last_bound_are_counted():
     stats = Stats()
     for size in (3, 1000):
-        stats.newest = (1.0, 1.0, 2.0, size, NOTHING)
-        jobs = [SimpleNamespace(arrived=0.5, request_id=b"id")] * size
-        stats.add_batch(stats.newest, arrivals(jobs), jobs, [200] * size)
+        count(stats, (1.0, 1.0, 2.0), [FakeJob(0.5)] * size)
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
     buckets = {labels["le"]: value for labels, value in samples_of(build_families(reading).render().decode())["tsx_batch_size_bucket"]}

@@ -1,0 +1,34 @@
+"""A batch as a dispatcher hands it to `Stats`, without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.times import NOTHING, Batch, arrivals
+
+
+@dataclass
+class FakeJob:
+    arrived: float
+    request_id: bytes = b"id"
+    body: bytes = b"x"
+    deadline: float | None = None
+    priority: int = 0
+
+
+def batch_of(
+    points: tuple[float, float, float], jobs: Sequence[Any], told: bytes = NOTHING, statuses: Sequence[int] | None = None
+) -> Batch:
+    """`points`: free, sent, answered; `statuses`: None where all are 200."""
+    return *points, len(jobs), told, arrivals(jobs), statuses
+
+
+def count(
+    stats: Stats, points: tuple[float, float, float], jobs: Sequence[Any], told: bytes = NOTHING, statuses: Sequence[int] | None = None
+) -> None:
+    """As the reply to a batch does."""
+    stats.newest = batch_of(points, jobs, told, statuses)
+    stats.add_batch(stats.newest, jobs)
