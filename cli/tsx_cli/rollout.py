@@ -136,7 +136,7 @@ def _show(told: dict[str, Any]) -> None:
     print(f"{told['model']}: {told['old']} -> {plan['version']}, {told['status']}; {step}, for {told['seconds']:.0f} of {plan['bake']:g} s")
     print(f"{one_line(told['reason'])}\n")
     rows = [
-        (number, counts["requests"], counts["errors"], f"{counts['error_rate']:.2%}", _ms(counts["p50_ms"]), _ms(counts["p99_ms"]))
+        (number, counts["requests"], counts["errors"], f"{counts['error_rate']:.2%}", _ms(counts.get("p50_ms")), _ms(counts.get("p99_ms")))
         for number, counts in ((told["old"], told["old_counts"]), (plan["version"], told["new_counts"]))
     ]
     print_table(["version", "requests", "errors", "rate", "p50 ms", "p99 ms"], rows)
@@ -151,8 +151,8 @@ def _line(entry: dict[str, Any]) -> str:
     new, old = entry["new"], entry["old"]
     numbers = ""
     if new["requests"]:
-        numbers = f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99 {_ms(new['p99_ms'])} ms"
-        numbers += f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%}, {_ms(old['p99_ms'])} ms)"
+        numbers = f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99 {_ms(new.get('p99_ms'))} ms"
+        numbers += f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%}, {_ms(old.get('p99_ms'))} ms)"
     return f"{at}  {entry['event']} at {entry['share']:g} %: {one_line(entry['reason'])}{numbers}"
 
 

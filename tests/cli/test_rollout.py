@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.failure import UsageError
-from tsx_cli.rollout import _plan, seconds_of
+from tsx_cli.rollout import _plan, _show, seconds_of
 
 NUMBER = """
 def handle(data, context):
@@ -47,6 +47,14 @@ def test_what_is_no_plan_is_told_by_its_option(given: tuple[str | None, ...], op
 
 def test_times_have_units() -> None:
     assert [seconds_of(text, "--bake") for text in ("500ms", "30s", "10m", "2h", "1d")] == [0.5, 30, 600, 7200, 86400]
+
+
+def test_a_step_without_requests_yet_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    none = {"requests": 0, "errors": 0, "error_rate": 0.0}  # the server leaves out what is not known
+    plan = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
+    told = {"model": "m", "old": "1.0", "status": "running", "plan": plan, "step": 1, "share": 50, "seconds": 0.0, "reason": "begun"}
+    _show({**told, "old_counts": none, "new_counts": none, "log": []})
+    assert capsys.readouterr().out.count("0.00%") == 2
 
 
 def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(

@@ -23,8 +23,8 @@ class Numbers(BaseModel):
     requests: int
     errors: int
     error_rate: float
-    p50_ms: float | None
-    p99_ms: float | None
+    p50_ms: float | None = Field(default=None, description="left out where there were no requests, as is p99_ms")
+    p99_ms: float | None = None
 
 
 class ModelRollout(BaseModel):
