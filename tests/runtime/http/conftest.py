@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,9 +198,10 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
 
 
 def make_settings(store: Path, **values: Any) -> Settings:
-    return Settings.model_validate(
-        {"model_store": store, "cache_dir": store / "cache", "worker_preload": False, "max_request_size": 100_000} | values
-    )
+    """Each server has a state of its own: one kept in the store would share requests out as an earlier test's server did at its end."""
+    state = tempfile.mkdtemp(prefix="state-", dir=store.parent)
+    usual = {"model_store": store, "cache_dir": store / "cache", "state_dir": state, "worker_preload": False, "max_request_size": 100_000}
+    return Settings.model_validate(usual | values)
 
 
 @pytest.fixture(scope="session")

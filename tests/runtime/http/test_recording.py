@@ -31,12 +31,12 @@ def recorded(server: RunningServer, place: Path) -> list[Recorded]:
 
 
 def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(place: Path, error_of: Any) -> None:
-    settings = make_settings(place)
+    settings = make_settings(place, state_dir=place / "state")
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
         assert server.management.get("/models/talker/record").json()["recording"] is False
         told = put(server, share="100%", max_size="1MB", max_age="1d")
-        assert told["directory"] == str(place / ".tsx" / "recordings" / "talker")
+        assert told["directory"] == str(place / "state" / "recordings" / "talker")
         for lane in ("fast", "other"):
             server.ask(b"body " + lane.encode(), "/models/talker/invoke?a=1&token=x", lane=lane, authorization="Bearer s3cret", x_own="1")
         server.ask(b"none", "/predictions/talker/1.0")  # who names a version is not recorded
@@ -54,7 +54,7 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
             names = {name.lower() for name, _ in entry.headers}
             assert "x-own" in names
             assert not names & {"authorization", "host", "content-length", "transfer-encoding"}
-        for file in (place / ".tsx" / "recordings" / "talker").iterdir():
+        for file in (place / "state" / "recordings" / "talker").iterdir():
             assert b"s3cret" not in file.read_bytes()
         put(server, answers=True)  # what was recorded stays
         assert server.ask(b"t", x_do="stream").text == "abc"

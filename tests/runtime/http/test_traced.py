@@ -77,9 +77,9 @@ def test_a_client_that_leaves_is_told_of(traced: Any, until: Callable[..., None]
     with socket.create_connection((host, port)) as client:
         client.sendall(f"POST /predictions/talker HTTP/1.1\r\nhost: {host}\r\n{lines}{framing}".encode())
         version = server.registry.find("talker", "1.0")
-        until(lambda: version.in_flight)
+        # the end of the worker before it may not be known yet
+        until(lambda: (channel := version.workers[0].channel) is not None and channel.sent)
         channel = version.workers[0].channel
-        until(lambda: channel.sent)
     until(lambda: all(job.gone for sent in channel.sent for job in sent.jobs))  # the answer must not come first
     file.touch()
     until(lambda: REQUEST in kept.of(trace))
