@@ -11,6 +11,7 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
+from tests.support.aws import NAMED_OTHERWISE
 from tsx_cli.deploy.iam import documents, execution
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -22,15 +23,6 @@ NO_CALLS = {  # permissions that are not called as an operation of the API
     "iam:PassRole", "lambda:InvokeFunction", "lambda:InvokeFunctionUrl", "lambda:PassCapacityProvider", "s3:GetBucketPublicAccessBlock",
     "s3:ListBucket", "s3:PutBucketPublicAccessBlock",
 }  # fmt: skip
-NAMED_OTHERWISE = {  # by IAM than by the API
-    "lambda:Invoke": "lambda:InvokeFunction",
-    "s3:HeadBucket": "s3:ListBucket",
-    "s3:HeadObject": "s3:GetObject",
-    "s3:ListObjectsV2": "s3:ListBucket",
-    "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
-    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
-    "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
-}
 UNNAMED = {  # what has no resources, or is asked of all of them
     "Who", "SignInToEcr", "Prices", "Lists", "Scaling", "LookAtAlarms", "Metrics",
 }  # fmt: skip

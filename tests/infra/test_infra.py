@@ -15,11 +15,11 @@ import pytest
 import yaml
 from prometheus_client import ProcessCollector
 
+from tests.support.batches import FakeJob, count
 from tsx_cli.deploy.targets.kubernetes import serving_runtime
 from tsx_runtime.core.durations import SHOWN
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import arrivals
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
@@ -99,9 +99,7 @@ def expressions() -> Iterator[str]:
 def rendered() -> dict[str, set[str]]:
     """The labels of each sample that a server can have, by its name."""
     stats = Stats()
-    job: Any = SimpleNamespace(arrived=1.0, request_id=b"id")
-    stats.newest = (1.0, 1.0, 2.0, 1, TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
-    stats.add_batch(stats.newest, arrivals([job]), [job], [200])
+    count(stats, (1.0, 1.0, 2.0), [FakeJob(1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
     worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0)
     version = SimpleNamespace(name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0)

@@ -22,6 +22,15 @@ import pytest
 from tests.support.aws_lambda import patch_lambda
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
+NAMED_OTHERWISE = {  # by IAM than by the API
+    "lambda:Invoke": "lambda:InvokeFunction",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectsV2": "s3:ListBucket",
+    "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
+    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
+    "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
+}
 
 
 @dataclass

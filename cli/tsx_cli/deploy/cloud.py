@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from tsx_cli.failure import CliError
+
+T = TypeVar("T")
 
 ABSENT = frozenset(
     {
@@ -95,6 +97,17 @@ def told(doing: str) -> Generator[None, None, None]:
         raise CloudError(f"{doing}: {error}; `aws configure list-profiles` lists them") from error
     except (Boto3Error, BotoCoreError) as error:
         raise CloudError(f"{doing}: {str(error).rstrip('.')}") from error
+
+
+def looked_up(doing: str, ask: Callable[[], T]) -> T | None:
+    """What AWS answers; None where it says that there is no such thing. Raises CloudError."""
+    try:
+        with told(doing):
+            return ask()
+    except CloudError as error:
+        if is_absent(error):
+            return None
+        raise
 
 
 def is_absent(error: CloudError) -> bool:

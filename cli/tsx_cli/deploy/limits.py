@@ -30,6 +30,12 @@ class Limit(NamedTuple):
     key: str = ""  # of [deploy] that raises it; empty: nothing does
 
 
+_ENVIRONMENT = {  # of a SageMaker container, of whichever kind of endpoint
+    "env": Limit(32 * KIB, _CONTAINER),
+    "env_each": Limit(1024, _CONTAINER),
+    "env_count": Limit(100, _CONTAINER),
+}
+
 # What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it must be well), memory, disk (bytes),
 # image (bytes), env (bytes of all variables together), env_each (bytes of one value), env_count.
 LIMITS: Mapping[str, Mapping[str, Limit]] = {
@@ -37,9 +43,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "request": Limit(6 * MIB, _OPTIONS),
         "answer": Limit(6 * MIB, _OPTIONS),
         "time": Limit(60, _HOSTING),
-        "env": Limit(32 * KIB, _CONTAINER),
-        "env_each": Limit(1024, _CONTAINER),
-        "env_count": Limit(100, _CONTAINER),
+        **_ENVIRONMENT,
     },
     "sagemaker serverless": {
         "request": Limit(4 * MIB, _SERVERLESS),
@@ -48,17 +52,13 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "start": Limit(180, _SERVERLESS),
         "disk": Limit(5 * GIB, _SERVERLESS),
         "image": Limit(10 * GIB, _SERVERLESS),
-        "env": Limit(32 * KIB, _CONTAINER),
-        "env_each": Limit(1024, _CONTAINER),
-        "env_count": Limit(100, _CONTAINER),
+        **_ENVIRONMENT,
     },
     "sagemaker asynchronous": {
         "request": Limit(1 * GIB, _ASYNC),
         "answer": Limit(1 * GIB, _ASYNC),
         "time": Limit(3600, _ASYNC),
-        "env": Limit(32 * KIB, _CONTAINER),
-        "env_each": Limit(1024, _CONTAINER),
-        "env_count": Limit(100, _CONTAINER),
+        **_ENVIRONMENT,
     },
     "lambda": {
         "request": Limit(6 * MIB, _QUOTAS),

@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, looked_up
 
 GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
 LAST = 40  # lines that are told of a failure
@@ -78,14 +78,8 @@ class CloudWatch:
 
     def _events(self, start: float) -> Iterator[tuple[str, Line]]:
         """In the order of their time."""
-        found: list[dict[str, Any]] = []
-        try:
-            with told(f"reading the log {self.group}"):
-                pages = self._cloud.client("logs").get_paginator("filter_log_events")
-                for page in pages.paginate(logGroupName=self.group, startTime=max(0, round(start * 1000))):
-                    found += page["events"]
-        except CloudError as error:
-            if not is_absent(error):
-                raise
+        which = {"logGroupName": self.group, "startTime": max(0, round(start * 1000))}
+        pages = self._cloud.client("logs").get_paginator("filter_log_events").paginate(**which)
+        found = looked_up(f"reading the log {self.group}", lambda: [event for page in pages for event in page["events"]]) or []
         for event in sorted(found, key=lambda event: int(event["timestamp"])):
             yield event["eventId"], Line(event["timestamp"], event.get("logStreamName", ""), event["message"].rstrip("\n"))

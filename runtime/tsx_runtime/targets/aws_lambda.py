@@ -38,9 +38,9 @@ from tsx_runtime.targets.lambda_env import LARGEST, Said, homes, read_environmen
 from tsx_runtime.targets.lambda_events import Asks
 from tsx_runtime.targets.lambda_http import SURELY_FITS, Http, TooLate, Write, too_large, too_late
 from tsx_runtime.targets.lambda_results import Results
+from tsx_runtime.targets.names import RUNTIME_API
 from tsx_runtime.targets.start import StartModel, load_all, models_from_settings
 
-RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"
 MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it
 
 logger = logging.getLogger("tsx.lambda")

@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from tsx_archiver import ArchiveError
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError
 from tsx_runtime.nearest import suggestion
+from tsx_runtime.targets.names import RUNTIME_API, TARGET
 
-TARGET = "TSX_TARGET"
 TARGETS = ("container", "sagemaker", "lambda")
-RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:

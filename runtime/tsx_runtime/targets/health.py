@@ -16,8 +16,8 @@ from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import TsxError
 from tsx_runtime.setting_sources import find_config
 from tsx_runtime.targets.container_env import look_around, settings_of
+from tsx_runtime.targets.names import TARGET
 
-TARGET = "TSX_TARGET"
 PATH = "/readyz"
 TIMEOUT = 4.0  # seconds: below the five that the image's HEALTHCHECK gives
 

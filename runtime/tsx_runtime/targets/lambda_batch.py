@@ -135,6 +135,7 @@ class Queue:
             result = Result(message, events.group_of(record), answer.status, answer.content_type, answer.body)
             await asyncio.wait_for(self._results.send(place, result), max(0.0, end - time.monotonic()))
         except Exception as error:  # the boundary of a message: whatever boto3 raises, the others go on
+            logger.exception("the answer to message %s cannot be sent to %s", message, place)
             return {message: f"its answer cannot be sent to {place}: {error!r}"}
         return {}
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import SettingError
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.targets.container_env import OWN as OF_THE_IMAGE
+from tsx_runtime.targets.names import TARGET
 
 PREFIX = "TSX_LAMBDA_"
-TARGET = "TSX_TARGET"  # which the image sets and its entry reads: no setting of a server
 RUNTIMES = ("awslambdaric", "tsx")
 ANSWERS = ("buffered", "streamed")
 NAMES = {  # what each takes is read in `_own`

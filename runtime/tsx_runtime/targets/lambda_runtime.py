@@ -22,6 +22,7 @@ from tsx_runtime.targets import lambda_events as events
 from tsx_runtime.targets.aws_lambda import Function, begin
 from tsx_runtime.targets.lambda_api import Broken, Connection, Invocation, Parts, Refused
 from tsx_runtime.targets.lambda_end import leave
+from tsx_runtime.targets.names import RUNTIME_API
 
 STOP = 1.5  # seconds for what is under way, once the environment is to end
 TEXT = "[%(levelname)s]\t%(asctime)s\t%(message)s"
@@ -36,7 +37,7 @@ def run(env: MutableMapping[str, str]) -> int:
 
 
 async def _run(env: MutableMapping[str, str]) -> int:
-    address = env["AWS_LAMBDA_RUNTIME_API"]
+    address = env[RUNTIME_API]
     try:
         function = await begin(env)
     except (TsxError, ArchiveError, OSError) as error:

@@ -212,9 +212,10 @@ def _reply(
     done = time.monotonic()
     if model.prediction_time is not None and done >= model.prediction_time.due:
         model.prediction_time.report(start, done)
-    pending = model.metrics.pending
-    extra = json.dumps(pending.take()).encode() if pending else b""
-    channel.reply(batch, outcome.answers, stages.times(start if began is None else began, done, laps) + extra)
+    extra = stages.times(start if began is None else began, done, laps)
+    if pending := model.metrics.pending:
+        extra += json.dumps(pending.take()).encode()
+    channel.reply(batch, outcome.answers, extra)
     if outcome.device_lost:
         logger.error("the device does not answer this process any more, so the worker ends")
     return not outcome.device_lost

@@ -21,6 +21,7 @@ from tsx_runtime.wire import TIMES
 
 STAGES = ("preprocess", "inference", "postprocess")
 NAN = float("nan")
+_pack = TIMES.pack
 
 Laps: TypeAlias = list[tuple[int, float]]  # position in STAGES, seconds; threads may add to it side by side
 
@@ -52,8 +53,8 @@ def times(began: float, done: float, laps: Sequence[tuple[int, float]]) -> bytes
     """`wire.TIMES` of a batch, from when to when (time.monotonic()) the worker had it."""
     seconds = done - began
     if not laps:  # the quick way for most
-        return TIMES.pack(began, seconds, NAN, seconds, NAN)
-    return TIMES.pack(began, *totals(seconds, laps))
+        return _pack(began, seconds, NAN, seconds, NAN)
+    return _pack(began, *totals(seconds, laps))
 
 
 def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, float, float, float]:

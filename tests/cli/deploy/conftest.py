@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.aws import Account, aws
+from tests.support.aws import Account, Course, aws
+from tests.support.deploying import HANDLER
+from tests.support.models import make_model
+from tsx_cli.deploy.kinds import sagemaker
 
 
 @pytest.fixture(scope="package")
 def account() -> Iterator[Account]:
     with aws() as account:
         yield account
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("deployed") / "digits.mar", HANDLER)
+
+
+@pytest.fixture
+def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
+    monkeypatch.setattr(sagemaker.Endpoint, "poll", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return account.emptied()

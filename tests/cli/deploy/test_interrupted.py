@@ -12,9 +12,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.aws import Account, Course
-from tests.support.deploying import HANDLER, Deploy, actions
-from tests.support.models import make_model
+from tests.support.aws import NAMED_OTHERWISE, Account, Course
+from tests.support.deploying import Deploy, actions
 from tsx_cli.deploy import engine, places
 from tsx_cli.deploy.iam import deployer
 from tsx_cli.main import main
@@ -34,15 +33,6 @@ LIVES = {  # what is wanted first, and then; by every kind of resource that ther
          "--set", "lambda.provisioned=2", "--set", "env.A=1"],
     ),
 }  # fmt: skip
-NAMED_OTHERWISE = {  # by IAM than by the API
-    "lambda:Invoke": "lambda:InvokeFunction",
-    "s3:HeadBucket": "s3:ListBucket",
-    "s3:HeadObject": "s3:GetObject",
-    "s3:ListObjectsV2": "s3:ListBucket",
-    "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
-    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
-    "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
-}
 
 
 @pytest.fixture
@@ -51,11 +41,6 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
     course = account.emptied()
     boto3.client("sqs").create_queue(QueueName="images")
     return course
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("deployed") / "digits.mar", HANDLER)
 
 
 class Breaking:

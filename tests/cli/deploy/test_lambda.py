@@ -12,8 +12,7 @@ import boto3
 import pytest
 
 from tests.support.aws import Account, Course
-from tests.support.deploying import HANDLER, IMAGE, OTHER_IMAGE, Deploy, actions
-from tests.support.models import make_model
+from tests.support.deploying import IMAGE, OTHER_IMAGE, Deploy, actions
 from tsx_cli.deploy import engine, places
 from tsx_cli.deploy.kinds import lambda_, lambda_parts
 
@@ -29,11 +28,6 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
     course = account.emptied()
     boto3.client("iam").create_role(RoleName="deployed", AssumeRolePolicyDocument=TRUST)
     return course
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("deployed") / "digits.mar", HANDLER)
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.aws import Account, Course
+from tests.support.aws import Course
 from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.kept import kept_of
-from tsx_cli.deploy.kinds import sagemaker
 from tsx_cli.deploy.limits import Known, findings
 from tsx_cli.deploy.outlook import outlook
 from tsx_cli.deploy.preflight import place_of
@@ -25,14 +24,6 @@ from tsx_cli.main import main
 SAID = ["--target", "sagemaker", "--name", "m", "--role", "arn:aws:iam::123456789012:role/r"]
 SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-
-
-@pytest.fixture
-def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    monkeypatch.setattr(sagemaker.Endpoint, "poll", 0.0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return account.emptied()
 
 
 def measured(archive: Path, **changes: Any) -> Path:

@@ -22,11 +22,6 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
     return account.emptied()
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("deployed") / "digits.mar", HANDLER)
-
-
 @pytest.fixture
 def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deploy:
     monkeypatch.chdir(tmp_path)
@@ -238,10 +233,12 @@ def test_an_update_that_was_left_and_taken_back_is_not_begun_again(deploy: Deplo
 
 @pytest.mark.parametrize("wrong", [["--set", "sagemaker.instnces=2"], ["--nonsense"]])
 def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(deploy: Deploy, course: Course, wrong: list[str]) -> None:
+    word = wrong[-1].partition("=")[0].rpartition(".")[2]
     said = [str(deploy.archive), "--target", "sagemaker", "--name", "digits", *wrong]
-    deploy("plan", *said, code=1)
-    deploy(*said, "--plan", code=1)
-    deploy(*said, code=2)  # wrong usage, as of any other command
+    for words, code in ((("plan", *said), 1), ((*said, "--plan"), 1), (tuple(said), 2)):  # 2: wrong usage, as of any other command
+        deploy(*words, code=code)
+        assert word in deploy.err
+    assert course.calls == []
 
 
 def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy, course: Course) -> None:
@@ -258,6 +255,10 @@ def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy, cour
         **which, PolicyName="theirs", PolicyType="TargetTrackingScaling", TargetTrackingScalingPolicyConfiguration=rule
     )
     deploy.plan(code=0)
+    deploy.apply()
+    kept = client.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    assert [policy["PolicyName"] for policy in kept] == ["theirs"]
+    assert client.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"][0]["MaxCapacity"] == 7
 
 
 def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(

@@ -9,7 +9,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.support.aws import REGION, Account, Course
+from tests.support.aws import REGION, Course
 from tests.support.models import make_model
 from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.engine import Engine
@@ -22,14 +22,6 @@ NAMED = ["--name", "m", "--target", "sagemaker"]
 SAID = [*NAMED, "--role", "arn:aws:iam::123456789012:role/r", "--yes", "--no-check"]
 SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
 PING = "The primary container for production variant AllTraffic did not pass the ping health check. Please check CloudWatch logs."
-
-
-@pytest.fixture
-def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    monkeypatch.setattr(sagemaker.Endpoint, "poll", 0.0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return account.emptied()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_invocations_at_once_share_one_model_and_its_batches(shared: Any) -> Non
     first = running.begin({"wait": str(gate)})
     others = [running.begin({"n": number}) for number in range(7)]
     while not running.idle:  # each poller asks for its invocation by itself
-        pass
+        time.sleep(0.005)
     gate.touch()
     for invocation in (first, *others):
         running.wait(invocation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, looked_up, told
 from tsx_cli.deploy.image import Recipe
 from tsx_cli.deploy.kinds.base import tag_list, tag_map
 from tsx_cli.deploy.plan import Field
@@ -21,16 +21,14 @@ class Repository:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         """That it is there, and whose it is: what else somebody has set of it is theirs."""
-        try:
-            with told(f"looking for the repository {name}"):
-                found = cloud.client("ecr").describe_repositories(repositoryNames=[name])["repositories"][0]
-                tags = {}
-                if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
-                    tags = tag_map(cloud.client("ecr").list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
-        except CloudError as error:
-            if is_absent(error):
-                return None
-            raise
+        client, tags = cloud.client("ecr"), {}
+        answer = looked_up(f"looking for the repository {name}", lambda: client.describe_repositories(repositoryNames=[name]))
+        if answer is None:
+            return None
+        [found] = answer["repositories"]
+        if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
+            with told(f"looking for the tags of the repository {name}"):
+                tags = tag_map(client.list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
         return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -60,13 +58,11 @@ class Image:
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         host, _, rest = name.partition("/")
         repository, _, tag = rest.rpartition(":")
-        try:
-            with told(f"looking for the image {name}"):
-                found = cloud.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])["imageDetails"][0]
-        except CloudError as error:
-            if is_absent(error):
-                return None
-            raise
+        which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
+        answer = looked_up(f"looking for the image {name}", lambda: cloud.client("ecr").describe_images(**which))
+        if answer is None:
+            return None
+        [found] = answer["imageDetails"]
         digest = found["imageDigest"]
         outputs = {"Uri": f"{host}/{repository}@{digest}", "Digest": digest, "Bytes": found.get("imageSizeInBytes")}
         return Observed(name, {}, outputs=outputs)

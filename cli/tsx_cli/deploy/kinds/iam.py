@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, looked_up, told
 from tsx_cli.deploy.iam import role_name
 from tsx_cli.deploy.kinds.base import tag_list, tag_map
 from tsx_cli.deploy.plan import Field
@@ -21,13 +21,10 @@ class Role:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         client = cloud.client("iam")
-        try:
-            with told(f"looking for the role {name}"):
-                found = client.get_role(RoleName=name)["Role"]
-        except CloudError as error:
-            if is_absent(error):
-                return None
-            raise
+        answer = looked_up(f"looking for the role {name}", lambda: client.get_role(RoleName=name))
+        if answer is None:
+            return None
+        found = answer["Role"]
         policies = [{"PolicyName": each, "PolicyDocument": self._policy(client, name, each)} for each in self._policies(client, name)]
         properties = {"AssumeRolePolicyDocument": found["AssumeRolePolicyDocument"], "Policies": policies}
         return Observed(name, properties, tag_map(found.get("Tags", [])), {"Arn": found["Arn"], "Ref": name})

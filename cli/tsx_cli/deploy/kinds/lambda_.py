@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tsx_cli.deploy.canary import Back, Baking, Begin, Shift, Wait, decide
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, looked_up, told
 from tsx_cli.deploy.kinds.base import only
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.resources import UNDER_WAY, Observed, Resource, State, Traits
@@ -178,13 +178,7 @@ def now() -> datetime:
 
 def described(cloud: Cloud, call: str, doing: str, **which: str) -> dict[str, Any] | None:
     """What Lambda says of one thing; None where it is not there."""
-    try:
-        with told(doing):
-            return dict(getattr(cloud.client("lambda"), call)(**which))
-    except CloudError as error:
-        if is_absent(error):
-            return None
-        raise
+    return looked_up(doing, lambda: dict(getattr(cloud.client("lambda"), call)(**which)))
 
 
 def condition(config: Mapping[str, Any]) -> tuple[State, str]:
@@ -199,15 +193,9 @@ def condition(config: Mapping[str, Any]) -> tuple[State, str]:
 
 def published(cloud: Cloud, function: str) -> list[dict[str, Any]]:
     """The versions that there are, the oldest first."""
-    try:
-        with told(f"listing the versions of {function}"):
-            pages = cloud.client("lambda").get_paginator("list_versions_by_function").paginate(FunctionName=function)
-            found = [each for page in pages for each in page["Versions"] if each["Version"] != "$LATEST"]
-    except CloudError as error:
-        if is_absent(error):
-            return []
-        raise
-    return sorted(found, key=lambda each: int(each["Version"]))
+    pages = cloud.client("lambda").get_paginator("list_versions_by_function").paginate(FunctionName=function)
+    found = looked_up(f"listing the versions of {function}", lambda: [each for page in pages for each in page["Versions"]]) or []
+    return sorted((each for each in found if each["Version"] != "$LATEST"), key=lambda each: int(each["Version"]))
 
 
 def hash_of(config: Mapping[str, Any]) -> str:

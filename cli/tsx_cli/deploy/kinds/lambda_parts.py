@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, looked_up, told
 from tsx_cli.deploy.kinds.base import only
 from tsx_cli.deploy.kinds.lambda_ import described
 from tsx_cli.deploy.plan import Field
@@ -196,14 +196,9 @@ def statements(cloud: Cloud, place: str) -> list[dict[str, Any]]:
 
 def mappings(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """What sends events to `function:alias`."""
-    try:
-        with told(f"looking for what sends events to {place}"):
-            pages = cloud.client("lambda").get_paginator("list_event_source_mappings").paginate(FunctionName=place)
-            return [each for page in pages for each in page["EventSourceMappings"]]
-    except CloudError as error:
-        if is_absent(error):
-            return []
-        raise
+    pages = cloud.client("lambda").get_paginator("list_event_source_mappings").paginate(FunctionName=place)
+    doing = f"looking for what sends events to {place}"
+    return looked_up(doing, lambda: [each for page in pages for each in page["EventSourceMappings"]]) or []
 
 
 def _which(place: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
 from tsx_cli.deploy.facts import model_data
 from tsx_cli.deploy.kinds.base import tag_list
 from tsx_cli.deploy.plan import Field
@@ -21,13 +21,8 @@ class Bucket:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         """That it is there, and closed to the public: what is done last to one that is made."""
-        try:
-            with told(f"looking for the bucket {name}"):
-                cloud.client("s3").head_bucket(Bucket=name)
-        except CloudError as error:
-            if is_absent(error):
-                return None
-            raise
+        if looked_up(f"looking for the bucket {name}", lambda: cloud.client("s3").head_bucket(Bucket=name)) is None:
+            return None
         closed: dict[str, bool] = {}
         try:
             with told(f"looking whether the bucket {name} is closed to the public"):
@@ -63,13 +58,9 @@ class Object:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         bucket, _, key = name.partition("/")
-        try:
-            with told(f"looking for s3://{name}"):
-                head = cloud.client("s3").head_object(Bucket=bucket, Key=key)
-        except CloudError as error:
-            if is_absent(error):
-                return None
-            raise
+        head = looked_up(f"looking for s3://{name}", lambda: cloud.client("s3").head_object(Bucket=bucket, Key=key))
+        if head is None:
+            return None
         return Observed(name, {"Sha256": head["Metadata"].get(SHA)}, outputs={"Url": f"s3://{name}"})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -89,12 +80,7 @@ class Object:
 
 
 def keys(cloud: Cloud, bucket: str, beginning: str) -> list[str]:
-    """None where there is no such bucket."""
-    try:
-        with told(f"listing s3://{bucket}/{beginning}"):
-            pages = cloud.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning)
-            return [each["Key"] for page in pages for each in page.get("Contents", [])]
-    except CloudError as error:
-        if is_absent(error):
-            return []
-        raise
+    """Empty where there is no such bucket, too."""
+    pages = cloud.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning)
+    found = looked_up(f"listing s3://{bucket}/{beginning}", lambda: [each["Key"] for page in pages for each in page.get("Contents", [])])
+    return found or []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, told
+from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
 from tsx_cli.deploy.kinds.base import only, tag_list, tag_map
 from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.resources import Observed, Resource, State, Traits
@@ -121,13 +121,7 @@ class Endpoint:
 
 
 def _described(cloud: Cloud, call: str, doing: str, **which: str) -> dict[str, Any] | None:
-    try:
-        with told(doing):
-            return dict(getattr(cloud.client("sagemaker"), call)(**which))
-    except CloudError as error:
-        if is_absent(error):
-            return None
-        raise
+    return looked_up(doing, lambda: dict(getattr(cloud.client("sagemaker"), call)(**which)))
 
 
 def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
