@@ -85,6 +85,13 @@ def meant(word: str, registered: Collection[str], labels: Mapping[str, str]) -> 
     return word if word in registered else labels.get(word, word)
 
 
+def answering(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
+    """The versions that requests which name none are to go to, of those that are registered, ready or not."""
+    weighted = {meant(word, registered, traffic.labels) for word, weight in traffic.weights.items() if weight > 0}
+    ruled = {meant(rule.to, registered, traffic.labels) for rule in traffic.rules}
+    return (weighted.intersection(registered) or {default}) | ruled.intersection(registered)
+
+
 def by_rule(table: Table, headers: Headers) -> str | None:
     """The version of the first rule that fits."""
     for fit in table.fits:

@@ -10,7 +10,7 @@ from functools import partial
 
 from tsx_runtime.core.comparing import compare
 from tsx_runtime.core.model import Model
-from tsx_runtime.core.routing import meant
+from tsx_runtime.core.routing import answering, meant
 from tsx_runtime.core.shadow import Pair, Shadowing
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.tally import Example, cut, side_of, without_secrets
@@ -54,7 +54,13 @@ class Shadows:
 
     def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
         """Raises BadRequest, Conflict."""
-        problem = None if traffic.shadow in (None, said.shadow) else self._problem(model, traffic.shadow)
+        if traffic.shadow is None or traffic.shadow == said.shadow:
+            return
+        problem = self._problem(model, traffic.shadow)
+        if problem is None and (alone := answers_alone(model, traffic)):
+            others = [number for number in model.versions if number != meant(traffic.shadow.to, model.versions, traffic.labels)]
+            named = f"Name another version, such as {others[0]}." if others else "Register the version that is to be tried first."
+            problem = BadRequest(f"{alone} {named}")
         if problem is not None:
             raise problem
 
@@ -148,6 +154,16 @@ class Shadows:
         async with self._turns:
             work = partial(_work, how, pair.copy.body, first, second, plugin)
             return await asyncio.wait_for(self._threads.call(work), _patience(how))
+
+
+def answers_alone(model: Model, traffic: Traffic) -> str:
+    """Why the shadow gets nothing, where it is the only version that answers the requests of which it is to get copies; else empty."""
+    if traffic.shadow is None:
+        return ""
+    number = meant(traffic.shadow.to, model.versions, traffic.labels)
+    if answering(traffic, model.versions, model.default) != {number}:
+        return ""
+    return f"Version {number} of model {model.name} answers all its requests itself, so there is nothing to copy to it."
 
 
 def _work(how: Compare, request: Body, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None) -> str | None:

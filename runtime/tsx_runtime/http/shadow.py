@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.shadow import Shadowing
+from tsx_runtime.core.shadows import answers_alone
 from tsx_runtime.core.significance import interval
 from tsx_runtime.core.tally import Cut, Example, Latency, Side
 from tsx_runtime.http import openapi
@@ -134,13 +135,16 @@ def report(registry: Registry, name: str) -> ShadowReport:
 
 
 def _state(registry: Registry, shadowing: Shadowing) -> tuple[str, str | None]:
-    if registry.traffic(shadowing.name).shadow is None:
+    model, traffic = registry.models[shadowing.name], registry.traffic(shadowing.name)
+    if traffic.shadow is None:
         return "off", None
     if shadowing.problem is not None:
         return "waiting", shadowing.problem
-    version = registry.models[shadowing.name].versions.get(shadowing.number)
+    version = model.versions.get(shadowing.number)
     if version is None:
         return "waiting", f"Version {shadowing.number} is not registered."
+    if alone := answers_alone(model, traffic):
+        return "waiting", alone
     return ("running", None) if version.ready else ("waiting", f"No worker serves version {shadowing.number} now.")
 
 

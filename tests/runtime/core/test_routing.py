@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.routing import Table, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
+from tsx_runtime.core.routing import Table, answering, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
 from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.traffic import Rule, Traffic, parse_traffic
 from tsx_runtime.wire import COPIED
@@ -47,6 +47,14 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
         assert by_rule(made, [(b"x-to", number.encode())]) == (number if number in ready else None)
     assert made.shares().keys() == (possible or {default})
     assert math.isclose(sum(made.shares().values()), 1)
+
+
+def test_the_versions_that_answer_are_those_that_are_named_and_registered_else_the_default_one() -> None:
+    said = {"weights": {"canary": 1, "3.0": 0, "9.0": 5}, "labels": {"canary": "2.0"}}
+    ruled = said | {"rules": [{"header": "a", "equals": "1", "to": "4.0"}, {"header": "a", "equals": "2", "to": "8.0"}]}
+    assert answering(parse_traffic(said), NUMBERS, "1.0") == {"2.0"}
+    assert answering(parse_traffic(ruled), NUMBERS, "1.0") == {"2.0", "4.0"}
+    assert answering(Traffic(weights={"9.0": 1}), NUMBERS, "1.0") == {"1.0"}
 
 
 words = st.text(st.characters(exclude_categories=()), max_size=5)  # half surrogate pairs as well, which JSON can say

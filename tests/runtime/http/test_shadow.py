@@ -289,7 +289,21 @@ def test_what_cannot_be_copied_is_told(twins: RunningServer, until: Until) -> No
     ask(twins, "same")
     report = settled(twins, until)
     assert (report["state"], report["why"]) == ("waiting", "Version 3.0 is not registered.")
-    begin(twins, to="1.0")
+
+
+def test_a_version_that_answers_everything_is_no_shadow(twins: RunningServer, until: Until, error_of: Any) -> None:
+    """Nothing would ever be copied to it."""
+    why = "Version 1.0 of model twin answers all its requests itself, so there is nothing to copy to it."
+    said = {"to": "1.0", "share": 100}
+    refused = error_of(twins.management.put("/models/twin/shadow", json=said))
+    assert refused == ("BadRequestException", f"{why} Name another version, such as 2.0.")
+    labelled = {"weights": {"1.0": 1, "2.0": 0}, "labels": {"live": "1.0"}, "shadow": {"to": "live", "share": 5}}
+    assert error_of(twins.management.put("/models/twin/traffic", json=labelled))[1].startswith(why)
+    assert told(twins)["state"] == "off"
+    twins.management.put("/models/twin/traffic", json={"weights": {"2.0": 1}, "shadow": said}).raise_for_status()
+    assert told(twins)["state"] == "running"
+    twins.management.patch("/models/twin/traffic", json={"weights": None}).raise_for_status()  # it has become the one that answers
+    assert (told(twins)["state"], told(twins)["why"]) == ("waiting", why)
     ask(twins, "same")
     assert settled(twins, until)["requests"]["shed"] == {"same-version": 1}
 
