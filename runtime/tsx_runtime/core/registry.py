@@ -56,7 +56,7 @@ class Registry:
         configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}
         self.splits = splits = Splits(self.models, configured, self.state, self._tell_change)
         self.find, self.route = splits.find, splits.route
-        self.traffic, self.set_traffic, self.shares, self.rollback = splits.traffic, splits.set_traffic, splits.shares, splits.rollback
+        self.traffic, self.set_traffic, self.shares = splits.traffic, splits.set_traffic, splits.shares
         self.observe, self.unobserve, self.on_traffic = splits.observe, splits.unobserve, splits.on_traffic
         self.rollouts = Rollouts(self)
         self.recorders = Recorders(self)
@@ -143,8 +143,14 @@ class Registry:
         self._tell_managed()
         return found
 
-    def set_default(self, name: str, version: str) -> None:
-        self.splits.set_default(name, version)
+    def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:
+        """As `Splits.set_default`."""
+        self.splits.set_default(name, version, undoable=undoable)
+        self._tell_managed()
+
+    def rollback(self, name: str) -> None:
+        """As `Splits.rollback`, which may bring back another default version."""
+        self.splits.rollback(name)
         self._tell_managed()
 
     async def unregister(self, name: str, version: str | None = None) -> None:

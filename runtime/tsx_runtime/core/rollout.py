@@ -45,10 +45,12 @@ class RolloutPlan(BaseModel):
     steps: Annotated[tuple[float, ...], AfterValidator(_steps)] = Field((1.0, 5.0, 25.0, 100.0), description="its share, in percent")
     bake: float = Field(600.0, gt=0, le=30 * 86400, description="seconds of each step")
     max_error_rate: float | None = Field(None, ge=0, lt=1, description="share of its requests that may fail, from 0 to 1")
-    max_p99_ratio: float | None = Field(None, ge=1, description="how many times the old version's p99 its own may be")
-    max_p99_ms: float | None = Field(None, gt=0, description="milliseconds that its p99 may be")
+    max_p99_ratio: float | None = Field(None, ge=1, allow_inf_nan=False, description="how many times the old version's p99 its own may be")
+    max_p99_ms: float | None = Field(None, gt=0, allow_inf_nan=False, description="milliseconds that its p99 may be")
     min_requests: int = Field(100, ge=1, description="requests of the new version that a step needs")
-    patience: float = Field(10.0, ge=1, description="how many times `bake` a step may take before the rollout goes back")
+    patience: float = Field(
+        10.0, ge=1, allow_inf_nan=False, description="how many times `bake` a step may take before the rollout goes back"
+    )
 
     @model_validator(mode="after")
     def _one_bound_of_time(self) -> RolloutPlan:
@@ -103,7 +105,6 @@ class Seen:
     old: Counts
     new_serves: bool = True  # a worker of it is ready
     new_failed: str = ""  # why no worker of it will ever be, if so
-    old_serves: bool = True
 
 
 @dataclass(frozen=True)

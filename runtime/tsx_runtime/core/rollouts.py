@@ -53,6 +53,15 @@ class RolloutState(BaseModel):
         """Percent."""
         return self.plan.steps[self.step]
 
+    def weights(self, step: int) -> dict[str, float]:
+        share = self.plan.steps[step]
+        return {self.old: 100.0 - share, self.plan.version: share}
+
+    @property
+    def weights_after_a_restart(self) -> list[dict[str, float]]:
+        """Those that are its own: a server that was killed may have kept the weights of a step, and not yet that it had begun."""
+        return [self.weights(step) for step in (self.step, self.step + 1) if step < len(self.plan.steps)]
+
 
 class Rollouts:
     """One a model at most. Lives on the event loop."""
@@ -69,9 +78,9 @@ class Rollouts:
         """Raises ModelNotFound, ModelVersionNotFound, BadRequest, Conflict."""
         new = self._registry.find(name, plan.version)
         plan = plan.model_copy(update={"version": new.version})  # a label may come to mean another version meanwhile
-        running = self._running.get(name)
-        if running is not None:
-            text = f"Model {name} has a rollout of version {running.state.plan.version} under way"
+        under_way = self.find(name)
+        if under_way is not None and under_way.status == "running":
+            text = f"Model {name} has a rollout of version {under_way.plan.version} under way"
             raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout")
         before = self._registry.traffic(name)
         old = self._old(name, before, new)
@@ -88,7 +97,12 @@ class Rollouts:
     def find(self, name: str) -> RolloutState | None:
         """The one under way, or the last one; None where there was none."""
         running = self._running.get(name)
-        return running.state if running else self._load(name)
+        if running is not None:
+            return running.state
+        state = self._load(name)
+        if state is not None and state.status == "running" and (missing := self._missing(name, state)):
+            state.reason = f"after a restart it waits until {missing} is registered"
+        return state
 
     def log(self, name: str) -> list[dict[str, Any]]:
         """Each decision with its numbers, the newest last."""
@@ -96,9 +110,10 @@ class Rollouts:
 
     def stop(self, name: str, *, back: bool) -> RolloutState:
         """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict where none is under way."""
-        running = self._running.get(name)
+        running = self._running.get(name) or self._waiting(name)
         if running is None:
             raise Conflict(f"Model {name} has no rollout under way.")
+        self._running[name] = running
         if back:
             self._back(name, running, "it was asked for")
         else:
@@ -109,7 +124,7 @@ class Rollouts:
         """The server ends; the next one goes on. What its log has to write is written by `logs.close`, which may take its time."""
         self._closed = True
         for name, running in self._running.items():
-            running.timer.cancel()
+            running.cancel()
             self._read(name, running)
             self._save(name, running)
         self._running.clear()
@@ -125,14 +140,29 @@ class Rollouts:
             return
         if name not in self._registry.models:
             return
-        state = self._load(name)
-        if state is not None and state.status == "running" and {state.old, state.plan.version} <= set(self._registry.models[name].versions):
+        waiting = self._waiting(name)
+        if waiting is None:
+            return
+        state = waiting.state
+        if self._registry.traffic(name).weights not in state.weights_after_a_restart:
+            self._end(name, waiting, "stopped", self._why_changed(name, state))
+        elif not self._missing(name, state):
             self._resume(name, state)
 
+    def _waiting(self, name: str) -> _Running | None:
+        """One that was under way when the server ended, and is not again. What else is said of the traffic holds as it is now."""
+        state = self._load(name)
+        if state is None or state.status != "running":
+            return None
+        state.before = {**self._registry.traffic(name).told(), "weights": state.before.get("weights", {})}
+        return _Running(state)
+
+    def _missing(self, name: str, state: RolloutState) -> str:
+        """The versions that it waits for, in words; empty where there are none."""
+        versions = self._registry.models[name].versions if name in self._registry.models else {}
+        return " and ".join(f"version {number}" for number in (state.old, state.plan.version) if number not in versions)
+
     def _resume(self, name: str, state: RolloutState) -> None:
-        """What else is said of the traffic holds as it is now: the configuration may have been changed."""
-        now = self._registry.traffic(name).told()
-        state.before = {**now, "weights": state.before.get("weights", {})}
         try:
             self._run(name, state, "resume", "the server was started again")
         except (TsxError, ValueError) as error:
@@ -142,10 +172,12 @@ class Rollouts:
 
     def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
         """Raises Conflict for a shadow on a version that is measured: its copies would count."""
-        running = self._running.get(model.name)
-        if running is None or running.own or traffic.shadow is None or traffic.shadow == said.shadow:
+        if traffic.shadow is None or traffic.shadow == said.shadow:
             return
-        if meant(traffic.shadow.to, model.versions, traffic.labels) in (running.state.old, running.state.plan.version):
+        state = self.find(model.name)
+        if state is None or state.status != "running":
+            return
+        if meant(traffic.shadow.to, model.versions, traffic.labels) in (state.old, state.plan.version):
             raise Conflict(
                 f"Model {model.name} has a rollout under way, which copies to version {traffic.shadow.to} would mislead. Wait for it."
             )
@@ -194,8 +226,7 @@ class Rollouts:
     def _step(self, name: str, running: _Running, *, undoable: bool = False) -> None:
         """Give the versions their shares of this step, and count from here."""
         state = running.state
-        share = state.share
-        weights = {state.old: 100.0 - share, state.plan.version: share}
+        weights = state.weights(state.step)
         self._set(name, running, parse_traffic({**state.before, "weights": weights}), undoable=undoable)
         running.seen = {number: self._counts(name, number) for number in weights}
         versions = self._registry.models[name].versions
@@ -237,7 +268,7 @@ class Rollouts:
         """The new version is the default one, and there are no weights any more."""
         state = running.state
         with running:
-            self._registry.splits.set_default(name, state.plan.version, undoable=False)
+            self._registry.set_default(name, state.plan.version, undoable=False)
         self._set(name, running, parse_traffic({**state.before, "weights": {}}))
         self._end(name, running, "finished", state.reason)
 
@@ -247,8 +278,8 @@ class Rollouts:
 
     def _end(self, name: str, running: _Running, status: Status, reason: str) -> None:
         state = running.state
-        running.timer.cancel()
-        del self._running[name]
+        running.cancel()
+        self._running.pop(name, None)
         state.status, state.reason, state.changed = status, reason, time.time()
         self._note(name, running, status)
         self._save(name, running)
@@ -260,7 +291,7 @@ class Rollouts:
 
     def _seen(self, name: str, state: RolloutState) -> Seen:
         versions = self._registry.models[name].versions if name in self._registry.models else {}
-        new, old = versions.get(state.plan.version), versions.get(state.old)
+        new = versions.get(state.plan.version)
         failed = "it was unregistered" if new is None else _failure(new)
         return Seen(
             state.step,
@@ -269,7 +300,6 @@ class Rollouts:
             self._baseline(state),
             new is not None and new.ready,
             failed,
-            old is not None and old.ready,
         )
 
     def _baseline(self, state: RolloutState) -> Counts:
@@ -340,7 +370,6 @@ class Rollouts:
 class _Running:
     """One that is under way. Within a `with`, the traffic is changed by the rollout itself."""
 
-    timer: asyncio.TimerHandle
     set: Traffic
 
     def __init__(self, state: RolloutState) -> None:
@@ -349,6 +378,11 @@ class _Running:
         self.seen: dict[str, Counts] = {}  # by version: all that its counters had when they were last read
         self.looked = self.saved = time.monotonic()
         self.own = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
     def __enter__(self) -> None:
         self.own = True

@@ -148,7 +148,19 @@ def test_counters_that_began_anew_lose_nothing_that_was_counted_since(first: int
 
 
 @pytest.mark.parametrize(
-    "given", [{"steps": (5, 1)}, {"steps": ()}, {"steps": (0, 5)}, {"steps": (101,)}, {"bake": 0}, {"max_p99_ms": 1, "max_p99_ratio": 2}]
+    "given",
+    [
+        {"steps": (5, 1)},
+        {"steps": ()},
+        {"steps": (0, 5)},
+        {"steps": (101,)},
+        {"steps": (float("nan"),)},
+        {"bake": 0},
+        {"max_p99_ms": 1, "max_p99_ratio": 2},
+        {"max_p99_ms": float("inf")},
+        {"max_p99_ratio": float("inf")},
+        {"patience": float("inf")},
+    ],
 )
 def test_a_plan_that_means_nothing_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

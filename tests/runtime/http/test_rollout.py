@@ -241,6 +241,72 @@ def test_a_server_with_a_rollout_and_other_versions_ends_as_it_should(models: Pa
     assert json.loads((tmp_path / "state" / "models" / "m.json").read_text())["rollout"]["status"] == "running"
 
 
+def register(server: RunningServer, *files: str) -> None:
+    """As a start of the server does."""
+    for file in files:
+        server.call(lambda file=file: server.registry.register(RegisterOrder(url=file, initial_workers=1)))
+
+
+@pytest.fixture
+def interrupted(models: Path, tmp_path: Path) -> Iterator[RunningServer]:
+    """A server was stopped at the first step of a rollout, and the next one has only the old version as yet."""
+    settings = make_settings(models, state_dir=tmp_path / "state")
+    with running_server(settings) as first:
+        register(first, "m1.mar", "m2.mar")
+        begin(first, steps=[30, 100], bake=600)
+    with running_server(settings) as second:
+        register(second, "m1.mar")
+        yield second
+
+
+def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -> None:
+    told = shown(interrupted)
+    assert (told["status"], told["reason"]) == ("running", "after a restart it waits until version 2.0 is registered")
+    again = interrupted.management.post("/models/m/rollout", json={"version": "1.0"})
+    assert "has a rollout of version 2.0 under way" in again.json()["message"]
+    shadow = interrupted.management.put("/models/m/shadow", json={"to": "2.0", "share": 10})
+    assert (shadow.status_code, "has a rollout under way" in shadow.text) == (409, True)
+    interrupted.management.put("/models/m/labels/next", json={"version": "2.0"}).raise_for_status()
+    register(interrupted, "m2.mar")
+    told = shown(interrupted)
+    assert (told["status"], told["reason"]) == ("running", "the server was started again")
+    assert interrupted.management.delete("/models/m/rollout").json()["status"] == "went back"
+    assert interrupted.management.get("/models/m/traffic").json()["traffic"] == {"labels": {"next": "2.0"}}
+
+
+@pytest.mark.parametrize(
+    ("back", "status", "weights"),
+    [("true", "went back", {}), ("false", "stopped", {"1.0": 70, "2.0": 30})],
+)
+def test_one_that_waits_can_be_ended(interrupted: RunningServer, back: str, status: str, weights: dict[str, float]) -> None:
+    told = interrupted.management.delete(f"/models/m/rollout?back={back}").json()
+    assert (told["status"], [entry["event"] for entry in told["log"]]) == (status, ["start", status])
+    assert interrupted.management.delete("/models/m/rollout").status_code == 409
+    register(interrupted, "m2.mar")
+    assert shown(interrupted)["status"] == status
+    assert interrupted.management.get("/models/m/traffic").json()["traffic"].get("weights", {}) == weights
+
+
+def test_weights_that_are_set_while_it_waits_end_it(interrupted: RunningServer) -> None:
+    interrupted.management.delete("/models/m/traffic").raise_for_status()
+    told = shown(interrupted)
+    assert (told["status"], told["reason"]) == ("stopped", "the weights of the model were changed by hand")
+    register(interrupted, "m2.mar")
+    assert interrupted.management.get("/models/m/traffic").json()["traffic"] == {}
+
+
+def test_traffic_of_a_configuration_that_was_changed_meanwhile_ends_it(models: Path, tmp_path: Path) -> None:
+    settings = make_settings(models, state_dir=tmp_path / "state")
+    with running_server(settings) as first:
+        register(first, "m1.mar", "m2.mar")
+        begin(first, steps=[30, 100], bake=600)
+    wanted = {"weights": {"1.0": 1}}
+    with running_server(make_settings(models, state_dir=tmp_path / "state", models={"m": {"traffic": wanted}})) as second:
+        register(second, "m1.mar", "m2.mar")
+        assert shown(second)["status"] == "stopped"
+        assert second.management.get("/models/m/traffic").json()["traffic"] == wanted
+
+
 def test_it_goes_on_where_it_was_after_a_restart(models: Path, tmp_path: Path, until: Callable[..., None]) -> None:
     settings = make_settings(models, state_dir=tmp_path / "state")
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.models import make_model
+from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.rollout import RolloutPlan
 from tsx_runtime.errors import ModelNotFound, SettingError
 from tsx_runtime.setting_sources import load_settings
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot
 from tsx_runtime.targets.start import models_from_settings, register_all
 from tsx_runtime.torchserve_keys import Snapshot
+from tsx_runtime.wire import request_meta
 
 NOOP = "def handle(data, context):\n    return data\n"
 
@@ -79,6 +83,40 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
         assert registry.find("noop").version == "2.0"
 
     with_registry(settings, serve_again)
+
+
+def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path: Path) -> None:
+    store, place = tmp_path / "store", tmp_path / "config"
+    store.mkdir()
+    for version in ("1.0", "2.0"):
+        make_model(store / f"noop{version}.mar", "def handle(data, context):\n    return ['x']\n", name="noop", version=version)
+    snapshots = Snapshots(place, {}, store)
+
+    def kept() -> str:
+        last = last_snapshot(place)
+        assert last is not None
+        settings, _ = load_settings({"model_store": store}, {}, last)
+        assert settings.model_snapshot is not None
+        return next(number for number, each in settings.model_snapshot.models["noop"].items() if each.default_version)
+
+    async def serve(registry: Registry) -> None:
+        for version in ("1.0", "2.0"):
+            await registry.register(RegisterOrder(url=f"noop{version}.mar", initial_workers=1))
+        snapshots.begin(registry)
+        finished = asyncio.Event()
+        registry.on_managed.append(finished.set)
+        plan = RolloutPlan(version="2.0", steps=(100,), bake=0.1, max_error_rate=0.5, min_requests=1)
+        registry.rollouts.start("noop", plan)
+        job = WaitingJob(request_meta("1", b"", []), b"", time.monotonic())
+        registry.route("noop").submit(job)
+        await job.done
+        await asyncio.wait_for(finished.wait(), 60)
+        assert kept() == "2.0"
+        registry.rollback("noop")
+        assert kept() == "1.0"
+        registry.on_managed.clear()
+
+    with_registry(Settings(model_store=store, worker_preload=False), serve)
 
 
 def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(tmp_path: Path) -> None:
