@@ -182,6 +182,14 @@ class Traffic(_Part):
     labels: dict[Label, Target] = Field(default={}, description="what a label means: a version")
     shadow: Shadow | None = None
 
+    @model_validator(mode="after")
+    def _labels_mean_versions(self) -> Traffic:
+        """A label of a label would mean nothing: whoever asks by it would find no version."""
+        for label, version in self.labels.items():
+            if version in self.labels:
+                raise ValueError(f"label '{label}' must mean a version, and '{version}' is a label itself, for {self.labels[version]}")
+        return self
+
     @property
     def splits(self) -> bool:
         """Whether requests that name no version may go elsewhere than to the default one, or to another as well."""

@@ -56,6 +56,11 @@ def test_what_is_told_of_traffic_is_what_was_said() -> None:
         ({"labels": {"all": "1.0"}}, "labels.all: 'all' cannot be a label: it means something else already"),
         ({"labels": {"../x": "1.0"}}, "labels.../x: a version or a label has letters"),
         ({"labels": {"canary": "2/0"}}, "labels.canary: a version or a label has letters"),
+        (
+            {"labels": {"stable": "1.0", "live": "stable"}},
+            "traffic: label 'live' must mean a version, and 'stable' is a label itself, for 1.0",
+        ),
+        ({"labels": {"live": "live"}}, "traffic: label 'live' must mean a version, and 'live' is a label itself"),
         ({"shadow": {"to": "2.0", "share": 101}}, "shadow.share: Input should be less than or equal to 100"),
         ({"shadow": {"to": "2.0", "share": 0}}, "shadow.share: Input should be greater than 0"),
         ([], "traffic: "),
