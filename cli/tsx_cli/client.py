@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.addresses import parse_address
@@ -96,6 +96,8 @@ class Server:
 
     def _explained(self, error: RequestFailed, path: str) -> RequestFailed:
         """With the next step, where it is known here rather than on the server."""
+        if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
+            return RequestFailed(error.status, f"there is no model, version or label '{odd}': names have no '/', nor are they empty")
         if error.type in WRONG_PLACE:
             return RequestFailed(
                 error.status,
@@ -231,6 +233,12 @@ def path(*segments: str, **query: object) -> str:
     """A path of the API; segments are quoted, and what is None is left out of the query."""
     given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items() if value is not None}
     return "".join(f"/{quote(segment, safe='')}" for segment in segments) + (f"?{urlencode(given)}" if given else "")
+
+
+def _odd_name(path: str) -> str | None:
+    """A name in a path of the API that no model, version or label can have, and by which the path leads elsewhere."""
+    segments = path.partition("?")[0].split("/")[1:]
+    return next((unquote(segment) for segment in segments if not segment or "%2F" in segment), None)
 
 
 def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -225,7 +225,7 @@ def _print_version(told: dict[str, Any]) -> None:
         (
             worker["id"],
             worker["status"],
-            worker["pid"],
+            worker.get("pid"),  # one that has no process now has none
             "gpu" if worker["gpu"] else "cpu",
             human(worker["memoryUsage"]),
             worker["startTime"],

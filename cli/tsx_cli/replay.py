@@ -19,7 +19,7 @@ from urllib.parse import quote
 import typer
 
 from tsx_cli.client import KeptConnection, Server, path
-from tsx_cli.failure import CliError
+from tsx_cli.failure import CliError, UsageError
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import one_line, print_json, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
@@ -44,6 +44,8 @@ def replay(
     config: Config = None,
 ) -> None:
     """Send the requests of a recording to a running server with their original spacing, and tell how it answered."""
+    if math.isnan(speed):
+        raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")
     settings, _ = read_settings(config)
     server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
     try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tsx_cli.client import Server, path
-from tsx_cli.failure import UsageError
+from tsx_cli.failure import CliError, UsageError
 from tsx_cli.options import AsJson, Config, Url, management
 from tsx_cli.output import one_line, print_json, print_table
 
@@ -46,14 +46,16 @@ def traffic(
     if clear:
         told = server.call("DELETE", target).json()
     elif any(wanted):
-        said: dict[str, Any] = server.call("GET", target).json()["traffic"]
-        if weights:
-            said["weights"] = _weights(weights)
+        changes: dict[str, Any] = {}  # no more than what is named: somebody else, or a rollout, may change the rest meanwhile
         if sticky is not None:
-            said["sticky"] = None if sticky == "none" else sticky
+            changes["sticky"] = None if sticky == "none" else sticky
         if rule or no_rules:
-            said["rules"] = [_rule(text) for text in rule or []]
-        told = _send(server, "PUT", target, said)
+            changes["rules"] = [_rule(text) for text in rule or []]
+        if weights:
+            named = _weights(weights)
+            there = server.call("GET", target).json()["traffic"].get("weights", {})
+            changes["weights"] = dict.fromkeys(there) | named
+        told = _send(server, "PATCH", target, changes)
     else:
         told = server.call("GET", target).json()
     _show(told, as_json)
@@ -68,13 +70,17 @@ def label(
     config: Config = None,
 ) -> None:
     """Give versions other names, which can stand in URLs in their place; without any, show those there are."""
-    server = management(url, config)
+    server, target = management(url, config), path("models", name, "traffic")
     given = [_label(text) for text in labels or []]
-    for removed in remove or []:
-        server.call("DELETE", path("models", name, "labels", removed))
-    if given:
-        _send(server, "PATCH", path("models", name, "traffic"), {"labels": dict(given)})
-    told = server.call("GET", path("models", name, "traffic")).json()
+    words = [*(word for word, _ in given), *(remove or [])]
+    if twice := next((word for word in words if words.count(word) > 1), None):
+        raise UsageError(f"the label '{twice}' is named twice; say once what becomes of it")
+    told = server.call("GET", target).json()
+    there = told["traffic"].get("labels", {})
+    if gone := next((word for word in remove or [] if word not in there), None):
+        raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
+    if words:
+        told = _send(server, "PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})
     if as_json:
         print_json(told["traffic"].get("labels", {}))
         return
@@ -123,12 +129,16 @@ def _weights(texts: Sequence[str]) -> dict[str, float]:
     weights: dict[str, float] = {}
     for text in texts:
         version, _, weight = text.rpartition("=")
+        number = 0.0
         try:
-            weights[version] = int(weight) if weight.isdecimal() else float(weight)
+            number = int(weight) if weight.isdecimal() else float(weight)
         except ValueError:
             version = ""
         if not version:
             raise UsageError(f"`tsx models traffic` takes VERSION=WEIGHT, such as 2.0=10, not '{text}'")
+        if version in weights:
+            raise UsageError(f"'{version}' has two weights; say one")
+        weights[version] = number
     return weights
 
 

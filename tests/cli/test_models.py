@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.models import _devices, _row, in_commands
+from tsx_cli.models import _devices, _print_version, _row, in_commands
 
 IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
 BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"
@@ -33,6 +33,20 @@ def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
     broken = {**IDLE, "status": "UNLOADING"}
     assert _row({**told, "workers": [IDLE, broken]}, True) == ["m", "1.0", "yes", "1 of 2", "cpu", 4, 0, "m.mar"]
     assert _row({**told, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False)[3:7] == [2, "cpu", 4, 3]
+
+
+def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    worker = {
+        **IDLE,
+        "id": "9000",
+        "status": "FAILED",
+        "memoryUsage": 0,
+        "startTime": "2026-02-08T11:03:20.974Z",
+    }  # the server leaves out its pid
+    _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [worker], "lastError": "ValueError: no weights"})
+    shown = capsys.readouterr().out
+    assert "FAILED" in shown
+    assert shown.endswith("ValueError: no weights\n")
 
 
 def test_a_model_without_workers_is_given_some_by_a_command() -> None:

@@ -115,6 +115,7 @@ def test_what_cannot_be_sent_is_told(run: Callable[..., Any], tmp_path: Path) ->
         done = run("replay", *words)
         assert done.code == 1
         assert told in done.err
+    assert run("replay", "a.tsxrec", "--speed", "nan").code == 2
 
 
 def test_what_is_no_recording_is_told(served: RunningServer, run: Callable[..., Any], tmp_path: Path) -> None:

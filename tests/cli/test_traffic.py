@@ -52,6 +52,11 @@ def test_weights_and_labels_are_read() -> None:
             _label(wrong)
 
 
+def test_a_version_has_one_weight() -> None:
+    with pytest.raises(UsageError, match=r"'1\.0' has two weights"):
+        _weights(["1.0=90", "2.0=10", "1.0=10"])
+
+
 def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
     run: Callable[..., Any], tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +92,13 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
             ["canary", "2.0", "yes"],
             ["stable", "1.0", "yes"],
         ]
+        kept = said()
+        assert "has no label 'nxt'; it has stable, canary" in run("models", "label", "digits", "new=1.0", "--remove", "nxt").err
+        assert run("models", "label", "digits", "canary=1.0", "--remove", "canary").code == 2
+        assert "label 'live' must mean a version" in run("models", "label", "digits", "live=stable").err
+        assert "there is no model, version or label 'a/b'" in run("models", "traffic", "a/b").err
+        assert "there is no model, version or label ''" in run("models", "rollback", "").err
+        assert said() == kept
         models("set-default", "digits", "2.0")
         wanted = said()
         assert (ask(), ask("/stable"), ask("/canary")) == ("2.0", "1.0", "2.0")
