@@ -37,6 +37,7 @@ def with_torch_for_workers() -> Iterator[None]:
     ask_for = forkserver.set_forkserver_preload
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
+        patch.delenv("VIRTUAL_ENV", raising=False)  # of the tester's own environment, which workers would have from the fork server
         if sys.platform == "linux" and "PYTEST_XDIST_WORKER" in os.environ:  # of many tests some will need it: it imports while others run
             ask_for([PRELOAD_EXPORTED])
             _ensure_fork_server()
