@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -15,11 +16,9 @@ from .conftest import DIGITS, Run
 
 
 @pytest.fixture
-def nobody() -> str:
+def nobody(free_ports: Callable[[int], list[int]]) -> str:
     """An address where nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_segments_and_queries_are_quoted() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,9 +101,8 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
     assert (missing.code, "--model and --version say who gets the requests" in missing.err) == (1, True)
 
 
-def test_what_cannot_be_sent_is_told(run: Callable[..., Any], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+def test_what_cannot_be_sent_is_told(run: Callable[..., Any], tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     (tmp_path / "a.tsxrec").write_bytes(file_head("m"))
     (tmp_path / "b.tsxrec").write_bytes(b"PK")
     (tmp_path / "empty").mkdir()

@@ -78,7 +78,7 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         shown = run(*models)
         assert shown.code == 1
         assert "Model digits has no rollout; `tsx models rollout digits VERSION` begins one" in shown.err
-        default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic").json()["default"]
+        default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic", timeout=60).json()["default"]
         other = "2.0" if default == "1.0" else "1.0"
         asking = threading.Thread(target=ask)
         asking.start()

@@ -28,7 +28,7 @@ def handle(data, context):
         if word == "raise":
             raise ValueError("no number")
         if word.startswith("/"):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 90
             while not Path(word).exists() and time.monotonic() < deadline:
                 time.sleep(0.002)
             word = "0"

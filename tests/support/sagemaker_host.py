@@ -56,7 +56,7 @@ class Host:
         return answered
 
     def get(self, path: str) -> Answered:
-        return self._ask("GET", path, PING)
+        return self._ask("GET", path, INVOCATION)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> Answered:
         return self._ask("POST", path, INVOCATION, body, headers)

@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +213,22 @@ def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
     look(page, served, "model/echo")
     chart = page.get_by_role("img", name=re.compile("^Requests a second"))
     expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 0$"))  # once what came before is five seconds ago
-    with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:
-        for _ in range(40):
-            client.post("/predictions/echo", content=b"[1]")
-    expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 [1-9]"))
-    expect(chart.locator("path.line")).to_have_attribute("d", re.compile(r"L.*L"))
-    expect(page.get_by_role("img", name=re.compile("^Latency, now: p50 .* (ms|µs|s), p99"))).to_be_visible()
+    enough = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:
+            while not enough.wait(0.02):
+                client.post("/predictions/echo", content=b"[1]")
+
+    with ThreadPoolExecutor(1) as thread:  # until it is seen: five seconds later there would be nothing to see
+        asking = thread.submit(ask)
+        try:
+            expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 [1-9]"))
+            expect(chart.locator("path.line")).to_have_attribute("d", re.compile(r"L.*L"))
+            expect(page.get_by_role("img", name=re.compile("^Latency, now: p50 .* (ms|µs|s), p99"))).to_be_visible()
+        finally:
+            enough.set()
+        asking.result()
 
 
 def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Running, management: httpx.Client) -> None:
@@ -261,7 +273,8 @@ def test_traffic_is_shifted_and_the_change_undone(page: Any, server: Running, ma
     page.get_by_label("Keep a client on one version by").fill("header:X-User")
     page.get_by_role("button", name="Apply").click()
     expect(second).to_contain_text("100.0 %")
-    answer = httpx.post(f"{server.address('predictions')}/predictions/looks", content=png(10), headers={"content-type": "image/png"})
+    kind = {"content-type": "image/png"}
+    answer = httpx.post(f"{server.address('predictions')}/predictions/looks", content=png(10), headers=kind, timeout=60)
     assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
     assert management.get("/models/looks/traffic").json()["traffic"]["sticky"] == "header:X-User"
     page.get_by_role("button", name="Undo the last change").click()
@@ -382,7 +395,7 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: R
     expect(table).to_contain_text("ts_inference_requests_total")
     page.get_by_label("Filter").fill("queue_depth")
     expect(table).not_to_contain_text("ts_inference_requests_total")
-    httpx.post(f"{served.address('predictions')}/predictions/echo", json=[1])
+    httpx.post(f"{served.address('predictions')}/predictions/echo", json=[1], timeout=60)
     expect(page.get_by_role("region", name="Slowest requests").first).to_contain_text("inference")
     expect(table).to_contain_text("tsx_queue_depth")
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -120,7 +120,7 @@ def test_a_stall_shows_in_an_open_loop_in_the_latencies_of_all_that_came_meanwhi
 
 def test_a_stall_does_not_hide_in_a_closed_loop() -> None:
     """Four requests wait for its end, too few for a percentile: the report tells the stall, and what others would have seen."""
-    with scripted(stalling(50, 0.4)) as url:
+    with scripted(stalling(10, 0.4)) as url:
         told = run(url, connections=4, seconds=0.8).round
     assert any(length > 0.35 for _, length in told.stalls), told.stalls
     assert told.corrected_p99_ms is not None
@@ -150,7 +150,7 @@ def test_who_never_answers_is_given_up_after_the_timeout() -> None:
     assert told.sent == ends(told)
 
 
-def test_a_server_that_goes_away_and_comes_back_is_found_again() -> None:
+def test_a_server_that_goes_away_and_comes_back_is_found_again(free_ports: Callable[[int], list[int]]) -> None:
     gone = threading.Event()
 
     def leave(number: int, _: Request) -> list[Step]:
@@ -158,11 +158,10 @@ def test_a_server_that_goes_away_and_comes_back_is_found_again() -> None:
             gone.set()
         return [OK] if number < 20 else [CLOSE]
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     results: list[Measured] = []
     with scripted(leave, port=port) as url:
-        thread = threading.Thread(target=lambda: results.append(run(url, connections=2, seconds=1.2)))
+        thread = threading.Thread(target=lambda: results.append(run(url, connections=2, seconds=3.0)))
         thread.start()
         assert gone.wait(60)
     with scripted(lambda *_: [OK], port=port):
@@ -173,9 +172,8 @@ def test_a_server_that_goes_away_and_comes_back_is_found_again() -> None:
     assert told.ok > 20
 
 
-def test_who_refuses_connections_is_no_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[int]]) -> None:
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(CliError, match=f"no server answers at {nobody}"):
         run(nobody)
 

@@ -33,11 +33,12 @@ TOKENS = {"inference": "for-predictions", "management": "for-models"}
 
 @pytest.fixture(scope="module")
 def guarded(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Pair]]:
-    """With TLS, tokens, and connections for managing that live for half a second."""
+    """With TLS, tokens, and connections for managing that live for a second."""
     directory = tmp_path_factory.mktemp("guarded")
     pair = make_certificate(directory)
     environment = {
         "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_STATE_DIR": str(directory / "state"),
         "TSX_WORKER_PRELOAD": "false",
         "TSX_ENABLE_GRPC_SSL": "true",
         "TSX_CERTIFICATE_FILE": str(pair.certificate),
@@ -46,8 +47,8 @@ def guarded(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         "TSX_MANAGEMENT_TOKEN": TOKENS["management"],
         "TSX_ACCESS_LOG": "true",
         "TSX_ENABLE_MODEL_API": "false",
-        "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS": "500",
-        "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS": "200",
+        "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS": "1000",
+        "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS": "1000",
     }
     with serving(["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
         yield running, pair

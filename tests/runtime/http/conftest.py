@@ -88,7 +88,7 @@ def act(idx, row, context):
 
 
 def wait_for(file):
-    deadline = time.monotonic() + 20  # a test that failed must not hold the worker
+    deadline = time.monotonic() + 90  # a test that failed must not hold the worker
     while not Path(file).exists() and time.monotonic() < deadline:
         time.sleep(0.002)
 

@@ -100,7 +100,7 @@ def test_the_slowest_come_first(server):
 
 def test_debug_is_where_models_are_managed_and_behind_the_same_guard(server):
     assert server.inference.get("/debug/slowest").status_code == 404
-    foreign = httpx.get(f"{server.addresses['management']}/debug/slowest", headers={"Origin": "https://elsewhere.example"})
+    foreign = httpx.get(f"{server.addresses['management']}/debug/slowest", headers={"Origin": "https://elsewhere.example"}, timeout=60)
     assert foreign.status_code == 403
 
 

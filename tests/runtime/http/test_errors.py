@@ -58,9 +58,10 @@ def handle(data, context):
 
 @pytest.fixture(scope="module")
 def erring(start_server, store):
-    make_model(store / "erring.mar", HANDLER, config="responseTimeout: 1\nretryFailedBatch: false\n")
+    make_model(store / "erring.mar", HANDLER, config="retryFailedBatch: false\n")
     with start_server() as server:
         server.register("erring.mar", initial_workers=1)
+        server.register("erring.mar", initial_workers=1, model_name="hanging", response_timeout=1)
         server.register("talker.mar", initial_workers=0)
         yield server
 
@@ -228,7 +229,7 @@ def test_what_no_worker_is_asked(erring, error_of, path, status, kind, text):
     ],
 )
 def test_how_a_prediction_fails(erring, error_of, word, status, text):
-    answer = erring.inference.post("/predictions/erring", headers={"x-do": word})
+    answer = erring.inference.post(f"/predictions/{'hanging' if word == 'hang' else 'erring'}", headers={"x-do": word})
     assert answer.status_code == status
     told = error_of(answer)
     assert told[0] == "InternalServerException"

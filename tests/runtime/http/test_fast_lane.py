@@ -317,7 +317,7 @@ def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(st
     handler = FLOOD.replace("COUNT", "int(context.get_request_header(0, 'x-flood') or 0)").replace('return ["end"]', last)
     with start_server() as server:
         server.write_mar("flood.mar", handler=handler)
-        server.register("flood.mar", initial_workers=1, response_timeout=20)
+        server.register("flood.mar", initial_workers=1, response_timeout=60)
         (worker,) = server.registry.find("flood").workers
         for count in range(200, 210):  # how many frames the last read holds is up to the kernel: one of these ends behind a held one
             with socket.socket() as sock:
@@ -333,7 +333,7 @@ def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(st
                         break
                     received = received[-100:] + part
                 assert received.endswith(end)
-            assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=30).status_code in (200, 503)
+            assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=90).status_code in (200, 503)
 
 
 class Unread(asyncio.Transport):

@@ -127,10 +127,10 @@ def test_a_driver_that_hangs_is_not_waited_for_and_not_asked_twice():
     async def main():
         asked = Nvml(FakeLibrary(init=hang))
         assert [await asked.read(0.01), await asked.read(0.01)] == [[], []]
-        assert len(begun) == 1
         goes_on.set()
         rows = await asked.read(30)
         assert len(rows) == 2
+        assert len(begun) == 1
 
     asyncio.run(main())
 

@@ -61,13 +61,17 @@ def test_it_is_ready_when_every_default_version_has_a_ready_worker(empty, tmp_pa
     until(lambda: ready_of(empty.inference)["status"] == "Ready")
 
 
-def test_it_is_not_ready_while_its_only_worker_is_started_again(empty, until, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (1, 1))  # long enough to be seen by one who asks now and then
-    empty.register("talker.mar", initial_workers=1)
-    (worker,) = empty.registry.find("talker").workers
+def test_it_is_not_ready_while_its_only_worker_is_started_again(empty, tmp_path, until):
+    go = tmp_path / "go"
+    go.touch()
+    empty.write_mar("slow.mar", handler=SLOW.format(go=str(go)))
+    empty.register("slow.mar", initial_workers=1)
+    go.unlink()
+    (worker,) = empty.registry.find("slow").workers
     os.kill(worker.pid, signal.SIGKILL)
     until(lambda: ready_of(empty.inference)["status"] == "Not ready")
     assert empty.inference.get("/ping").status_code == 200  # only after it was given up
+    go.touch()
     until(lambda: ready_of(empty.inference)["status"] == "Ready")
 
 

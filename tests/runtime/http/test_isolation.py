@@ -19,7 +19,7 @@ def handle(data, context):
     words = [row["body"].decode() for row in data]
     sizes.append(len(words))
     if words[0].startswith("gate "):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not Path(words[0][5:]).exists() and time.monotonic() < deadline:
             time.sleep(0.002)
         return ["open"]

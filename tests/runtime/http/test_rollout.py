@@ -21,7 +21,7 @@ from tsx_runtime.traffic import NOTHING
 GOOD = "def handle(data, context):\n    return data and ['good'] * len(data)\n"
 BAD = "def handle(data, context):\n    if data:\n        raise RuntimeError('a wrong file of weights')\n"
 SLOW = "import time\n\ndef handle(data, context):\n    if data:\n        time.sleep(0.05)\n    return data and ['slow'] * len(data)\n"
-QUICK = {"bake": 0.3, "min_requests": 20}
+QUICK = {"bake": 0.3, "min_requests": 20, "patience": 1000}  # a busy machine takes its time for so many requests
 
 
 @pytest.fixture(scope="module")

@@ -228,11 +228,11 @@ def test_streams_and_failures_tell_their_version_too(routed: RunningServer, lane
 
 def test_each_version_keeps_its_own_client_timeout(routed: RunningServer, lane: str, tmp_path: Path, error_of: Any, until: Any) -> None:
     arrange(routed, {"weights": {"2.0": 1}})
-    routed.call(lambda: routed.registry.change("talker", "2.0", {"client_timeout": 100}))
     try:
         with ThreadPoolExecutor(1) as pool:
             busy = pool.submit(routed.ask, path="/predictions/talker/2.0", lane=lane, x_do="wait", x_file=str(tmp_path / "go"))
             until(lambda: is_busy(routed, "2.0"))
+            routed.call(lambda: routed.registry.change("talker", "2.0", {"client_timeout": 100}))
             kind, text = error_of(routed.ask(lane=lane))
             (tmp_path / "go").touch()
             assert busy.result().text == "waited"

@@ -150,7 +150,7 @@ def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(tmp
 
 
 def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(tmp_path, start_server, until):
-    values = {"generate_tokens": True, "key_file": tmp_path / "key_file.json", "api_token": "api", "token_expiration_min": 0.02}
+    values = {"generate_tokens": True, "key_file": tmp_path / "key_file.json", "api_token": "api", "token_expiration_min": 0.05}
     with start_server(**values) as server:
         server.register("talker.mar", initial_workers=1)
         server.management.get("/token", params={"type": "inference"}, headers=bearer("api"))

@@ -200,7 +200,8 @@ def test_six_megabytes_go_through_and_more_is_told(host: Host) -> None:
 
 def test_what_runs_too_long_is_told_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
     """Requests by HTTP need the token, where there is one."""
-    with function(lay(tmp_path), {"TSX_INFERENCE_TOKEN": "secret"}, timeout=2.0, freezes=False) as running:
+    given = {"TSX_INFERENCE_TOKEN": "secret", "TSX_LAMBDA_INIT_WAIT": str(DEADLINE)}
+    with function(lay(tmp_path), given, timeout=2.0, freezes=False) as running:
         assert running.invoke({"a": 1}).error is None
         body = json.dumps({"wait": str(tmp_path / "never")})
         assert running.invoke(function_url("/predictions/echo", body, headers=JSON)).json()["statusCode"] == 400

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_runtime.targets.answering import _listening
 
-TIMEOUT = 30.0
+TIMEOUT = 90.0  # of a machine that has other things to do
 
 SERVER = """
 import json, sys
@@ -96,6 +97,12 @@ def wait_until_refused(address: str) -> None:
         except ConnectionRefusedError:
             return
     pytest.fail("the server still takes connections")
+
+
+def wait_until_accepted(metrics: str, count: int) -> None:
+    end = time.monotonic() + TIMEOUT
+    while re.search(rb"\ntsx_requests_in_flight{[^}]*} %d\.0\n" % count, call(metrics, "GET", "/metrics")[1]) is None:
+        assert time.monotonic() < end
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -189,6 +196,7 @@ def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(t
         ]
         for client in clients:
             client.start()
+        wait_until_accepted(started["metrics"], len(clients))
         wait_for(tmp_path / "never.begun", process)
         process.send_signal(signal.SIGINT)
         wait_until_refused(started["inference"])
@@ -203,10 +211,8 @@ def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(t
         assert "Traceback" not in process.stderr.read()
 
 
-def test_one_address_for_all_roles_serves_all_of_them(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+def test_one_address_for_all_roles_serves_all_of_them(tmp_path, free_ports):
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
     same = {f"{role}_address": address for role in ("inference", "management", "metrics")}
     make_model(tmp_path / "store" / "one", HANDLER)
     with server(model_store=tmp_path / "store", load_models=["all"], **same) as process:

@@ -53,8 +53,8 @@ def test_a_server_has_the_workflows_that_its_settings_name(stores: tuple[Path, P
     ]
     with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}) as server:
         assert "workflow loud is loaded: POST /wfpredict/loud" in server.log
-        assert httpx.post(f"{server.address('predictions')}/wfpredict/loud", content=b"hello").text == "hello!!"
-        (node,) = httpx.get(f"{server.address('models')}/models/loud__say").json()
+        assert httpx.post(f"{server.address('predictions')}/wfpredict/loud", content=b"hello", timeout=60).text == "hello!!"
+        (node,) = httpx.get(f"{server.address('models')}/models/loud__say", timeout=60).json()
         assert node["loadedAtStartup"]
         assert server.stop() == 0
 
@@ -103,7 +103,7 @@ def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(stores: tu
     with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_LOAD_WORKFLOWS": "none.war"}) as server:
         assert "serving workflow shouted: say, shout" in server.lines
         assert f"try: curl {server.address('predictions')}/wfpredict/shouted -T FILE" in server.lines
-        assert httpx.post(f"{server.address('predictions')}/wfpredict/shouted", content=b"hello").text == "hello!!"
+        assert httpx.post(f"{server.address('predictions')}/wfpredict/shouted", content=b"hello", timeout=60).text == "hello!!"
         assert server.stop() == 0
     ended = tsx(
         ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS],

@@ -386,11 +386,11 @@ def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -
 @pytest.mark.parametrize(("every", "told"), [(True, 3), (False, 1)])
 def test_the_time_of_a_batch_is_told_for_each_or_once_a_second(start_worker: StartWorker, every: bool, told: int) -> None:
     worker = start_worker("def handle(data, context):\n    return data and ['ok']", every_prediction_time=every)
-    times = []
+    times, began = [], time.monotonic()
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    assert len(times) == told
+    assert len(times) == told or (told < len(times) <= 1 + (time.monotonic() - began))  # on a slow machine they take more than a second
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 

@@ -56,7 +56,7 @@ HANDLER = """
             name, words = prepared
             self.calls.append(("run", name, len(words), threading.current_thread() is threading.main_thread()))
             if wait := self.header("x-until-begun"):
-                assert begun[wait].wait(20), f"{wait} is not prepared while {name} runs"
+                assert begun[wait].wait(90), f"{wait} is not prepared while {name} runs"
             if any(word == "lost" for word in words):
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             if any(word == "late poison" for word in words):
