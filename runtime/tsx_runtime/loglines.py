@@ -56,6 +56,12 @@ def json_line(at: float, level: str, logger: str, message: str, more: dict[str, 
     return json.dumps(line, ensure_ascii=False, default=str)
 
 
+def dropped(lost: int) -> bytes:
+    """The line that stands for `lost` bytes of output."""
+    told = f"{lost} bytes of output were dropped: nobody took them, or the disk was full"
+    return json_line(time.time(), "warning", "tsx.output", told).encode() + b"\n"
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line; a traceback is a field of it."""
 

@@ -18,30 +18,47 @@ import select
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import BinaryIO, cast
 
 PATIENCE = 0.5  # seconds that a reader who has fallen behind is waited for, before what he does not take is dropped
 LOG_LINES = 10_000  # that wait for the thread which writes them
+NEWLINE = 10
 CHUNK = 4096  # bytes that go into a pipe whole, or not at all
 
-_DROPPED = b"\n[%d bytes of output were dropped: nobody took them, or the disk was full]\n"
+LONGEST_REST = 1 << 20  # bytes of a line that are kept until they can be written, once its beginning was
 
 Write = Callable[[memoryview], int]
 
 
+def in_words(lost: int) -> bytes:
+    return b"[%d bytes of output were dropped: nobody took them, or the disk was full]\n" % lost
+
+
 class Lossy(io.RawIOBase):
-    """Takes everything. Waits for a slow reader once, and then not again before he has taken something."""
+    """Takes everything. Waits for a slow reader once, and then not again before he has taken something.
+
+    What is dropped is dropped in whole lines: the rest of one that was begun is written before anything else.
+    """
 
     def __init__(self, fd: int, patience: float = PATIENCE) -> None:
         self._fd = fd
         self._patience = patience
         self._write = _writer(fd)
         self._late = False
+        self._rest = b""  # of a line whose beginning was written
+        self._within = False  # a line: the last that was written did not end one
         self.lost = 0  # bytes that were dropped and not told of yet
+        self.notice: Callable[[int], bytes] = in_words  # makes of their number a line
         self.copy: Callable[[bytes], None] | None = None  # gets everything as well
         self.dress: Callable[[bytes], bytes] | None = None  # makes of it what is written
+        self._lock = threading.RLock()  # what two threads print at once are two lines; a signal's handler may print while one prints
+
+    def begin_anew(self) -> None:
+        """In a process that was forked, another thread may have held the lock."""
+        self._lock = threading.RLock()
 
     def reopen(self) -> None:
         """The descriptor means something else from now on."""
@@ -58,24 +75,45 @@ class Lossy(io.RawIOBase):
 
     def write(self, data: object) -> int:
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # the base class promises less than a buffer
-        if self.copy is not None:
-            self.copy(bytes(view))
-        self._write_out(view if self.dress is None else memoryview(self.dress(bytes(view))))
+        with self._lock:
+            if self.copy is not None:
+                self.copy(bytes(view))
+            self._write_out(view if self.dress is None else memoryview(self.dress(bytes(view))))
         return len(view)
 
     def put_line(self, line: bytes, copied: bytes) -> None:
         """A whole line that is dressed already; who gets a copy gets another text of it."""
-        if self.copy is not None:
-            self.copy(copied)
-        self._write_out(memoryview(line))
+        with self._lock:
+            if self.copy is not None:
+                self.copy(copied)
+            self._write_out(memoryview(line))
 
     def _write_out(self, view: memoryview) -> None:
-        told = _DROPPED % self.lost if self.lost else b""
-        done = self._put(memoryview(told + view)) if told else self._put(view)
-        if done >= len(told):  # the news of it as well
-            self.lost = len(told) + len(view) - done
-        else:
+        rest, news = self._rest, self._news()
+        before = rest + news
+        done = self._put(memoryview(before + view) if before else view)
+        if done:
+            self._within = (view[done - len(before) - 1] if done > len(before) else before[done - 1]) != NEWLINE
+        if done < len(rest):
+            self._rest = rest[done:]
             self.lost += len(view)
+        elif done == len(rest) and news:
+            self._rest = b""
+            self.lost += len(view)
+        elif done < len(before):  # these will be whole, too, so they are told
+            self._rest = before[done:]
+            self.lost = len(view)
+        else:
+            taken = done - len(before)
+            kept = _line_end(view, taken) if self._within and taken else taken
+            self._rest = bytes(view[taken:kept])
+            self.lost = len(view) - kept
+
+    def _news(self) -> bytes:
+        if not self.lost:
+            return b""
+        within = self._rest[-1] != NEWLINE if self._rest else self._within
+        return (b"\n" if within else b"") + self.notice(self.lost)
 
     def _put(self, view: memoryview) -> int:
         """How much of it was written."""
@@ -94,6 +132,15 @@ class Lossy(io.RawIOBase):
         return done
 
 
+def _line_end(view: memoryview, begin: int) -> int:
+    """Where the line that goes on at `begin` ends; there, if that is too far."""
+    some = bytes(view[begin : begin + LONGEST_REST])
+    at = some.find(b"\n")
+    if at >= 0:
+        return begin + at + 1
+    return len(view) if len(some) < LONGEST_REST else begin
+
+
 def keep_going() -> None:
     """Have `sys.stdout` and `sys.stderr` drop what cannot be written. For a whole process: it stays so."""
     _keep_stdin_taken()
@@ -106,8 +153,10 @@ def keep_going() -> None:
                 old.flush()
         encoding = getattr(old, "encoding", None) or "utf-8"
         # not the usual buffer: a line is there when it was printed, also when the process is killed next
-        raw = cast("BinaryIO", Lossy(fd))
-        setattr(sys, name, io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True))
+        raw = Lossy(fd)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=raw.begin_anew)
+        setattr(sys, name, io.TextIOWrapper(cast("BinaryIO", raw), encoding, "backslashreplace", line_buffering=True))
 
 
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:

@@ -221,7 +221,9 @@ class Settings(BaseModel):
     )
     trace_share: float = Field(0.01, ge=0, le=1, description="share of the requests whose client has no trace for which one is begun")
     log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
-    metrics_location: Path | None = Field(None, description="directory for ts_metrics.log and model_metrics.log; log_location if not set")
+    metrics_location: Path | None = Field(
+        None, description="directory for ts_metrics.log and model_metrics.log (metrics_mode = log); log_location if not set"
+    )
     log_config: Path | None = Field(None, description="a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config")
     max_worker_requests: int = Field(0, ge=0, description="requests after which a worker is replaced by a fresh one; 0 = never")
     max_worker_memory: int = Field(0, ge=0, description="resident megabytes at which a worker is replaced by a fresh one; 0 = never")

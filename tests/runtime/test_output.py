@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.output import Lossy
+from tsx_runtime.output import LONGEST_REST, Lossy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="opens a pipe anew by /proc")
 
@@ -58,8 +60,42 @@ def test_a_reader_that_takes_nothing_costs_output_and_is_told_so_when_it_reads_a
     assert lost > 0
     assert len(read_all(reader)) + lost == 2000 * len(line)
     out.write(b"again\n")
-    assert read_all(reader) == b"\n[%d bytes of output were dropped: nobody took them, or the disk was full]\nagain\n" % lost
+    assert read_all(reader) == b"[%d bytes of output were dropped: nobody took them, or the disk was full]\nagain\n" % lost
     assert out.lost == 0
+    os.close(reader)
+    os.close(writer)
+
+
+LINES = st.integers(1, 12_000).map(lambda size: b"x" * (size - 1) + b"\n")
+
+
+@given(st.lists(st.tuples(LINES, st.booleans()), max_size=30))
+def test_what_is_dropped_is_dropped_in_whole_lines(written):
+    """Each is written, and after some of them all is read that is there."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
+    out, got = Lossy(writer, patience=0), b""
+    out.notice = lambda lost: b"[%d]\n" % lost
+    for line, is_read in [*written, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
+        out.write(line)
+        got += read_all(reader) if is_read else b""
+    told = [line for line in got.splitlines(keepends=True) if line.startswith(b"[")]
+    taken = [line for line in got.splitlines(keepends=True) if not line.startswith(b"[")]
+    lines = iter([line for line, _ in written] + [b"the end\n", b"\n", b"\n"])
+    assert all(line in lines for line in taken)  # in their order
+    assert sum(map(len, taken)) + sum(int(line[1:-2]) for line in told) + out.lost == sum(len(line) for line, _ in written) + 10
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_line_that_was_cut_for_its_length_is_ended_before_the_next_one():
+    reader, writer = os.pipe()
+    out = Lossy(writer, patience=0)
+    out.write(b"x" * (LONGEST_REST + (1 << 20)) + b"\n")
+    got = read_all(reader)
+    out.write(b"next\n")
+    assert len(got) < LONGEST_REST
+    assert re.fullmatch(rb"\n\[\d+ bytes of output were dropped: .*\]\nnext\n", read_all(reader))
     os.close(reader)
     os.close(writer)
 

@@ -44,7 +44,7 @@ class Counted:
         self.inference = Durations()
         self.postprocess = Durations()
         self.queue_seconds = 0.0  # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
-        self.busy_seconds = 0.0  # sum over batches: the frame's leaving to its reply
+        self.busy_seconds = 0.0  # sum over batches: from where the worker began to its reply; not what it waited for there
 
 
 class Gathered:
@@ -90,7 +90,7 @@ class Gathered:
         latest = answered - seconds
         began = np.where((began >= sent) & (began <= latest), began, latest)
         counted.batches += size
-        counted.busy_seconds += float(most.sum())
+        counted.busy_seconds += float((answered - began).sum())
         for durations, step in zip((counted.preprocess, counted.inference, counted.postprocess), steps, strict=True):
             known = step >= 0  # NaN is not
             if known.any():

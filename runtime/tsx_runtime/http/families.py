@@ -1,9 +1,14 @@
-"""Metrics by name, and how they are written: as Prometheus' text, or as OpenMetrics, which can point from a bucket to a trace."""
+"""Metrics by name, and how they are written: as Prometheus' text, or as OpenMetrics, which can point from a bucket to a trace.
+
+Of hundreds of models that is a second's work. It comes in pieces of a millisecond or two, so that the event loop can answer others
+between them (`in_turns`); a thread would take from it more than that, since both need Python's lock.
+"""
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Exemplar as Pointer
@@ -15,7 +20,9 @@ from tsx_runtime.core.durations import SHOWN, Durations
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PIECE = 100  # samples
 Labels = dict[str, str]
+T = TypeVar("T")
 
 
 class Families(Collector):
@@ -58,18 +65,66 @@ class Families(Collector):
             if name in names or any(sample.name in names for sample in metric.samples)
         }
 
+    def kind(self, name: str) -> str | None:
+        return self._metrics[name].type if name in self._metrics else None
+
     def render(self) -> bytes:
+        return b"".join(self.text())
+
+    def text(self) -> Iterator[bytes]:
         """prometheus-client adds `_total` to a counter's name; here it has its full name already."""
-        text = generate_latest(self).decode()
-        counters = {metric.name for metric in self._metrics.values() if metric.type == "counter"}
-        return _COUNTER.sub(lambda line: f"# {line[1]} {line[2] if line[2] in counters else line[2] + '_total'} ", text).encode()
+        for metric in self.collect():
+            for piece in _pieces(metric):
+                written = generate_latest(piece)
+                if metric.type == "counter":
+                    for word in (b"HELP", b"TYPE"):
+                        told = b"# %b %b" % (word, metric.name.encode())
+                        written = written.replace(told + b"_total ", told + b" ", 1)
+                yield written if piece.is_first else _without_head(written)
 
     def render_openmetrics(self) -> bytes:
-        text: bytes = generate_openmetrics(_OpenMetrics(self))  # type: ignore[no-untyped-call]  # prometheus-client's
-        return text
+        return b"".join(self.openmetrics())
+
+    def openmetrics(self) -> Iterator[bytes]:
+        for metric in _OpenMetrics(self).collect():
+            for piece in _pieces(metric):
+                written: bytes = generate_openmetrics(piece)  # type: ignore[no-untyped-call]  # prometheus-client's
+                written = written.removesuffix(_END)
+                yield written if piece.is_first else _without_head(written)
+        yield _END
 
 
-_COUNTER = re.compile(r"^# (HELP|TYPE) (\S+)_total ", re.MULTILINE)
+_END = b"# EOF\n"
+
+
+class _Piece(Collector):
+    """Some samples of one metric, which prometheus-client takes for all that there is."""
+
+    def __init__(self, metric: Metric, begin: int) -> None:
+        self.is_first = begin == 0
+        self._metric = Metric(metric.name, metric.documentation, metric.type)
+        self._metric.samples = metric.samples[begin : begin + PIECE]
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
+
+
+def _pieces(metric: Metric) -> Iterator[_Piece]:
+    return (_Piece(metric, begin) for begin in range(0, len(metric.samples), PIECE))
+
+
+def _without_head(written: bytes) -> bytes:
+    """Its HELP and its TYPE stand before the first piece."""
+    return written.split(b"\n", 2)[2]
+
+
+async def in_turns(steps: Iterable[T]) -> list[T]:
+    """All of them, with a turn of the event loop behind each."""
+    done = []
+    for step in steps:
+        done.append(step)
+        await asyncio.sleep(0)
+    return done
 
 
 class _OpenMetrics(Collector):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import ProcessCollector
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from tsx_runtime.core.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.model import Model, ModelVersion
@@ -22,7 +23,7 @@ from tsx_runtime.core.running import Usage
 from tsx_runtime.core.shadow import Shadowing
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, accepts_openmetrics
+from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, accepts_openmetrics, in_turns
 from tsx_runtime.http.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.http.shadow import add_shadows
 from tsx_runtime.http.system import System, SystemMetric
@@ -56,19 +57,27 @@ class Reading(NamedTuple):
 
 def build_families(reading: Reading) -> Families:
     families = Families()
+    for _ in fill(families, reading):
+        pass
+    return families
+
+
+def fill(families: Families, reading: Reading) -> Iterator[None]:
+    """In steps of about a millisecond; models may come and go between them."""
+    versions = reading.versions
     _add_host(families, reading)
     _add_gpus(families, reading)
-    for version in reading.versions:
+    for version in versions:
         add_version(families, version, reading.host, reading.usage, reading.gpus)
         labels = {"model_name": version.name, "model_version": version.version, "hostname": reading.host}
         share = reading.shares.get(version.name, {}).get(version.version, 0.0)
         families.add("tsx_traffic_share", "gauge", "share of the requests of a model that name no version, from 0 to 1", [(labels, share)])
+        yield
     add_shadows(families, reading.shadows, reading.host)
     families.keep(reading.config.shows)
     own_names = families.names()
-    for version in reading.versions:
-        add_handler_metrics(families, own_names, version, reading.host, None if reading.all_models else reading.config)
-    return families
+    for version in versions:
+        yield from add_handler_metrics(families, own_names, version, reading.host, None if reading.all_models else reading.config)
 
 
 def _add_host(families: Families, reading: Reading) -> None:
@@ -107,13 +116,28 @@ def reader(registry: Registry, counts: Counts, system: System) -> Callable[[], A
     async def read() -> Families:
         gpus = await read_gpus() if registry.gpus and not system.disabled else {}
         workers = registry.workers()
-        usage, process = await asyncio.to_thread(lambda: (usage_of(workers), list(own_process.collect())))
+        usage, process = await asyncio.to_thread(lambda: (usage_of(workers), process_metrics(own_process)))
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
         shadows = registry.shadows.all()
-        return build_families(Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows))
+        families = Families()
+        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows)
+        await in_turns(fill(families, reading))
+        return families
 
     return read
+
+
+def process_metrics(collector: ProcessCollector) -> list[Metric]:
+    """Of this process. Where no descriptor is left to count descriptors with, all of them are in use."""
+    found = list(collector.collect())
+    if sys.platform == "linux" and all(metric.name != "process_open_fds" for metric in found):
+        import resource  # here, because Windows has none
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        found.append(GaugeMetricFamily("process_open_fds", "Number of open file descriptors.", most))
+        found.append(GaugeMetricFamily("process_max_fds", "Maximum number of open file descriptors.", most))
+    return found
 
 
 def usage_of(workers: Iterable[Worker]) -> dict[str, Usage]:
@@ -134,9 +158,9 @@ def build_router(registry: Registry, counts: Counts, system: System) -> APIRoute
         families = await read()
         if names:
             families.restrict(names)
-        if accepts_openmetrics(request.headers.get("accept", "")):
-            return Response(families.render_openmetrics(), headers={"content-type": OPENMETRICS})
-        return Response(families.render(), headers={"content-type": TEXT})
+        is_open = accepts_openmetrics(request.headers.get("accept", ""))
+        written = b"".join(await in_turns(families.openmetrics() if is_open else families.text()))
+        return Response(written, headers={"content-type": OPENMETRICS if is_open else TEXT})
 
     router.add_api_route("/metrics", metrics, methods=["HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
     return router

@@ -37,12 +37,12 @@ class System:
         self._interval = settings.metric_time_interval
         self._told: list[SystemMetric] = []
         if not self.disabled and not self._command:
-            read_system()  # the processor's use is measured from one reading to the next
+            _read_what_there_is()  # the processor's use is measured from one reading to the next
 
     def read(self) -> list[SystemMetric]:
         if self.disabled:
             return []
-        return self._told if self._command else read_system()
+        return self._told if self._command else _read_what_there_is()
 
     async def follow(self) -> None:
         """Run the user's program again and again; return at once where there is none."""
@@ -73,6 +73,13 @@ def parse_lines(text: str) -> list[SystemMetric]:
             labels = tuple((name, value) for name, value in pairs if name != "Level")
             found.append(SystemMetric(match[1], match[2], float(match[3]), labels))
     return found
+
+
+def _read_what_there_is() -> list[SystemMetric]:
+    try:
+        return read_system()
+    except OSError:  # no descriptor is left to look with: the other metrics are told all the same
+        return []
 
 
 def read_system() -> list[SystemMetric]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from tsx_runtime.core.metricsconfig import MetricsConfig
@@ -11,11 +11,12 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.http.families import Families, Labels
+from tsx_runtime.http.families import PIECE, Families, Labels
 from tsx_runtime.http.gpu import Gpu
 
 MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
+REFUSED = ("DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")  # from the start: of a series that begins at 9 no rate counts these
 STUCK = ("stopped", "silent")
 
 
@@ -42,7 +43,7 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
     families.add("ts_queue_latency_microseconds", "counter", text, [(model, stats.queue_seconds * MICRO)])
     answers = [(model | {"status": str(status)}, count) for status, count in sorted(stats.answers.items())]
     families.add("tsx_answers_total", "counter", "answers of workers by HTTP status", answers)
-    refusals = [(model | {"reason": reason}, count) for reason, count in sorted(stats.refusals.items())]
+    refusals = [(model | {"reason": reason}, stats.refusals[reason]) for reason in sorted({*REFUSED, *stats.refusals})]
     families.add("tsx_refusals_total", "counter", "requests that no worker answered, by the kind of error", refusals)
     finished = sum(stats.answers.values()) + sum(stats.refusals.values())
     families.add("tsx_requests_total", "counter", "requests that were answered or refused", [(model, finished)])
@@ -95,7 +96,7 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
     families.add("tsx_worker_recycles_total", "counter", "workers replaced for what they had served, held or lived", recycled)
     stuck = [(model | {"reason": reason}, stats.stuck[reason]) for reason in STUCK]
     families.add("tsx_worker_stuck_total", "counter", "workers killed because they did not go on", stuck)
-    text = "time in which workers held a batch"
+    text = "time in which workers were at a batch"
     families.add("tsx_worker_busy_seconds_total", "counter", text, [(model, stats.busy_seconds)])
 
 
@@ -112,21 +113,26 @@ def _add_usage(families: Families, worker: Labels, usage: Usage, gpus: Mapping[i
 
 def add_handler_metrics(
     families: Families, own_names: Collection[str], version: ModelVersion, host: str, config: MetricsConfig | None
-) -> None:
-    """What handlers reported, under their own names; a name of the server's own gets `model_` before it.
+) -> Iterator[None]:
+    """What handlers reported, under their own names; a name of the server's own gets `model_` before it, one of two kinds its kind behind.
 
-    `config`: only what it declares.
+    `config`: only what it declares. In steps, between which the handler may report more.
     """
     further = {"Hostname": host, "ModelVersion": version.version}
-    for key, metric in version.stats.handler_metrics.items():
+    for number, (key, metric) in enumerate(list(version.stats.handler_metrics.items())):
         if config is None or config.declares(key[0], key[1]):
             name = _word(key[0])
-            _add_handler_metric(families, f"model_{name}" if name in own_names else name, further, key, metric)
+            name = f"model_{name}" if name in own_names else name
+            name = name if families.kind(name) in (None, key[1]) else f"{name}_{key[1]}"
+            _add_handler_metric(families, name, further, key, metric)
+        if number % PIECE == PIECE - 1:
+            yield
+    yield
 
 
 def _add_handler_metric(families: Families, name: str, further: Labels, key: MetricKey, metric: HandlerMetric) -> None:
     _, kind, unit, dimensions = key
-    labels = {_word(dimension): plain_text(value) for dimension, value in dimensions} | further
+    labels = {_label(dimension): plain_text(value) for dimension, value in dimensions} | further
     text = f"reported by a handler, in {plain_text(unit)}"
     if kind != "histogram":
         families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
@@ -143,6 +149,12 @@ def _word(name: str) -> str:
     """A name that Prometheus takes."""
     word = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return f"_{word}" if word[:1].isdigit() or not word else word
+
+
+def _label(name: str) -> str:
+    """A name of a label: those that Prometheus, or a histogram, has a meaning for would have it refuse all of the answer."""
+    word = _word(name)
+    return f"label_{word.strip('_')}" if word.startswith("__") or word == "le" else word
 
 
 def plain_text(value: str) -> str:

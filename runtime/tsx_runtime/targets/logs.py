@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import logging.config
-import logging.handlers
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any, ClassVar
 from tsx_runtime.core.serverlog import LABEL
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.logbook import ACCESS_LOG, MODEL_METRICS, TS_METRICS
-from tsx_runtime.loglines import JsonLines, about, escaped, has_colour, is_terminal, level_of, writes_json
-from tsx_runtime.output import log_in_background
+from tsx_runtime.loglines import JsonLines, about, dropped, escaped, has_colour, is_terminal, level_of, writes_json
+from tsx_runtime.output import Lossy, log_in_background
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
+from tsx_runtime.targets.logfile import LogFile
 from tsx_runtime.targets.workeroutput import MODEL_LOG
 
 CONSOLE = "%(asctime)s %(levelname)-7s %(message)s"
@@ -36,7 +36,7 @@ def set_up_logging(settings: Settings) -> None:
     """Once in a process: it stays so. Raises SettingError where a file cannot be written, or `log_config` cannot be used."""
     logging.addLevelName(logging.WARNING, "WARN")
     config = LogConfig()
-    if settings.log_config is not None and settings.log_config.suffix.lower() in OWN_WAY:
+    if settings.log_config is not None and is_configured(settings):
         apply_own_way(settings.log_config)
         root = logging.getLogger()
         log_in_background(list(root.handlers), root.level)
@@ -48,41 +48,47 @@ def set_up_logging(settings: Settings) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     for name, level in config.levels.items():
         logging.getLogger(name).setLevel(level)
+    if settings.metrics_location is not None and settings.log_location is None and settings.metrics_mode == "prometheus":
+        text = "metrics_location: nothing is written there, since metrics_mode is prometheus; set metrics_mode = log for lines as well"
+        logging.getLogger("tsx.server").warning(text)
     if config.left_out:
         logging.getLogger("tsx.server").info("log_config: levels, sizes and numbers of files are used; not %s", ", ".join(config.left_out))
+
+
+def is_configured(settings: Settings) -> bool:
+    """Whether the user says by himself which logger writes where."""
+    return settings.log_config is not None and settings.log_config.suffix.lower() in OWN_WAY
 
 
 def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler]:
     console = logging.StreamHandler(sys.stderr)
     is_json = writes_json(settings.log_format, in_files=settings.log_location is not None)
     console.setFormatter(Json() if is_json else Short(colour=has_colour(sys.stderr)) if is_terminal(sys.stderr) else Shape(CONSOLE))
-    if settings.log_location is not None:
+    raw = getattr(sys.stderr, "buffer", None)
+    if is_json and isinstance(raw, Lossy):
+        raw.notice = dropped
+    of_metrics = settings.metrics_location or settings.log_location
+    if of_metrics is not None:
         console.addFilter(lambda record: record.name not in METRICS)  # these are for programs, and in files
     yield console
-    if settings.log_location is None:
-        return
     shape = Json() if is_json else Shape(IN_FILES)
-    yield _file(settings.log_location / SERVER_LOG, config, lambda record: record.name not in OWN_LOGGERS, shape)
+    if settings.log_location is not None:
+        yield _file(settings.log_location / SERVER_LOG, config, lambda record: record.name not in OWN_LOGGERS, shape)
     for file, (logger, is_metrics) in FILES.items():
-        directory = (settings.metrics_location or settings.log_location) if is_metrics else settings.log_location
-        own = Shape(IN_FILES) if is_metrics else shape  # metrics are for programs that know their lines
-        yield _file(directory / file, config, lambda record, logger=logger: record.name == logger, own)
+        directory = of_metrics if is_metrics else settings.log_location
+        if directory is not None:
+            own = Shape(IN_FILES) if is_metrics else shape  # metrics are for programs that know their lines
+            yield _file(directory / file, config, lambda record, logger=logger: record.name == logger, own)
 
 
 def _file(path: Path, config: LogConfig, takes: object, shape: logging.Formatter) -> logging.Handler:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _Rotating(path, maxBytes=config.max_bytes, backupCount=config.max_files, encoding="utf-8", errors="backslashreplace")
+        handler = LogFile(path.absolute(), config.max_bytes, config.max_files)
     except OSError as error:
-        raise SettingError(f"log_location: {path} cannot be written: {error.strerror}; name another directory") from error
+        raise SettingError(f"log_location, metrics_location: {path} cannot be written: {error.strerror}; name another directory") from error
     handler.setFormatter(shape)
     handler.addFilter(takes)  # type: ignore[arg-type]  # any callable is a filter
     return handler
-
-
-class _Rotating(logging.handlers.RotatingFileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
-        """What a full disk does not take is lost."""
 
 
 class Shape(logging.Formatter):

@@ -34,6 +34,7 @@ from tsx_runtime.settings import Settings
 from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.grpc_ports import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.listen import Listener, listeners
+from tsx_runtime.targets.logs import is_configured
 from tsx_runtime.targets.otlp import tracing
 from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
@@ -152,9 +153,11 @@ async def serve_async(
 
 
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
-    """Where there are log files, workers have one of their own."""
-    if settings.log_location is not None and hasattr(socket, "AF_UNIX"):
-        return worker_output(is_json=writes_json(settings.log_format, in_files=True))
+    """Where there are log files, workers have one of their own; and where the log is JSON, all of its lines are written by one process."""
+    in_files = settings.log_location is not None
+    is_json = writes_json(settings.log_format, in_files=in_files)
+    if (in_files or (is_json and not is_configured(settings))) and hasattr(socket, "AF_UNIX"):
+        return worker_output(is_json=is_json)
     return contextlib.nullcontext("")
 
 

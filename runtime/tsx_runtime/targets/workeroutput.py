@@ -20,6 +20,7 @@ from tsx_runtime.sockets import socket_place
 
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
+PAUSE = 0.1  # seconds until a connection that could not be taken is tried again
 PIECE = 64 << 10
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
@@ -92,13 +93,20 @@ class _Reader(threading.Thread):
         going_on = True
         for key, _ in ready:
             if key.fileobj is self._listening:
-                source, _ = self._listening.accept()
-                self._selector.register(source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST))
+                self._accept()
             elif key.fileobj is self._woken:
                 going_on = len(ready) > 1
             else:
                 self._read(key)
         return going_on
+
+    def _accept(self) -> None:
+        try:
+            source, _ = self._listening.accept()
+        except OSError:  # the server has no descriptor left: what the worker prints waits, and that of others is read
+            time.sleep(PAUSE)
+            return
+        self._selector.register(source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST))
 
     def _read(self, key: selectors.SelectorKey) -> None:
         sock, source = key.fileobj, key.data

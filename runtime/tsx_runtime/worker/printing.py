@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
-from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, escaped, has_colour, json_line
+from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
 from tsx_runtime.output import Lossy
 from tsx_runtime.worker.context import Context
 
@@ -113,6 +113,12 @@ class JsonLog(logging.Handler):
         self._text = OwnText()
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._put(record)
+        except Exception:  # the boundary to who logged: arguments that do not fit the words are no reason to fail a request
+            self.handleError(record)
+
+    def _put(self, record: logging.LogRecord) -> None:
         for name, value in (*self._whose._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):
             if not hasattr(record, name):
                 setattr(record, name, value)
@@ -132,6 +138,7 @@ def dress_output(shape: Shape, whose: Whose, ids: Ids) -> None:
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, Lossy):
             raw.dress = Dress(name, shape, whose, ids, colour=shape == "text" and has_colour(stream))
+            raw.notice = dropped if shape == "json" else raw.notice
             dressed = True
     if dressed and shape == "json":
         root = logging.getLogger()

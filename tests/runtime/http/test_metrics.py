@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import math
 from collections import Counter
 from io import StringIO
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,8 +20,9 @@ from tsx_runtime.core.running import Usage
 from tsx_runtime.core.stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.core.times import NAN
 from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.families import PIECE, Families, in_turns
 from tsx_runtime.http.gpu import Gpu
-from tsx_runtime.http.metrics import Reading, build_families
+from tsx_runtime.http.metrics import Reading, build_families, fill
 from tsx_runtime.wire import TIMES
 
 PATH = "/predictions/talker"
@@ -291,6 +296,80 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     labels, names = (record.getMessage() for record in caplog.records)
     assert labels.startswith('Model "m" [Version 1]: its handler reports the metric Seen with more than 1000 sets of labels')
     assert "more than 1000 metrics" in names
+
+
+def test_many_models_are_written_in_pieces_between_which_others_have_their_turn():
+    stats = Stats()
+    for number in range(3 * PIECE):
+        stats.add_handler_metrics([delta("Seen", request=str(number)), {**delta("Grew"), "type": "counter"}])
+    models = [SimpleNamespace(versions={"1": version_with(stats)}) for _ in range(30)]
+    for model, number in zip(models, range(30), strict=True):
+        model.versions["1"].name = f"m{number}"
+    families = Families()
+    steps = list(fill(families, Reading("host", models, Counts(), [], {})))
+    assert len(steps) > 30 + 30 * 3
+    for pieces, written in ((families.text(), families.render()), (families.openmetrics(), families.render_openmetrics())):
+        pieces = list(pieces)
+        assert all(piece.count(b"\n") <= PIECE + 2 for piece in pieces)
+        assert b"".join(pieces) == written
+        heads = [line for line in written.splitlines() if line.startswith(b"#")]
+        assert len(set(heads)) == len(heads)
+    assert len(samples_of(families.render().decode())["Seen"]) == 30 * 3 * PIECE
+    samples = {line for line in families.render().decode().splitlines() if not line.startswith("#")}
+    assert samples <= set(generate_latest(families).decode().splitlines())
+
+
+def test_each_piece_leaves_a_turn_to_others():
+    turns = []
+
+    async def count_turns():
+        while True:
+            turns.append(len(turns))
+            await asyncio.sleep(0)
+
+    async def both():
+        other = asyncio.create_task(count_turns())
+        assert await in_turns(iter(range(5))) == [0, 1, 2, 3, 4]
+        other.cancel()
+
+    asyncio.run(both())
+    assert len(turns) >= 4
+
+
+def test_with_no_descriptor_left_the_metrics_are_there_and_say_so(start_server, monkeypatch):
+    def no_descriptor(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with start_server() as server:
+        with monkeypatch.context() as broken:
+            broken.setattr(psutil, "virtual_memory", no_descriptor)
+            broken.setattr(ProcessCollector, "collect", lambda _: [])
+            answer = server.metrics.get("/metrics")
+        assert answer.status_code == 200
+        samples = samples_of(answer.text)
+        assert samples["process_open_fds"] == samples["process_max_fds"]
+        assert "MemoryUsed" not in samples
+        assert "MemoryUsed" in samples_of(server.metrics.get("/metrics").text)
+
+
+def test_labels_that_prometheus_has_a_meaning_for_are_called_otherwise():
+    stats = Stats()
+    stats.add_handler_metrics([delta("Seen", __name__="x", le="1"), {**delta("Size", le="1"), "type": "histogram"}])
+    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {})
+    samples = samples_of(build_families(reading).render().decode())
+    assert {"label_name": "x", "label_le": "1"}.items() <= samples["Seen"][0][0].items()
+    assert {labels["label_le"] for labels, _ in samples["Size_bucket"]} == {"1"}
+    assert len({labels["le"] for labels, _ in samples["Size_bucket"]}) == len(samples["Size_bucket"])
+
+
+def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
+    stats = Stats()
+    for kind in ("gauge", "counter", "histogram"):
+        stats.add_handler_metrics([{**delta("Seen"), "type": kind}])
+    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {})
+    text = build_families(reading).render().decode()
+    assert {"# TYPE Seen gauge", "# TYPE Seen_counter counter", "# TYPE Seen_histogram histogram"} <= set(text.splitlines())
+    assert len(samples_of(text)["Seen"]) == 1
 
 
 def version_with(stats):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -162,6 +163,8 @@ logging.getLogger("tsx.server").warning("of the server %d", 1)
 logging.getLogger("tsx.server").debug("a detail")
 for number in range(300):
     logging.getLogger("ACCESS_LOG").info("%s", f"line {number} " + "x" * 100, extra={"whole": True})
+if "metrics_location" in sys.argv[1]:
+    logging.getLogger("TS_METRICS").info("%s", "of metrics", extra={"whole": True})
 """
 
 
@@ -185,6 +188,20 @@ def test_without_files_all_goes_to_stderr(tmp_path):
     assert "WARN    of the server 1" in said
     assert "line 299" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
+    said = log_by(tmp_path, metrics_location="numbers", metrics_mode="log", log_format="text")
+    assert "line 299" in said
+    assert "of metrics" not in said
+    assert {path.name: path.read_text() for path in (tmp_path / "numbers").iterdir()} == {
+        "ts_metrics.log": "of metrics\n",
+        "model_metrics.log": "",
+    }
+
+
+def test_a_place_for_metrics_that_nobody_writes_to_is_told(tmp_path):
+    assert "metrics_location: nothing is written there, since metrics_mode is prometheus" in log_by(tmp_path, metrics_location="numbers")
 
 
 def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
@@ -273,18 +290,36 @@ def test_each_line_of_workers_is_json_whatever_native_code_prints(caplog):
     assert {(line["model"], line["version"], line["stream"]) for line in told[1:]} == {("m", "1.0", "stdout")}
 
 
+def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(caplog, monkeypatch):
+    taken, refused = socket.socket.accept, []
+
+    def accept(listening):
+        if len(refused) < 2:
+            refused.append(listening)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return taken(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output() as path, socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.sendall(b"W-1-m_1.0-stdout\nsaid meanwhile\n")
+    assert len(refused) == 2
+    assert [record.getMessage().partition(" MODEL_LOG - ")[2] for record in caplog.records] == ["said meanwhile"]
+
+
 def test_output_cannot_be_sent_to_where_nobody_is(tmp_path):
     with pytest.raises(FileNotFoundError):
         send_output_to(str(tmp_path / "nothing"), "x")
 
 
 TALKER = """
-import asyncio, logging
+import asyncio, logging, os
 
 async def handle(data, context):
     if data is None:
         return None
     print("printed", data[0]["body"].decode())
+    os.write(1, b"native code prints\\n")
     await asyncio.sleep(0)
     logging.getLogger("own").warning("logged %s", data[0]["body"].decode())
     if data[0]["body"] == b"bad":
@@ -299,12 +334,18 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
         url = f"{running.address('predictions')}/predictions/talker"
         answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
         assert running.stop() == 0
-        told = [json.loads(line) for line in running.log.splitlines() if line.startswith("{")]
+        assert all(not line.startswith("{") for line in running.process.stdout.read().splitlines())
+        told = [json.loads(line) for line in running.log.splitlines()]
     ids = {body: answer.headers["x-request-id"] for body, answer in answers.items()}
     for body, request_id in ids.items():
         logged = next(line for line in told if line["message"] == f"logged {body}")
         assert logged["request_ids"] == [request_id]
         assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == ("own", "warning", "talker", "1.0")
+        printed = next(line for line in told if line["message"] == f"printed {body}")
+        assert (printed["request_ids"], printed["logger"], printed["stream"]) == ([request_id], "handler", "stdout")
+    native = [line for line in told if line["message"] == "native code prints"]
+    whose = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
+    assert whose == [("talker", "1.0", "9000", "stdout")] * 3
     failed = next(line for line in told if "the handler failed" in line["message"])
     assert failed["exception"].endswith("ValueError: no such image\n")
     assert ids["bad"] in failed["message"]

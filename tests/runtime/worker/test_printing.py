@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS
-from tsx_runtime.worker.printing import LONGEST, Dress, Whose
+from tsx_runtime.worker.printing import LONGEST, Dress, JsonLog, Whose
 
 WHOSE = Whose("digits", "1.0", "9000")
 PIECES = st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\r\n", b"\xff", b"d\ne"]), max_size=20)
@@ -50,3 +51,9 @@ def test_what_is_marked_is_what_was_printed_and_a_mark_before_each_line(pieces) 
     assert marked.replace(mark, b"") == whole
     assert all(line.startswith(mark) for line in marked.split(b"\n") if line)
     assert dressed("marked", pieces, ()) == whole
+
+
+def test_arguments_that_do_not_fit_the_words_of_a_line_are_no_error_of_who_logs_it(capsys) -> None:
+    record = logging.LogRecord("own", logging.WARNING, "", 0, "%d", ("no number",), None)
+    JsonLog(WHOSE, list).handle(record)
+    assert "TypeError" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""A log file that takes whole lines or none, is renamed when it is large, and is made anew where somebody has moved or deleted it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger("tsx.server")
+
+
+class LogFile(logging.Handler):
+    """For one thread, the one that writes the log. The file is appended to, by nobody else while the server runs.
+
+    `path.1` to `path.KEPT` are older ones, the newest first. What cannot be written is lost, which the server's log says once.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, kept: int) -> None:
+        """Raises OSError where the file cannot be made."""
+        super().__init__()
+        self.path = path
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._fd = _open(path)
+        self._lost = 0  # lines, since the last that was written
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            lines = self.format(record) + "\n"
+        except Exception:  # the boundary to who logged: its arguments may not fit its words
+            self.handleError(record)
+            return
+        try:
+            self._write(lines.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self._lose(lines.count("\n"), error)
+            return
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            logger.warning("%s is written again; %d lines of it were lost", self.path, lost)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            os.close(self._fd)
+        self._fd = -1
+        super().close()
+
+    def _write(self, data: bytes) -> None:
+        self._find_again()
+        size = os.fstat(self._fd).st_size
+        if 0 < self._max_bytes < size + len(data) and size:
+            self._roll_over()
+            size = os.fstat(self._fd).st_size
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            os.ftruncate(self._fd, size)  # a full disk has taken a part: half a line would spoil the next one
+            raise
+
+    def _find_again(self) -> None:
+        """A file that was moved is another's, as one that was deleted is nobody's: the log goes on under its own name."""
+        try:
+            found, ours = self.path.stat(), os.fstat(self._fd)
+            if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+                return
+        except FileNotFoundError:
+            pass
+        try:
+            self._begin()
+        except OSError:
+            if not os.fstat(self._fd).st_nlink:
+                raise
+            # one that was moved takes the lines for as long as none can be made in its place
+
+    def _begin(self) -> None:
+        fd = _open(self.path)
+        os.close(self._fd)
+        self._fd = fd
+
+    def _roll_over(self) -> None:
+        """Where files cannot be renamed, this one goes on growing."""
+        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, self._kept + 1))]
+        with suppress(OSError):
+            for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+                if newer.exists():
+                    newer.replace(older)
+            self.path.unlink(missing_ok=True)  # where none is kept
+            self._begin()
+
+    def _lose(self, lines: int, error: OSError) -> None:
+        if not self._lost:
+            logger.error("%s cannot be written, so its lines are lost until it can: %s", self.path, error.strerror)
+        self._lost += lines
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
