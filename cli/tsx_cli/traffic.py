@@ -73,11 +73,13 @@ def label(
     server, target = management(url, config), path("models", name, "traffic")
     given = [_label(text) for text in labels or []]
     words = [*(word for word, _ in given), *(remove or [])]
-    if twice := next((word for word in words if words.count(word) > 1), None):
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
         raise UsageError(f"the label '{twice}' is named twice; say once what becomes of it")
     told = server.call("GET", target).json()
     there = told["traffic"].get("labels", {})
-    if gone := next((word for word in remove or [] if word not in there), None):
+    gone = next((word for word in remove or [] if word not in there), None)
+    if gone is not None:
         raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
     if words:
         told = _send(server, "PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})

@@ -95,6 +95,7 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         kept = said()
         assert "has no label 'nxt'; it has stable, canary" in run("models", "label", "digits", "new=1.0", "--remove", "nxt").err
         assert run("models", "label", "digits", "canary=1.0", "--remove", "canary").code == 2
+        assert run("models", "label", "digits", "--remove", "").code == 1
         assert "label 'live' must mean a version" in run("models", "label", "digits", "live=stable").err
         assert "there is no model, version or label 'a/b'" in run("models", "traffic", "a/b").err
         assert "there is no model, version or label ''" in run("models", "rollback", "").err

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from tsx_runtime.core.durations import quantile
 from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
 from tsx_runtime.core.rolloutlog import Logs
+from tsx_runtime.core.rolloutstate import RolloutState, Status
 from tsx_runtime.core.routing import meant
+from tsx_runtime.core.splits import Arrangement
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.traffic import Traffic, parse_traffic
@@ -26,41 +28,6 @@ SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks
 SAVE_APART = 30.0  # seconds between two times that mere counts are kept: so much is lost with a server that is killed
 
 logger = logging.getLogger("tsx.rollout")
-
-Status = Literal["running", "finished", "went back", "stopped"]
-
-
-class RolloutState(BaseModel):
-    """A model's rollout, or its last one, as it is kept."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    plan: RolloutPlan
-    old: str  # the version that had the requests before
-    before: dict[str, Any]  # the traffic that holds again when it goes back
-    began: float  # time.time()
-    changed: float  # time.time() of the last step, or of the end
-    status: Status = "running"
-    step: int = 0
-    seconds: float = 0.0  # at this step, while the server ran
-    new: Counts = Counts()  # at this step
-    old_now: Counts = Counts()  # at this step
-    old_last: Counts = Counts()  # at the step before, for the one at which the old version has no requests
-    reason: str = ""  # of the last decision
-
-    @property
-    def share(self) -> float:
-        """Percent."""
-        return self.plan.steps[self.step]
-
-    def weights(self, step: int) -> dict[str, float]:
-        share = self.plan.steps[step]
-        return {self.old: 100.0 - share, self.plan.version: share}
-
-    @property
-    def weights_after_a_restart(self) -> list[dict[str, float]]:
-        """Those that are its own: a server that was killed may have kept the weights of a step, and not yet that it had begun."""
-        return [self.weights(step) for step in (self.step, self.step + 1) if step < len(self.plan.steps)]
 
 
 class Rollouts:
@@ -81,16 +48,18 @@ class Rollouts:
         under_way = self.find(name)
         if under_way is not None and under_way.status == "running":
             text = f"Model {name} has a rollout of version {under_way.plan.version} under way"
-            raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout")
+            raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models rollout {name} --stop`")
         before = self._registry.traffic(name)
         old = self._old(name, before, new)
         shadow = before.shadow and meant(before.shadow.to, self._registry.models[name].versions, before.labels)
         if shadow in (old.version, new.version):
             text = f"Version {shadow} of model {name} is its shadow, and copies among its requests would count in what the rollout measures"
-            raise Conflict(f'{text}. End it first: PATCH /models/{name}/traffic with {{"shadow": null}}')
+            how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
+            raise Conflict(f"{text}. End it first: {how}")
         now = time.time()
         so_far = self._counts(name, old.version)
-        state = RolloutState(plan=plan, old=old.version, before=before.told(), began=now, changed=now, old_last=so_far)
+        default = self._registry.models[name].default
+        state = RolloutState(plan=plan, old=old.version, default=default, before=before.told(), began=now, changed=now, old_last=so_far)
         self._run(name, state, "start", f"from version {state.old} to {plan.version}")
         return state
 
@@ -187,6 +156,7 @@ class Rollouts:
         now, state = self._registry.traffic(name), running.state
         if now.weights == running.set.weights:
             running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}
+            self._keep_way_back(name, state)
             self._save(name, running)
         else:
             self._end(name, running, "stopped", self._why_changed(name, state))
@@ -206,7 +176,8 @@ class Rollouts:
         others = shared - {new.version} or {model.default}
         if len(others) > 1:
             text = f"The requests of model {name} are shared by the versions {' and '.join(sorted(others))}"
-            raise Conflict(f"{text}. Leave them to one of these first: PUT /models/{name}/traffic")
+            how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"
+            raise Conflict(f"{text}. Leave them to one of these first: {how}")
         (old,) = others
         if old == new.version:
             raise BadRequest(f"Version {new.version} of model {name} has all requests already")
@@ -216,18 +187,19 @@ class Rollouts:
         running = self._running[name] = _Running(state)
         state.reason = reason
         try:
-            self._step(name, running, undoable=event == "start")  # one rollback undoes the whole of a rollout
+            self._step(name, running)
         except (TsxError, ValueError):
             del self._running[name]
             raise
+        self._keep_way_back(name, state)
         self._note(name, running, event)
         self._look_later(name, running)
 
-    def _step(self, name: str, running: _Running, *, undoable: bool = False) -> None:
+    def _step(self, name: str, running: _Running) -> None:
         """Give the versions their shares of this step, and count from here."""
         state = running.state
         weights = state.weights(state.step)
-        self._set(name, running, parse_traffic({**state.before, "weights": weights}), undoable=undoable)
+        self._set(name, running, parse_traffic({**state.before, "weights": weights}))
         running.seen = {number: self._counts(name, number) for number in weights}
         versions = self._registry.models[name].versions
         running.versions = {number: versions[number] for number in weights if number in versions}
@@ -284,10 +256,15 @@ class Rollouts:
         self._note(name, running, status)
         self._save(name, running)
 
-    def _set(self, name: str, running: _Running, traffic: Traffic, *, undoable: bool = False, checked: bool = True) -> None:
+    def _keep_way_back(self, name: str, state: RolloutState) -> None:
+        """One rollback undoes the whole of a rollout, also where labels or rules were changed meanwhile, which stay."""
+        default = state.default or self._registry.models[name].default
+        self._registry.splits.keep_way_back(name, Arrangement(parse_traffic(state.before), default))
+
+    def _set(self, name: str, running: _Running, traffic: Traffic, *, checked: bool = True) -> None:
         running.set = traffic
         with running:
-            self._registry.set_traffic(name, traffic, undoable=undoable, checked=checked)
+            self._registry.set_traffic(name, traffic, undoable=False, checked=checked)
 
     def _seen(self, name: str, state: RolloutState) -> Seen:
         versions = self._registry.models[name].versions if name in self._registry.models else {}

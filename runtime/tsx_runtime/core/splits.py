@@ -115,6 +115,12 @@ class Splits:
             raise Conflict(f"Model {name} cannot go back: {why}")
         self._change(model, before)
 
+    def keep_way_back(self, name: str, before: Arrangement) -> None:
+        """Have `rollback` go there. Raises ModelNotFound."""
+        model = self._model(name)
+        self._before[name] = before
+        self._keep(name, Arrangement(self.traffic(name), model.default), default=False)
+
     def observe(self, name: str, observer: Observer) -> None:
         """Have it see requests that name no version, whether or not the model is registered now."""
         self._observers.setdefault(name, []).append(observer)

@@ -105,6 +105,23 @@ def test_one_call_undoes_a_finished_rollout(served: RunningServer, until: Callab
     assert served.management.post("/models/m/rollback").json()["default"] == "1.0"
 
 
+def test_one_call_undoes_the_whole_of_a_rollout_also_where_labels_were_set_meanwhile(
+    served: RunningServer, until: Callable[..., None]
+) -> None:
+    label = "/models/m/labels/next"
+    begin(served, steps=[50, 100], bake=60)
+    served.management.put(label, json={"version": "2.0"}).raise_for_status()
+    undone = served.management.post("/models/m/rollback").json()
+    assert (undone["default"], undone["traffic"]) == ("1.0", {"labels": {"next": "2.0"}})
+    assert shown(served)["status"] == "stopped"
+    with asked(served):
+        begin(served, steps=[50, 100])
+        served.management.put(label, json={"version": "1.0"}).raise_for_status()
+        until(lambda: shown(served)["status"] == "finished")
+    undone = served.management.post("/models/m/rollback").json()
+    assert (undone["default"], undone["traffic"]) == ("1.0", {"labels": {"next": "1.0"}})
+
+
 def test_a_version_that_fails_goes_back_at_once(served: RunningServer, until: Callable[..., None]) -> None:
     with asked(served) as seen:
         begin(served, "3.0", steps=[50, 100], bake=60, max_error_rate=0.01)
@@ -193,7 +210,7 @@ def test_a_shadow_ends_before_its_rollout_begins(served: RunningServer) -> None:
     answer = served.management.post("/models/m/rollout", json={"version": "2.0", **QUICK})
     assert answer.status_code == 409
     assert "Version 2.0 of model m is its shadow" in answer.json()["message"]
-    assert answer.json()["message"].endswith('End it first: PATCH /models/m/traffic with {"shadow": null}')
+    assert answer.json()["message"].endswith('End it first: PATCH /models/m/traffic with {"shadow": null}, or `tsx models shadow m --off`')
     served.management.patch("/models/m/traffic", json={"shadow": None}).raise_for_status()
     begin(served, bake=60)
 
