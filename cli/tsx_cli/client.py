@@ -19,6 +19,7 @@ from tsx_runtime.version import __version__
 CONNECT_TIMEOUT = 10
 TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the message of a load that failed
 WRONG_PLACE = ("ResourceNotFoundException", "MethodNotAllowedException")  # what a path of another address is answered with
+WRONG_TOKEN = "InvalidKeyException"
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
 
@@ -91,11 +92,12 @@ class Server:
             raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
         parts = _parts(connection, response)
         if response.status >= 400:
-            raise self._explained(_failure(response.status, b"".join(parts)), path)
+            raise self.refusal(response.status, b"".join(parts), path)
         return Response(response.status, response.headers.get("content-type", ""), parts)
 
-    def _explained(self, error: RequestFailed, path: str) -> RequestFailed:
-        """With the next step, where it is known here rather than on the server."""
+    def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
+        """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
+        error = _failure(status, body)
         if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
             return RequestFailed(error.status, f"there is no model, version or label '{odd}': names have no '/', nor are they empty")
         if error.type in WRONG_PLACE:
@@ -105,6 +107,8 @@ class Server:
                 f"say where that is with --url, or with the setting {self.role}_address",
                 type=error.type,
             )
+        if error.type == WRONG_TOKEN:
+            return error.hinted(f"commands send the setting {self.role}_token, as in TSX_{self.role.upper()}_TOKEN=TOKEN")
         if error.type in UNKNOWN_MODEL and path.count("/") > 1:  # for /models alone, it is an archive that is not known
             return error.hinted("`tsx models list` shows what is served")
         return error

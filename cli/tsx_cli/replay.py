@@ -66,6 +66,8 @@ def replay(
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
     if set(run.answers) == {404} and not run.equal:
         raise CliError("nothing answers there: `tsx models list` shows what is served; --model and --version say who gets the requests")
+    if run.refused and not run.alike and min(run.answers) >= 400:
+        raise CliError(f"no request was answered as it was when it was recorded; the first got {run.refused}")
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
@@ -102,6 +104,8 @@ class Run:
     compared: int = 0
     different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
     equal: int = 0
+    alike: int = 0  # with the status that was recorded
+    refused: str = ""  # what the first was told that fails, and did not then
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,7 +153,8 @@ class Run:
             connection = self._here.connection = KeptConnection(self.server)
         late = max(0.0, time.monotonic() - due)
         try:
-            status, body = connection.call("POST", target_of(entry, self.model, self.version), entry.headers, entry.body)
+            target = target_of(entry, self.model, self.version)
+            status, body = connection.call("POST", target, entry.headers, entry.body)
         except (OSError, ValueError, http.client.HTTPException, CliError) as error:  # ValueError: what no client may send
             with self._lock:
                 self.late.append(late)
@@ -159,6 +164,9 @@ class Run:
             self.late.append(late)
             self.answers[status] += 1
             self.latencies.append(time.monotonic() - due)
+            self.alike += status == entry.status
+            if status >= 400 > entry.status > 0 and not self.refused:
+                self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
             if entry.answer is not None:
                 self._compare(entry, status, body, due - start)
 

@@ -101,6 +101,15 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
     assert (missing.code, "--model and --version say who gets the requests" in missing.err) == (1, True)
 
 
+def test_requests_that_are_all_refused_now_are_no_success(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "a.tsxrec").write_bytes(file_head("echo") + encode(Recorded(1.0, "1.0", "", (), b"x", 200, 0.1)))
+    with running_server(make_settings(tmp_path, inference_token="secret")) as locked:
+        done = run("replay", "a.tsxrec", "--url", str(locked.inference.base_url))
+    assert (done.code, "answered 400" in done.out) == (1, True)
+    assert "no request was answered as it was when it was recorded; the first got 400: Token Authorization failed." in done.err
+    assert "commands send the setting inference_token, as in TSX_INFERENCE_TOKEN=TOKEN" in done.err
+
+
 def test_what_cannot_be_sent_is_told(run: Callable[..., Any], tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     (tmp_path / "a.tsxrec").write_bytes(file_head("m"))
