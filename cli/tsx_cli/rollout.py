@@ -111,7 +111,7 @@ def _number(text: str, option: str, wanted: str) -> float:
 
 def _watch(server: Server, target: str, told: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Print what is decided until it ends. A server that is started again meanwhile goes on with it."""
-    printed = 0.0
+    printed, problem = 0.0, ""
     while True:
         for entry in told["log"]:
             if entry["at"] > printed and entry["at"] >= told["began"]:
@@ -123,11 +123,13 @@ def _watch(server: Server, target: str, told: dict[str, Any], *, quiet: bool) ->
         time.sleep(LOOK_APART)
         try:
             told = server.call("GET", target).json()
+            problem = ""
         except RequestFailed:
             raise
         except CliError as error:
-            if not quiet:
+            if not quiet and error.message != problem:
                 print(f"{error.message}; trying again", flush=True)
+            problem = error.message
 
 
 def _show(told: dict[str, Any]) -> None:

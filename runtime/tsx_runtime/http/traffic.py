@@ -32,7 +32,7 @@ class Share(BaseModel):
     registered: bool = True
     ready: bool
     share: float = Field(description="of the requests that name no version and that no rule sends anywhere, from 0 to 1")
-    requests: int = Field(description="accepted since it was registered, by whatever name")
+    requests: int = Field(description="that came since it was registered, by whatever name; also those that were refused")
     errors: int = Field(description="of them, those that failed: see tsx_errors_total")
 
 
@@ -72,7 +72,9 @@ def _share(number: str, version: ModelVersion | None, said: Traffic, share: floa
     if version is None:
         return Share(version=number, labels=labels, registered=False, ready=False, share=0.0, requests=0, errors=0)
     stats = version.stats
-    return Share(version=number, labels=labels, ready=version.ready, share=share, requests=stats.requests, errors=stats.errors)
+    in_flight = stats.requests - stats.ended
+    requests = sum(stats.answers.values()) + sum(stats.refusals.values()) + in_flight  # errors may be of requests that were never accepted
+    return Share(version=number, labels=labels, ready=version.ready, share=share, requests=requests, errors=stats.errors)
 
 
 class TrafficRoutes:

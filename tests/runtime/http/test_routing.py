@@ -417,6 +417,20 @@ def test_requests_and_errors_are_counted_by_version(routed: RunningServer) -> No
     assert counted() == {"1.0": before["1.0"], "2.0": (before["2.0"][0] + 3, before["2.0"][1] + 1)}
 
 
+def test_a_version_that_refuses_what_comes_has_no_more_errors_than_requests(routed: RunningServer) -> None:
+    def counted() -> dict[str, int]:
+        rows = routed.management.get("/models/talker/traffic").json()["table"]
+        return next({"requests": row["requests"], "errors": row["errors"]} for row in rows if row["version"] == "2.0")
+
+    before = counted()
+    routed.call(lambda: routed.registry.scale("talker", "2.0", 0))
+    try:
+        assert routed.inference.post("/predictions/talker/2.0", content=b"x").status_code == 503
+    finally:
+        routed.call(lambda: routed.registry.scale("talker", "2.0", 1))
+    assert counted() == {name: count + 1 for name, count in before.items()}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "kind", "words"),
     [
