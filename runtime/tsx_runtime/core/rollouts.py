@@ -13,7 +13,7 @@ from tsx_runtime.core.durations import quantile
 from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
 from tsx_runtime.core.rolloutlog import Logs
 from tsx_runtime.core.rolloutstate import RolloutState, Status
-from tsx_runtime.core.routing import meant
+from tsx_runtime.core.routing import meant, sharing
 from tsx_runtime.core.splits import Arrangement
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
@@ -172,15 +172,14 @@ class Rollouts:
     def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
         """The version whose requests the new one is to get."""
         model = self._registry.models[name]
-        shared = set(self._registry.shares(name)) if before.weights else {model.default}
-        others = shared - {new.version} or {model.default}
+        others = sharing(before, model.versions, model.default) - {new.version}
+        if not others:
+            raise BadRequest(f"Version {new.version} of model {name} has all requests already")
         if len(others) > 1:
             text = f"The requests of model {name} are shared by the versions {' and '.join(sorted(others))}"
             how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"
             raise Conflict(f"{text}. Leave them to one of these first: {how}")
         (old,) = others
-        if old == new.version:
-            raise BadRequest(f"Version {new.version} of model {name} has all requests already")
         return self._registry.find(name, old)
 
     def _run(self, name: str, state: RolloutState, event: str, reason: str) -> None:

@@ -87,9 +87,14 @@ def meant(word: str, registered: Collection[str], labels: Mapping[str, str]) -> 
 
 def answering(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
     """The versions that requests which name none are to go to, of those that are registered, ready or not."""
-    weighted = {meant(word, registered, traffic.labels) for word, weight in traffic.weights.items() if weight > 0}
     ruled = {meant(rule.to, registered, traffic.labels) for rule in traffic.rules}
-    return (weighted.intersection(registered) or {default}) | ruled.intersection(registered)
+    return sharing(traffic, registered, default) | ruled.intersection(registered)
+
+
+def sharing(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
+    """Those of them that no rule names."""
+    weighted = {meant(word, registered, traffic.labels) for word, weight in traffic.weights.items() if weight > 0}
+    return weighted.intersection(registered) or {default}
 
 
 def by_rule(table: Table, headers: Headers) -> str | None:

@@ -216,9 +216,11 @@ def test_a_shadow_ends_before_its_rollout_begins(served: RunningServer) -> None:
 
 
 def test_a_version_that_has_everything_already_cannot_take_over(served: RunningServer) -> None:
-    answer = served.management.post("/models/m/rollout", json={"version": "1.0"})
-    assert answer.status_code == 400
-    assert "has all requests already" in answer.json()["message"]
+    for version, weights in (("1.0", {}), ("2.0", {"1.0": 0, "2.0": 5})):  # where it is not the default one, either
+        served.management.put("/models/m/traffic", json={"weights": weights}).raise_for_status()
+        answer = served.management.post("/models/m/rollout", json={"version": version})
+        assert answer.status_code == 400
+        assert f"Version {version} of model m has all requests already" in answer.json()["message"]
 
 
 def test_it_goes_back_although_a_label_has_come_to_be_a_version(served: RunningServer, until: Callable[..., None]) -> None:
