@@ -26,9 +26,10 @@ def explain(
 
     A server remembers the newest 2000 requests of each version of a model, and the slowest hundred of the last half hour.
     """
-    if not request_id:
+    words = request_id.split()  # as it was cut out of an answer's head, with the end of its line
+    if len(words) != 1:
         raise UsageError("say which request: its id is in the header x-request-id of its answer")
-    told = management(url, config).call("GET", path("debug", "requests", request_id)).json()
+    told = management(url, config).call("GET", path("debug", "requests", words[0])).json()
     if as_json:
         print_json(told)
     else:

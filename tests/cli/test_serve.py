@@ -197,7 +197,7 @@ def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> N
 
 def test_a_port_in_use_is_told_with_its_setting(run: Run, server: Running) -> None:
     port = server.address("models").rpartition(":")[2]
-    ended = run("serve", "--port", "0", "--metrics-port", "0", "--management-port", port)
+    ended = run("serve", "--port", "0", "--metrics-port", "0", "--management-port", port, "--set", "enable_grpc=false")
     assert ended.code == 1
     assert f"Port {port} on 127.0.0.1 is in use (management_address)" in ended.err
 
@@ -213,6 +213,8 @@ def test_where_the_time_of_a_request_went_is_told(run: Run, server: Running) -> 
     assert {line.split()[0] for line in told.out.splitlines()[3:]} == {"queue", "batch", "preprocess", "inference", "postprocess", "other"}
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
+    assert run("explain", f" {request_id}\r\n", "--url", management).out == told.out  # as it is cut out of an answer's head
+    assert "say which request" in run("explain", f"{request_id}\nand more", "--url", management).err
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1
     assert "x-request-id" in unknown.err

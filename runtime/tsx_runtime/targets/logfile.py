@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+CALM = 10.0  # seconds between the news that lines are lost and how many: a disk that is nearly full takes some and others not
 
 logger = logging.getLogger("tsx.server")
 
@@ -16,14 +20,16 @@ class LogFile(logging.Handler):
     `path.1` to `path.KEPT` are older ones, the newest first. What cannot be written is lost, which the server's log says once.
     """
 
-    def __init__(self, path: Path, max_bytes: int, kept: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, kept: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises OSError where the file cannot be made."""
         super().__init__()
         self.path = path
         self._max_bytes = max_bytes
         self._kept = kept
         self._fd = _open(path)
-        self._lost = 0  # lines, since the last that was written
+        self._clock = clock
+        self._lost = 0  # lines, since that was told
+        self._told = 0.0  # when it was
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -36,7 +42,7 @@ class LogFile(logging.Handler):
         except OSError as error:
             self._lose(lines.count("\n"), error)
             return
-        if self._lost:
+        if self._lost and self._clock() - self._told >= CALM:
             lost, self._lost = self._lost, 0
             logger.warning("%s is written again; %d lines of it were lost", self.path, lost)
 
@@ -92,6 +98,7 @@ class LogFile(logging.Handler):
 
     def _lose(self, lines: int, error: OSError) -> None:
         if not self._lost:
+            self._told = self._clock()
             logger.error("%s cannot be written, so its lines are lost until it can: %s", self.path, error.strerror)
         self._lost += lines
 

@@ -11,17 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.targets.logfile import LogFile
+from tsx_runtime.targets.logfile import CALM, LogFile
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="an open file is neither moved nor deleted there")
 
 
 @pytest.fixture
-def open_log(tmp_path: Path) -> Iterator[Callable[..., LogFile]]:
+def clock() -> list[float]:
+    """The time, as its one element."""
+    return [100.0]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path, clock: list[float]) -> Iterator[Callable[..., LogFile]]:
     opened = []
 
     def open_one(max_bytes: int = 1 << 20, kept: int = 2) -> LogFile:
-        opened.append(LogFile(tmp_path / "logs" / "a.log", max_bytes, kept))
+        opened.append(LogFile(tmp_path / "logs" / "a.log", max_bytes, kept, lambda: clock[0]))
         return opened[-1]
 
     yield open_one
@@ -104,11 +110,12 @@ def test_a_file_that_cannot_be_renamed_grows_and_loses_nothing(open_log):
     assert log.path.read_text() == "".join(f"line {number}\n" for number in range(10))
 
 
-def test_a_full_disk_costs_whole_lines_and_the_servers_log_says_so_once(open_log, caplog):
+def test_a_full_disk_costs_whole_lines_and_the_servers_log_says_so_once(open_log, clock, caplog):
     log = open_log()
     say(log, "first")
     with disk_with_room_for(20):
-        say(log, "a line that is longer than that", "another one that is", "short")
+        say(log, "a line that is longer than that", "short", "another one that is")
+    clock[0] += CALM
     say(log, "after")
     assert log.path.read_text() == "first\nshort\nafter\n"
     said = [record.getMessage() for record in caplog.records]
