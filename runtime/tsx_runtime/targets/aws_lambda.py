@@ -67,6 +67,7 @@ class Function:
         self._results = Results()
         self._began = time.monotonic()
         self._longest = 0.0  # seconds that an invocation had
+        self._told = False
 
     async def start(self) -> None:
         """The model is on its way from now on. Raises SettingError where it cannot be found."""
@@ -89,6 +90,12 @@ class Function:
             trace = error.traceback if isinstance(error, TsxError) else None
             raise LoadFailed(getattr(error, "message", None) or str(error), traceback=trace) from error
         return True
+
+    def tell(self, error: LoadFailed) -> None:
+        """In the log, once, since no client gets the traceback."""
+        if not self._told:
+            self._told = True
+            logger.error("the model does not load: %s\n%s", error.message, error.traceback or "")
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
         """What the invocation is answered with: of an HTTP request None where `write` has taken it. Raises TsxError."""
@@ -135,6 +142,7 @@ class Function:
         try:
             await self.loaded(None)
         except LoadFailed as error:
+            self.tell(error)
             self.over = error.message
             raise Unavailable(error.message) from error
 
@@ -228,7 +236,7 @@ async def begin(env: MutableMapping[str, str]) -> Function:
     except LoadFailed as error:
         if wait is None:
             raise
-        logger.error("the model does not load: %s\n%s", error.message, error.traceback or "")  # and the first invocation is told
+        function.tell(error)  # and the first invocation is told
     return function
 
 

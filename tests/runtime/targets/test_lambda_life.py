@@ -26,8 +26,9 @@ BROKEN = "raise RuntimeError('no weights')\n"
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
-def test_a_model_that_does_not_load_is_told_and_a_fresh_environment_tries_again(tmp_path: Path, client: str) -> None:
-    with function(lay(tmp_path, BROKEN), {"TSX_LAMBDA_RUNTIME": client}) as running:
+@pytest.mark.parametrize("wait", [0, DEADLINE], ids=["after the start", "during the start"])
+def test_a_model_that_does_not_load_is_told_and_a_fresh_environment_tries_again(tmp_path: Path, client: str, wait: float) -> None:
+    with function(lay(tmp_path, BROKEN), {"TSX_LAMBDA_RUNTIME": client, "TSX_LAMBDA_INIT_WAIT": str(wait)}) as running:
         answered = running.invoke(function_url("/predictions/echo", "{}")).json()
         assert answered["statusCode"] == 503
         assert "RuntimeError: no weights" in json.loads(answer_of(answered))["message"]
@@ -36,7 +37,7 @@ def test_a_model_that_does_not_load_is_told_and_a_fresh_environment_tries_again(
         assert failed.error
         assert "no weights" in failed.json()["errorMessage"]
         assert running.started == 2
-        assert "raise RuntimeError('no weights')" in running.log  # the traceback
+        assert running.log.count("raise RuntimeError('no weights')") == running.started  # the traceback
 
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
