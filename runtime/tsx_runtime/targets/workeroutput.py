@@ -21,7 +21,9 @@ from tsx_runtime.sockets import socket_place
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
 PAUSE = 0.1  # seconds until a connection that could not be taken is tried again
+GATHER = 0.05  # seconds in which lines come together: waking up for each would cost the server more than the line
 PIECE = 64 << 10
+MANY = PIECE // 4  # bytes of one worker's that are gathered enough: who prints so much must not wait for room
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
 LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose characters may take six
@@ -72,11 +74,17 @@ class _Reader(threading.Thread):
         self._woken, self._wake = socket.socketpair()
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
+        self._closing = selectors.DefaultSelector()
+        self._closing.register(self._woken, selectors.EVENT_READ)
+        self._has_many = False
 
     def run(self) -> None:
         while self._turn():
             self._book.flush()
+            if not self._has_many:
+                self._closing.select(GATHER)
         self._book.flush()
+        self._closing.close()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -90,6 +98,7 @@ class _Reader(threading.Thread):
     def _turn(self) -> bool:
         """Take what is there. False once it is to end, and nothing more is there."""
         ready = self._selector.select()
+        self._has_many = False
         going_on = True
         for key, _ in ready:
             if key.fileobj is self._listening:
@@ -115,6 +124,7 @@ class _Reader(threading.Thread):
             data = sock.recv(PIECE)
         except OSError:
             data = b""
+        self._has_many = self._has_many or len(data) >= MANY
         for text in source.take(data or (b"\n" if source.begun else b"")):
             self._add(text, source.name)
         if not data:
