@@ -18,7 +18,8 @@ from tsx_runtime.version import __version__
 
 CONNECT_TIMEOUT = 10
 TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the message of a load that failed
-WRONG_PLACE = ("ResourceNotFoundException", "MethodNotAllowedException")  # what a path of another address is answered with
+NOT_ALLOWED = "MethodNotAllowedException"
+WRONG_PLACE = ("ResourceNotFoundException", NOT_ALLOWED)  # what a path of another address is answered with
 WRONG_TOKEN = "InvalidKeyException"
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
@@ -100,6 +101,11 @@ class Server:
         error = _failure(status, body)
         if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
             return RequestFailed(error.status, f"there is no model, version or label '{odd}': names have no '/', nor are they empty")
+        if error.type == NOT_ALLOWED and self.role == "management":
+            text = (
+                f"{self.url} does not let models be registered or removed; start the server with enable_model_api = true to have it do so"
+            )
+            return RequestFailed(error.status, text, type=error.type)
         if error.type in WRONG_PLACE:
             return RequestFailed(
                 error.status,

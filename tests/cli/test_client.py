@@ -6,9 +6,11 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.runtime.http.conftest import make_settings, running_server
 from tsx_cli.client import Server, _failure, path
 from tsx_cli.failure import CliError, UsageError
 
@@ -36,6 +38,14 @@ def test_every_client_command_says_that_no_server_answers(run: Run, nobody: str,
     ended = run(*command, "--url", nobody)
     assert ended.code == 1
     assert ended.err.startswith(f"Error: no server answers at {nobody}")
+
+
+@pytest.mark.parametrize("command", [["register", "a.mar"], ["replace", "a.mar"], ["unregister", "a"]])
+def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path, command: list[str]) -> None:
+    with running_server(make_settings(tmp_path, enable_model_api=False)) as server:
+        ended = run("models", *command, "--url", str(server.management.base_url))
+    assert ended.code == 1
+    assert "does not let models be registered or removed; start the server with enable_model_api = true" in ended.err
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])
