@@ -8,6 +8,7 @@ programs that a handler starts write to the descriptors themselves.
 from __future__ import annotations
 
 import atexit
+import copy
 import errno
 import io
 import logging
@@ -20,11 +21,12 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import BinaryIO, cast
 
 PATIENCE = 0.5  # seconds that a reader who has fallen behind is waited for, before what he does not take is dropped
-LOG_LINES = 10_000  # that wait for the thread which writes them
+LOG_LINES = 10_000  # records that wait for the thread which writes them; what workers print comes in records of many lines
+LOG_SIZE = 64 << 20  # characters that wait for it: a disk that hangs must not fill the memory
 NEWLINE = 10
 CHUNK = 4096  # bytes that go into a pipe whole, or not at all
 
@@ -162,7 +164,7 @@ def keep_going() -> None:
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
     """Have a thread of its own write what is logged: nobody who logs waits for a disk. For a whole process: it stays so."""
     queued = _Queued(queue.Queue(LOG_LINES))
-    listener = logging.handlers.QueueListener(queued.queue, *handlers, respect_handler_level=True)
+    listener = _Listener(queued, handlers)
     root = logging.getLogger()
     root.handlers[:] = [queued]
     root.setLevel(level)
@@ -184,9 +186,37 @@ def send_output_to(path: str, label: str) -> None:
 
 
 class _Queued(logging.handlers.QueueHandler):
+    def __init__(self, records: queue.Queue[logging.LogRecord]) -> None:
+        super().__init__(records)
+        self._records = records
+        self._waiting = 0  # characters
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Its arguments may change once it is logged; a traceback stays beside the words, where JSON has it."""
+        record = copy.copy(record)
+        record.msg, record.args = record.getMessage(), None
+        return record
+
     def enqueue(self, record: logging.LogRecord) -> None:
-        with suppress(queue.Full):
-            self.queue.put_nowait(record)
+        size = len(record.msg)
+        if self._waiting + size <= LOG_SIZE:
+            with suppress(queue.Full):
+                self._records.put_nowait(record)
+                self._waiting += size
+
+    def taken(self, record: logging.LogRecord) -> None:
+        with self.lock or nullcontext():
+            self._waiting -= len(record.msg)
+
+
+class _Listener(logging.handlers.QueueListener):
+    def __init__(self, queued: _Queued, handlers: Iterable[logging.Handler]) -> None:
+        super().__init__(queued.queue, *handlers, respect_handler_level=True)
+        self._queued = queued
+
+    def handle(self, record: logging.LogRecord) -> None:
+        super().handle(record)
+        self._queued.taken(record)
 
 
 def _writer(fd: int) -> Write:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import logging
 import os
+import queue
 import re
 import socket
 import subprocess
@@ -14,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_runtime import output
+from tsx_runtime.loglines import JsonLines
 from tsx_runtime.output import LONGEST_REST, Lossy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="opens a pipe anew by /proc")
@@ -137,6 +142,37 @@ print("to be read \\ud800")
 logging.info("logged")
 print("an error", file=sys.stderr)
 """
+
+
+def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_the_words(monkeypatch):
+    monkeypatch.setattr(output, "LOG_SIZE", 100)
+    queued = output._Queued(queue.Queue())
+    listener = output._Listener(queued, [kept := Kept()])
+    logged = {"first": 1}
+    for text in ("x" * 60, "y" * 60, "z" * 40):
+        queued.handle(logging.LogRecord("a", logging.INFO, "", 0, f"{text} %s", (logged,), None))
+        logged["first"] = 2
+    listener.start()
+    listener.stop()
+    try:
+        raise ValueError("why")
+    except ValueError:
+        queued.handle(logging.LogRecord("a", logging.ERROR, "", 0, "w" * 80, None, sys.exc_info()))
+    listener.start()
+    listener.stop()
+    first, last = kept.records
+    assert first.getMessage() == "x" * 60 + " {'first': 1}"
+    assert last.getMessage() == "w" * 80
+    assert json.loads(JsonLines().format(last))["exception"].endswith("ValueError: why\n")
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
 
 
 def test_programs_print_and_log_as_ever(tmp_path):
