@@ -86,7 +86,7 @@ class Server:
                 statuses[int(labels["status"])] += int(value)
             elif name == "tsx_refusals_total":
                 statuses[getattr(errors, labels["reason"]).status] += int(value)
-        return Counted(accepted, statuses)
+        return Counted(accepted, +statuses)  # without those that it has not given: some are told from the first moment on
 
     async def samples(self) -> list[tuple[str, dict[str, str], float]]:
         text = (await self.call("GET", "/metrics", role="metrics")).body.decode()
