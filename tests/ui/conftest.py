@@ -55,6 +55,32 @@ class Echo:
 """
 
 
+ODD = """
+import json
+import time
+
+
+class Odd:
+    input_kind = "json"
+
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        return [self.answer(position, row.get("data", row.get("body")), context) for position, row in enumerate(data)]
+
+    def answer(self, position, row, context):
+        wanted = json.loads(row) if isinstance(row, (bytes, bytearray)) else row
+        time.sleep(wanted.get("seconds", 0))
+        if "bytes" in wanted:
+            context.set_response_content_type(position, "application/octet-stream")
+            return bytes(range(256)) * wanted["bytes"]
+        if "status" in wanted:
+            context.set_response_status(wanted["status"], "", position)
+        return wanted["answer"]
+"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """For a module: playwright's loop runs in this thread, and other modules want loops of their own."""
@@ -74,6 +100,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(directory / "looks.mar", LOOKS)
     make_model(directory / "looks2.mar", LOOKS, name="looks", version="2.0")
     make_model(directory / "echo.mar", ECHO)
+    make_model(directory / "odd.mar", ODD)
+    for number in range(1, 13):
+        make_model(directory / f"many{number}.mar", ECHO, name="many", version=f"{number}.0")
     return directory
 
 

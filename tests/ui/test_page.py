@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -16,18 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.support.servers import FREE_PORTS, Running
-
-expect: Any = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs").expect
-expect.set_options(timeout=30_000)
-
-
-def png(light: int, size: tuple[int, int] = (64, 48)) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", size, light).save(file, "PNG")
-    return file.getvalue()
+from tests.ui.looking import expect, look, png, register, send_json
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +43,6 @@ def management(server: Running) -> Iterator[httpx.Client]:
             for version in reversed(client.get(f"/models/{model['modelName']}/all").json()):
                 client.delete(f"/models/{model['modelName']}/{version['modelVersion']}")
             client.delete(f"/models/{model['modelName']}")
-
-
-def register(client: httpx.Client, *archives: str) -> None:
-    for archive in archives:
-        assert client.post("/models", params={"url": archive, "initial_workers": 1}).status_code == 200
-
-
-def look(page: Any, server: Running, where: str = "") -> None:
-    page.goto(f"{server.address('models')}/ui/#/{where}")
-
-
-def send_json(page: Any, value: object) -> None:
-    page.get_by_label("JSON", exact=True).last.fill(json.dumps(value))
-    page.get_by_role("button", name="Send").click()
 
 
 def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, server: Running, management: httpx.Client) -> None:
@@ -172,7 +148,7 @@ def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> N
             const image = { url: 'icon.svg', width: 32, height: 32 };
             const value = [{ cat: [2, 3, 20, 30], score: 0.9 }];
             const body = new Blob([JSON.stringify(value)]);
-            const view = answerView({ body, type: 'application/json', value, text: '' }, image);
+            const view = answerView({ body, type: 'application/json', value, text: JSON.stringify(value) }, image);
             const rect = view.querySelector('svg rect');
             return ['x', 'y', 'width', 'height'].map((name) => Number(rect.getAttribute(name)));
         }"""

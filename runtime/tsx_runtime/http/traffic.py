@@ -57,12 +57,12 @@ def describe(registry: Registry, name: str) -> ModelTraffic:
     model = registry.models[name]
     said, shares = registry.traffic(name), registry.shares(name)
     words = [*said.weights, *said.labels.values(), *(rule.to for rule in said.rules), *([said.shadow.to] if said.shadow else [])]
-    numbers = sorted({*model.versions, *(meant(word, model.versions, said.labels) for word in words)}, key=_natural)
+    numbers = sorted({*model.versions, *(meant(word, model.versions, said.labels) for word in words)}, key=natural)
     table = [_share(number, model.versions.get(number), said, shares.get(number, 0.0)) for number in numbers]
     return ModelTraffic(model=name, default=model.default, traffic=said, table=table)
 
 
-def _natural(number: str) -> list[int | str]:
+def natural(number: str) -> list[int | str]:
     """9 before 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", number)]
 

@@ -13,6 +13,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Point, Series
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.describe import Memory
+from tsx_runtime.http.traffic import natural
 from tsx_runtime.settings import Settings
 from tsx_runtime.version import __version__
 
@@ -47,10 +48,11 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
 
 
 def describe_model(model: Model, points: Mapping[tuple[str, str], list[Point]], memory: Memory) -> dict[str, Any]:
-    versions = sorted(model.versions.values(), key=lambda version: version.version)
+    versions = sorted(model.versions.values(), key=lambda version: natural(version.version))
     return {
         "name": model.name,
         "default": model.default,
+        "labels": dict(model.labels),
         "workflow": next((version.workflow for version in versions if version.workflow), None),
         "versions": [
             describe_version(version, memory) | {"points": points.get((version.name, version.version), [])} for version in versions

@@ -2,10 +2,38 @@
 
 const MOST_LABELS = 1000;
 const MOST_ROWS = 500;
+const MOST_COLUMNS = 50;
+const LONGEST_CELL = 200; // characters
+const DEEPEST = 20; // levels that are indented
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const isBox = (value) => Array.isArray(value) && value.length === 4 && value.every(isNumber);
+
+/** The value of a JSON text. Whole numbers that JavaScript would round stay as they are written, as texts. */
+export function parsed(text) {
+  if (!/(?<![.\d])\d{16}/.test(text)) return JSON.parse(text);
+  const exact = (value, source) => (Number.isInteger(value) && !Number.isSafeInteger(value) && source !== undefined ? source : value);
+  return JSON.parse(text, (_, value, context) => exact(value, context?.source));
+}
+
+/** A JSON text, or the beginning of one, as people read it; every value stays as it is written. */
+export function indented(text) {
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(Math.min(depth, DEEPEST))}`;
+  return text.replace(/"(?:[^"\\]|\\.)*"|\s+|([{[])\s*([}\]])|[{[\]},:]/g, (found, open, close) => {
+    if (close) return open + close;
+    if (found === "{" || found === "[") return (depth += 1), found + line();
+    if (found === "}" || found === "]") return (depth -= 1), line() + found;
+    return found === "," ? found + line() : found === ":" ? ": " : found.trim();
+  });
+}
+
+/** The name of the file that an answer is saved in. */
+export function fileOf({ type, value, text }) {
+  const picture = /^image\/([a-z0-9]+)/i.exec(type)?.[1];
+  return `answer.${picture ?? (value !== undefined ? "json" : text !== null ? "txt" : "bin")}`;
+}
 
 /** `{kind, ...}`: labels, boxes, mask, table, text, value. */
 export function classify(value) {
@@ -57,19 +85,22 @@ function mask(value) {
 function table(value) {
   if (!Array.isArray(value) || !value.length) return null;
   if (value.every(isObject)) {
-    const columns = [...new Set(value.flatMap((row) => Object.keys(row)))];
-    return { kind: "table", columns, rows: value.slice(0, MOST_ROWS).map((row) => columns.map((column) => cell(row[column]))), total: value.length };
+    const found = value.slice(0, MOST_ROWS);
+    const columns = [...new Set(found.flatMap((row) => Object.keys(row)))];
+    const shown = columns.slice(0, MOST_COLUMNS);
+    return { kind: "table", columns: shown, rows: found.map((row) => shown.map((column) => cell(row[column]))), total: value.length, left: columns.length - shown.length };
   }
-  if (value.every((row) => Array.isArray(row) && row.length <= 50 && row.every((each) => !Array.isArray(each) && !isObject(each)))) {
+  if (value.every((row) => Array.isArray(row) && row.length <= MOST_COLUMNS && row.every((each) => !Array.isArray(each) && !isObject(each)))) {
     const columns = value.reduce((most, row) => Math.max(most, row.length), 0);
-    return { kind: "table", columns: Array.from({ length: columns }, (_, place) => String(place)), rows: value.slice(0, MOST_ROWS).map((row) => row.map(cell)), total: value.length };
+    return { kind: "table", columns: Array.from({ length: columns }, (_, place) => String(place)), rows: value.slice(0, MOST_ROWS).map((row) => row.map(cell)), total: value.length, left: 0 };
   }
   return null;
 }
 
 function cell(value) {
   if (value === undefined || value === null) return "";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  return text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)} …` : text;
 }
 
 /** Where in an image of that size the mask belongs. tsx's segmenter looks at the middle: 224 of 256 pixels of the shorter side. */

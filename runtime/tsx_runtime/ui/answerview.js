@@ -1,29 +1,48 @@
 // An answer as people look at it: labelled bars, boxes and masks over the image, a table, text; and always as it came.
 
-import { classify, placeOfMask } from "./answer.js";
+import { classify, fileOf, indented, placeOfMask } from "./answer.js";
 import { h, s, table } from "./dom.js";
 import { bytes, number, percent } from "./format.js";
 
 const SHOWN_LABELS = 20;
+const SHOWN_BOXES = 300;
 const SHOWN_RAW = 60000; // characters
 const COLORS = 8;
 const PAINT = [[36, 87, 214], [214, 93, 14], [20, 140, 90], [190, 40, 90], [130, 80, 200], [0, 140, 170], [160, 120, 0], [90, 100, 110]];
 
-/** `answer` is `{body: Blob, type, value, text}`, `image` the picture that was sent: `{url, width, height}`, or null. */
+/** `answer` is `{body: Blob, url, type, value, text}`, `image` the picture that was sent: `{url, width, height}`, or null. */
 export function answerView(answer, image) {
-  if (answer.type.startsWith("image/")) return h("div", {}, h("img", { class: "picture", alt: "The answer, an image", src: URL.createObjectURL(answer.body) }), download(answer));
+  if (answer.type.startsWith("image/")) return h("div", {}, h("img", { class: "picture", alt: "The answer, an image", src: answer.url }), download(answer));
   if (answer.text === null) return h("p", {}, `${bytes(answer.body.size)} that are not text. `, download(answer));
-  const found = answer.value === undefined ? { kind: "text", text: answer.text } : classify(answer.value);
-  return h("div", {}, VIEWS[found.kind]?.(found, image), found.kind === "text" && answer.value === undefined ? null : raw(answer, found.kind === "value"));
+  if (!answer.text) return h("p", { class: "quiet" }, "The answer is empty.");
+  if (answer.value === undefined) return textView(answer);
+  const found = classify(answer.value);
+  return h("div", {}, VIEWS[found.kind]?.(found, image), raw(answer, found.kind === "value"));
+}
+
+function textView(answer) {
+  const cut = answer.text.length > SHOWN_RAW;
+  return h("div", {}, h("pre", { class: "text", tabindex: "0" }, cut ? answer.text.slice(0, SHOWN_RAW) : answer.text), cut && rest(answer));
+}
+
+function rest(answer) {
+  return h("p", { class: "quiet" }, `The first ${number(SHOWN_RAW)} of ${number(answer.text.length)} characters. `, download(answer));
 }
 
 const VIEWS = {
   labels: bars,
-  boxes: (found, image) => h("div", {}, image && overlay(image, boxMarks(found.boxes, image)), boxTable(found.boxes)),
+  boxes: ({ boxes }, image) => {
+    const shown = boxes.slice(0, SHOWN_BOXES);
+    return h("div", {}, image && overlay(image, boxMarks(shown, image)), boxTable(shown), counted("boxes", shown.length, boxes.length));
+  },
   mask: (found, image) => h("div", {}, maskFigure(found, image), legend(found)),
-  table: ({ columns, rows, total }) => h("div", {}, table("The answer as a table", columns, rows), rows.length < total && h("p", { class: "quiet" }, `The first ${rows.length} of ${total} rows.`)),
-  text: ({ text }) => h("pre", { class: "text", tabindex: "0" }, text),
+  table: ({ columns, rows, total, left }) => h("div", {}, table("The answer as a table", columns, rows), counted("rows", rows.length, total), counted("columns", columns.length, columns.length + left)),
+  text: ({ text }) => h("pre", { class: "text", tabindex: "0" }, text.slice(0, SHOWN_RAW)),
 };
+
+function counted(what, shown, total) {
+  return shown < total && h("p", { class: "quiet" }, `The first ${number(shown)} of ${number(total)} ${what}.`);
+}
 
 function bars({ labels }) {
   const items = labels.slice(0, SHOWN_LABELS).map(({ label, share }) => {
@@ -82,16 +101,16 @@ function legend({ shares }) {
     h("li", {}, h("span", { class: `swatch c${name % COLORS}` }), h("span", {}, `class ${name}`), h("b", {}, percent(share)))));
 }
 
-function raw(answer, open) {
-  const pretty = answer.value === undefined ? answer.text : JSON.stringify(answer.value, null, 2);
-  const cut = pretty.length > SHOWN_RAW;
+/** JSON as it came, but for the space between its values. */
+export function raw(answer, open) {
+  const cut = answer.text.length > SHOWN_RAW;
+  const pretty = indented(answer.text.slice(0, SHOWN_RAW));
   return h("details", { class: "raw", open },
     h("summary", {}, `As it came, ${bytes(answer.body.size)}`),
-    h("pre", { tabindex: "0" }, cut ? `${pretty.slice(0, SHOWN_RAW)}\n…` : pretty),
-    cut && h("p", { class: "quiet" }, `The first ${number(SHOWN_RAW)} of ${number(pretty.length)} characters. `, download(answer)));
+    h("pre", { tabindex: "0" }, cut ? `${pretty}\n…` : pretty),
+    cut && rest(answer));
 }
 
 function download(answer) {
-  const ending = answer.type.startsWith("image/") ? answer.type.slice(6).split(/[+;]/)[0] : answer.value !== undefined ? "json" : answer.text !== null ? "txt" : "bin";
-  return h("a", { href: URL.createObjectURL(answer.body), download: `answer.${ending}` }, "Save it");
+  return h("a", { href: answer.url, download: fileOf(answer) }, "Save it");
 }

@@ -1,6 +1,6 @@
 // Calls to the server that this page came from, and to no other. The token stays in this tab's memory.
 
-const TOKEN = "tsx-token";
+const PATIENCE = 10000; // ms for an answer to a question; what changes something may take as long as it takes
 const ROOT = new URL("../", document.baseURI); // the management address, behind whatever prefix it is reached
 
 export class Refused extends Error {
@@ -18,11 +18,18 @@ export class Refused extends Error {
 /** The server could not be reached, or ended in the middle. */
 export class Unreachable extends Error {}
 
-export const token = {
-  get: () => sessionStorage.getItem(TOKEN),
-  set: (value) => sessionStorage.setItem(TOKEN, value),
-  forget: () => sessionStorage.removeItem(TOKEN),
-};
+/** A value that the browser keeps; one that lets a page keep nothing has it until the page is left. */
+export function kept(where, name) {
+  try {
+    const place = window[where];
+    return { get: () => place.getItem(name), set: (value) => place.setItem(name, value), forget: () => place.removeItem(name) };
+  } catch {
+    let held = null;
+    return { get: () => held, set: (value) => (held = value), forget: () => (held = null) };
+  }
+}
+
+export const token = kept("sessionStorage", "tsx-token");
 
 /** A path of segments, each of which may hold anything. */
 export function path(...segments) {
@@ -45,9 +52,14 @@ export async function send(method, where, { query = {}, body, headers = {}, sign
   }
 }
 
+/** What an answer says of what went wrong, or undefined: tsx's own form, and those that handlers have of it. */
+export function saidBy(value) {
+  return [value?.message, value?.error?.message, value?.error].find((each) => typeof each === "string" && each);
+}
+
 /** The JSON of an answer. Throws `Refused` with the server's own words. */
 export async function call(method, where, options = {}) {
-  const response = await send(method, where, options);
+  const response = await send(method, where, { ...options, signal: method === "GET" ? AbortSignal.timeout(PATIENCE) : undefined });
   let text;
   try {
     text = await response.text();
@@ -61,7 +73,7 @@ export async function call(method, where, options = {}) {
   } catch {
     value = { message: text };
   }
-  if (!response.ok) throw new Refused(response.status, value?.type ?? "", value?.message ?? value?.error ?? `HTTP ${response.status}`);
+  if (!response.ok) throw new Refused(response.status, value?.type ?? "", saidBy(value) ?? `HTTP ${response.status}`);
   return value;
 }
 

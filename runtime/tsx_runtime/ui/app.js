@@ -1,13 +1,13 @@
 // The page: which view is shown, what stands above it, and how it looks.
 
-import { token } from "./api.js";
+import { kept, token } from "./api.js";
 import { h, say, show } from "./dom.js";
 import { listen, live, refresh } from "./live.js";
 import { modelView } from "./model.js";
 import { modelsView } from "./models.js";
 import { askToken } from "./talk.js";
 
-const THEME = "tsx-theme";
+const chosen = kept("localStorage", "tsx-theme");
 const main = document.getElementById("main");
 let current = null; // {key, view}
 
@@ -64,14 +64,15 @@ function setTheme(theme) {
 }
 
 document.getElementById("theme").addEventListener("change", (event) => {
-  localStorage.setItem(THEME, event.target.value);
+  chosen.set(event.target.value);
   setTheme(event.target.value);
 });
 document.getElementById("forget").addEventListener("click", () => {
   token.forget();
   location.reload();
 });
-setTheme(localStorage.getItem(THEME) ?? "system");
+setTheme(chosen.get() ?? "system");
 addEventListener("hashchange", navigate);
+for (const each of ["dragover", "drop"]) addEventListener(each, (event) => event.preventDefault()); // a file that misses its field does not replace the page
 listen(update);
 refresh();

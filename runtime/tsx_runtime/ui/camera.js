@@ -2,7 +2,7 @@
 
 import { h, show } from "./dom.js";
 
-/** A button that opens the camera, and one that takes the picture; `taken(file)`. Nothing where the browser has no camera to offer. */
+/** A button that opens the camera, and one that takes the picture; `taken(file)`. Nothing where the browser has no camera to offer. `close()` turns it off. */
 export function cameraButton(taken) {
   if (!navigator.mediaDevices?.getUserMedia) return null;
   let stream = null;
@@ -19,9 +19,10 @@ export function cameraButton(taken) {
       problem.textContent = `The camera cannot be used: ${error.message}`;
       return;
     }
+    if (!open.isConnected) return close(); // asked for, and then left
     video.srcObject = stream;
-    await video.play();
     show(panel, true);
+    await video.play().catch(() => {}); // closed already
     show(open, false);
     shoot.focus();
   } }, "Use the camera");
@@ -41,5 +42,5 @@ export function cameraButton(taken) {
       taken(new File([blob], "picture.jpg", { type: "image/jpeg" }));
     }, "image/jpeg", 0.92);
   };
-  return h("div", { class: "camera" }, open, panel, problem);
+  return { node: h("div", { class: "camera" }, open, panel, problem), close: () => stream && close() };
 }

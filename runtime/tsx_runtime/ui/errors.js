@@ -7,7 +7,7 @@ import { watched } from "./watched.js";
 
 export function errorsTab(name) {
   const list = h("div", { class: "errors" });
-  const empty = h("p", { class: "quiet" }, "Nothing went wrong since the server started.");
+  const empty = h("p", { class: "quiet", hidden: true }, "Nothing went wrong so far.");
   const poll = watched(async () => {
     const found = await get(`ui/api/errors/${path(name)}`);
     show(empty, !found.length);
@@ -34,7 +34,7 @@ function logPanel(name) {
   const draw = () => {
     const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 30;
     const wanted = filter.value.trim().toLowerCase();
-    keyed(lines, found.filter(({ text, worker, request_ids: ids = [] }) => `${worker} ${text} ${ids.join(" ")}`.toLowerCase().includes(wanted)), ({ version, number }) => `${version} ${number}`, logRow);
+    keyed(lines, found.filter(({ text, worker, request_ids: ids = [] }) => `${worker} ${text} ${ids.join(" ")}`.toLowerCase().includes(wanted)), ({ version, number, at }) => `${version} ${number} ${at}`, logRow);
     if (atEnd) lines.scrollTop = lines.scrollHeight;
   };
   return {

@@ -2,8 +2,8 @@
 
 export function number(value) {
   if (value === null || value === undefined) return "–";
-  if (value !== 0 && Math.abs(value) < 10 && !Number.isInteger(value)) return value.toLocaleString("en", { maximumFractionDigits: 2 });
-  return Math.round(value).toLocaleString("en");
+  const size = Math.abs(value);
+  return value.toLocaleString("en", { maximumFractionDigits: size < 10 ? 2 : size < 100 ? 1 : 0 });
 }
 
 /** `seconds` in the unit that fits. */
@@ -11,10 +11,12 @@ export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const size = Math.abs(seconds);
   if (!size) return "0 ms";
-  if (size < 0.001) return `${Math.round(seconds * 1e6)} µs`;
-  if (size < 1) return `${(seconds * 1e3).toPrecision(3).replace(/\.0+$/, "")} ms`;
-  return size < 100 ? `${seconds.toPrecision(3)} s` : `${Math.round(seconds)} s`;
+  if (size < 0.0009995) return `${Math.round(seconds * 1e6)} µs`;
+  if (size < 0.9995) return `${short(seconds * 1e3)} ms`;
+  return size < 99.95 ? `${short(seconds)} s` : `${Math.round(seconds)} s`;
 }
+
+const short = (value) => value.toPrecision(3).replace(/\.0+$/, "");
 
 export function bytes(size) {
   if (!size) return "0 B";
@@ -34,12 +36,19 @@ export function percent(share, digits = 1) {
   return `${(100 * share).toFixed(digits)} %`;
 }
 
+/** The time of day, with its date where that is not today's. */
 export function clock(seconds) {
-  return new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+  const at = new Date(1000 * seconds);
+  const time = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+  return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("sv")} ${time}`;
 }
 
 export function since(seconds, now) {
-  const passed = Math.max(0, now - seconds);
+  return span(Math.max(0, now - seconds));
+}
+
+/** A time as people say it. */
+export function span(passed) {
   if (passed < 90) return `${Math.round(passed)} s`;
   if (passed < 5400) return `${Math.round(passed / 60)} min`;
   return passed < 172800 ? `${Math.round(passed / 3600)} h` : `${Math.round(passed / 86400)} days`;

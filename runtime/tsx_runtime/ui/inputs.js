@@ -4,6 +4,7 @@ import { path, send } from "./api.js";
 import { cameraButton } from "./camera.js";
 import { field, h, say, show } from "./dom.js";
 import { bytes } from "./format.js";
+import { note } from "./talk.js";
 
 const JSON_TYPE = "application/json";
 const TEXT_TYPE = "text/plain; charset=utf-8";
@@ -50,8 +51,8 @@ function fileInput(kind, changed) {
   const picker = h("input", { type: "file", accept: isImage && "image/*", onchange: () => picker.files[0] && put(picker.files[0]) });
   const preview = h("img", { class: "picture preview", alt: isImage ? "The image to be sent" : "The file to be sent", hidden: true });
   const told = h("p", { class: "quiet", "aria-live": "polite" }, isImage ? "Drop an image here, paste one, or choose a file." : "Drop a file here, or choose one.");
-  const zone = h("div", { class: "drop" },
-    field(isImage ? "Image" : "File", picker), isImage && cameraButton((file) => put(file)), told, preview);
+  const camera = isImage ? cameraButton((file) => put(file)) : null;
+  const zone = h("div", { class: "drop" }, field(isImage ? "Image" : "File", picker), camera?.node, told, preview);
   async function put(file, name = file.name) {
     if (held?.image) URL.revokeObjectURL(held.image.url);
     held = { body: file, type: file.type || ANY_TYPE, name, text: null, image: null };
@@ -68,7 +69,17 @@ function fileInput(kind, changed) {
     zone.classList.remove("over");
     if (event.dataTransfer.files[0]) put(event.dataTransfer.files[0]);
   });
-  return { node: zone, put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), focus: () => picker.focus() };
+  return { node: zone, put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), focus: () => picker.focus(), close: () => camera?.close() };
+}
+
+/** Whether a file is still what it was when it was chosen, and no directory: the browser would only say that the request failed. */
+export async function isReadable(body) {
+  try {
+    await new Blob([body]).slice(0, 1).arrayBuffer();
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 /** Its size in the pixels that lie in the file, or null where the browser cannot read it. */
@@ -91,7 +102,7 @@ export async function sampleButtons(place, model, version, chosen) {
   show(place, found.length);
   place.replaceChildren(...(found.length ? [h("span", { class: "quiet" }, "Samples of the archive:")] : []), ...found.map(({ name, type }) =>
     h("button", { class: "small", type: "button", onclick: async () => {
-      const answer = await send("GET", `${base}/${path(name)}`);
-      if (answer.ok) chosen(new File([await answer.arrayBuffer()], name, { type }), type.startsWith("image/") ? "image" : "file");
+      const answer = await send("GET", `${base}/${path(name)}`).catch((error) => note(error.message, true));
+      if (answer?.ok) chosen(new File([await answer.arrayBuffer()], name, { type }), type.startsWith("image/") ? "image" : "file");
     } }, name)));
 }

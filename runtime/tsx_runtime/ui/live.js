@@ -4,7 +4,6 @@ import { get, Refused } from "./api.js";
 
 const EVERY = 1000; // ms
 const SLOWEST = 5000; // ms between two tries while the server does not answer
-const TIMEOUT = 10000; // ms for an answer
 export const KEPT = 600; // points, as many as the server keeps
 
 /** `state` is the newest answer; `points` holds of each version its points, by `NAME/VERSION`. */
@@ -36,7 +35,7 @@ export async function refresh() {
 
 async function ask() {
   try {
-    take(await within(get("ui/api/state", { since: newest })));
+    take(await newestState());
     live.connection = "live";
     live.error = "";
     pause = EVERY;
@@ -54,13 +53,14 @@ async function ask() {
   }
 }
 
-function within(answer) {
-  const late = new Promise((_, fail) => setTimeout(() => fail(new Error(`no answer within ${TIMEOUT / 1000} s`)), TIMEOUT));
-  return Promise.race([answer, late]);
+async function newestState() {
+  const state = await get("ui/api/state", { since: newest });
+  if (!live.state || state.server.start === live.state.server.start) return state;
+  live.points.clear(); // another start counts from the beginning
+  return get("ui/api/state");
 }
 
 function take(state) {
-  if (live.state && state.server.start !== live.state.server.start) live.points.clear(); // another start counts from the beginning
   newest = state.newest;
   const kept = new Map();
   for (const each of state.models) {

@@ -63,7 +63,7 @@ export function modelView(name) {
       made.get(current)?.update?.(now, live.state.server);
     },
     close() {
-      for (const tab of made.values()) tab.rest?.();
+      for (const tab of made.values()) (tab.close ?? tab.rest)?.();
     },
   };
 }

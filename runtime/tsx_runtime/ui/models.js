@@ -8,12 +8,17 @@ import { duration, number } from "./format.js";
 import { live } from "./live.js";
 import { act } from "./talk.js";
 
+const FEW = 10; // models that are seen at a glance
+const NAMED = 20; // archives of the store; the field itself offers all
+
 export function modelsView() {
   const tiles = { rate: tile("Requests a second"), failures: tile("Failures a second"), p99: tile("Slowest p99"), waiting: tile("Waiting"), workers: tile("Workers ready") };
   const rate = chart("Requests a second", number);
   const latency = chart("Latency", duration);
   const body = h("tbody");
   const empty = h("p", { class: "quiet", hidden: true });
+  const filter = h("input", { type: "search", autocomplete: "off", spellcheck: "false", oninput: () => update(parts) });
+  const search = field("Filter", filter, "by name");
   const add = h("button", { class: "primary", "aria-expanded": "false", "aria-controls": "register", onclick: () => toggle(!register.node.hidden) }, "Register a model");
   const register = registerForm(() => toggle(true));
   const toggle = (hide) => {
@@ -32,11 +37,12 @@ export function modelsView() {
     register.node,
     h("dl", { class: "tiles" }, Object.values(tiles).map((each) => each.node)),
     h("div", { class: "charts" }, rate.node, latency.node),
-    h("section", { class: "card" }, list, empty));
-  return { node, update: () => update(tiles, rate, latency, body, empty, list, add) };
+    h("section", { class: "card" }, search, list, empty));
+  const parts = { tiles, rate, latency, body, empty, filter, search, list, add };
+  return { node, update: () => update(parts) };
 }
 
-function update(tiles, rate, latency, body, empty, list, add) {
+function update({ tiles, rate, latency, body, empty, filter, search, list, add }) {
   const { models, server } = live.state;
   const versions = models.flatMap((model) => model.versions);
   const all = together(models.map(pointsOfModel));
@@ -55,10 +61,14 @@ function update(tiles, rate, latency, body, empty, list, add) {
     { name: "p50", color: 0, points: all, value: (point) => point.p50 },
     { name: "p99", color: 1, points: all, value: (point) => point.p99 },
   ], live.newest, span);
-  keyed(body, models, (model) => model.name, row);
-  show(list, models.length);
-  show(empty, !models.length);
-  say(empty, server.modelApi ? "No model is registered. “Register a model” takes one from the model store or from a URL." : "No model is registered.");
+  const wanted = filter.value.trim().toLowerCase();
+  const found = models.filter(({ name }) => name.toLowerCase().includes(wanted));
+  keyed(body, found, (model) => model.name, row);
+  show(search, models.length > FEW || wanted);
+  show(list, found.length);
+  show(empty, !found.length);
+  if (models.length) say(empty, "No model has that in its name.");
+  else say(empty, server.modelApi ? "No model is registered. “Register a model” takes one from the model store or from a URL." : "No model is registered.");
   show(add, server.modelApi);
 }
 
@@ -99,7 +109,10 @@ function registerForm(close) {
   const send = async (event) => {
     event.preventDefault();
     const query = { url: url.value.trim(), model_name: name.value.trim(), initial_workers: workers.value || (replace.checked ? "" : "1"), batch_size: batch.value, handler: handler.value.trim(), replace: replace.checked ? "true" : "", synchronous: "true" };
-    if (await act(submit, "POST", "models", query)) close();
+    const form = event.target;
+    if (!(await act(submit, "POST", "models", query))) return;
+    form.reset();
+    close();
   };
   const node = h("section", { class: "card", id: "register", hidden: true },
     h("h2", {}, "Register a model"),
@@ -117,7 +130,7 @@ function registerForm(close) {
       try {
         const found = await get("ui/api/store");
         archives.replaceChildren(...found.map((value) => h("option", { value })));
-        say(known, found.length ? `In the model store: ${found.join(", ")}` : live.state.server.store ? "The model store is empty." : "This server has no model store; start it with --model-store DIRECTORY, or register from a URL.");
+        say(known, found.length ? `In the model store: ${found.slice(0, NAMED).join(", ")}${found.length > NAMED ? `, and ${found.length - NAMED} more` : ""}.` : live.state.server.store ? "The model store is empty." : "This server has no model store; start it with --model-store DIRECTORY, or register from a URL.");
       } catch (error) {
         say(known, error.message);
       }

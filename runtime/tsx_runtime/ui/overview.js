@@ -3,11 +3,12 @@
 import { path } from "./api.js";
 import { chart } from "./chart.js";
 import { field, h, keyed, say, show } from "./dom.js";
-import { chip, pointsOf, spanOf, tile, workersText } from "./figures.js";
+import { chip, memoryText, pointsOf, spanOf, tile, workersText } from "./figures.js";
 import { bytes, duration, number, since } from "./format.js";
 import { live } from "./live.js";
 import { act, ask } from "./talk.js";
 
+const COLORS = 8; // of lines that can be told apart
 const SPANS = [["1 minute", 60], ["10 minutes", 600], ["All there is", null]];
 const LIMITS = {
   batch_size: "Batch size", max_batch_delay: "Longest wait for company, ms", job_queue_size: "Requests that may wait",
@@ -20,14 +21,16 @@ export function overviewTab(name) {
   const failures = chart("Failures a second", number);
   const queue = chart("Requests that wait", number);
   const versions = h("div");
+  const left = h("p", { class: "quiet", hidden: true });
   let wanted = null;
   let newest = null;
   const spans = h("fieldset", { class: "segments" }, h("legend", {}, "Time shown"), SPANS.map(([label, seconds]) =>
     h("label", {}, h("input", { type: "radio", name: `span-${name}`, checked: seconds === wanted, onchange: () => { wanted = seconds; if (newest) draw(newest); } }), h("span", {}, label))));
   const draw = (model) => {
-    const span = wanted ?? spanOf(model.versions.map(({ version }) => pointsOf(model.name, version)));
-    const lines = (value) => model.versions.map(({ version }, color) => ({ name: version, color, points: pointsOf(model.name, version), value }));
-    const pair = (which) => model.versions.flatMap(({ version }, color) => {
+    const drawn = drawnOf(model);
+    const span = wanted ?? spanOf(drawn.map(({ version }) => pointsOf(model.name, version)));
+    const lines = (value) => drawn.map(({ version }, color) => ({ name: version, color, points: pointsOf(model.name, version), value }));
+    const pair = (which) => drawn.flatMap(({ version }, color) => {
       const points = pointsOf(model.name, version);
       const before = model.versions.length > 1 ? `${version} ` : "";
       return [{ name: `${before}${which}`, color: model.versions.length > 1 ? color : which === "p50" ? 0 : 1, points, value: (point) => point[which] }];
@@ -36,9 +39,11 @@ export function overviewTab(name) {
     latency.update(model.versions.length > 1 ? pair("p99") : [...pair("p50"), ...pair("p99")], live.newest, span);
     failures.update(lines((point) => point.failures), live.newest, span);
     queue.update(lines((point) => point.waiting), live.newest, span);
+    show(left, drawn.length < model.versions.length);
+    say(left, `The charts show the ${drawn.length} versions that had the most requests lately, of ${model.versions.length}.`);
   };
   return {
-    node: h("div", {}, spans, h("div", { class: "charts" }, rate.node, latency.node, failures.node, queue.node), h("h2", {}, "Versions"), versions),
+    node: h("div", {}, spans, h("div", { class: "charts" }, rate.node, latency.node, failures.node, queue.node), left, h("h2", {}, "Versions"), versions),
     update(model, server) {
       newest = model;
       draw(model);
@@ -46,6 +51,14 @@ export function overviewTab(name) {
       for (const row of versions.kept.values()) row.refine(model, server);
     },
   };
+}
+
+/** The versions that have a line each: all of a few, or those with the most requests, as many as there are colours. */
+function drawnOf(model) {
+  if (model.versions.length <= COLORS) return model.versions;
+  const asked = new Map(model.versions.map((each) => [each, pointsOf(model.name, each.version).reduce((sum, { rate, waiting }) => sum + rate + waiting, 0)]));
+  const busy = model.versions.filter((each) => asked.get(each) || each.version === model.default).sort((one, other) => asked.get(other) - asked.get(one)).slice(0, COLORS);
+  return model.versions.filter((each) => busy.includes(each)); // in their own order
 }
 
 function versionCard(name, { version }) {
@@ -59,27 +72,31 @@ function versionCard(name, { version }) {
     if (await ask(`Unregister version ${version} of ${name}? Requests that it has accepted are answered first; the archive stays where it is.`, "Unregister")) act(remove, "DELETE", where());
   } }, "Unregister");
   const workers = h("p", { class: "quiet" }, "No workers: requests are refused until some are added.");
+  const scale = scaleForm(where);
   const about = h("p", { class: "quiet" });
   const measured = h("p", { class: "quiet", hidden: true });
+  const why = h("p", { hidden: true }, "Not all of its workers serve. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " says why.");
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), makeDefault, remove),
-    about, measured,
+    about, measured, why,
     h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)),
     workers,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Workers of version ${version}` },
       h("table", {}, h("thead", {}, h("tr", {}, ["Worker", "State", "Process", "Device", "Memory", "Since", "Restarts"].map((text) => h("th", { scope: "col" }, text)))), body)),
-    h("div", { class: "row top" }, scaleForm(where), limitsForm(where)));
+    h("div", { class: "row top" }, scale.node, limitsForm(where)));
   return {
     node,
     update(now) {
       state.update(now.state);
       say(about, [now.url, now.handler && `handler ${now.handler}`].filter(Boolean).join(" · "));
       show(measured, now.measured);
+      show(why, now.errors && ["failed", "degraded"].includes(now.state));
       say(measured, now.measured ?? "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
+      scale.update(now.minWorkers);
       tiles.workers.update(workersText([now]));
       tiles.device.update(devices.join(", ") || "–");
-      tiles.memory.update(bytes(now.workers.reduce((sum, { memory }) => sum + memory, 0)));
+      tiles.memory.update(memoryText([now]));
       tiles.waiting.update(number(now.waiting));
       tiles.requests.update(number(now.requests));
       tiles.failed.update(number(now.failed));
@@ -117,13 +134,19 @@ function workerRow() {
 }
 
 function scaleForm(where) {
-  const least = h("input", { type: "number", min: "0", max: "1024", required: true, value: "1" });
+  let edited = false;
+  const least = h("input", { type: "number", min: "0", max: "1024", required: true, oninput: () => (edited = true) });
   const submit = h("button", { type: "submit" }, "Scale");
-  const send = (event) => {
+  const send = async (event) => {
     event.preventDefault();
-    act(submit, "PUT", where(), { min_worker: least.value, max_worker: least.value, synchronous: "true" });
+    if (await act(submit, "PUT", where(), { min_worker: least.value, max_worker: least.value, synchronous: "true" })) edited = false;
   };
-  return h("form", { class: "inline", onsubmit: send }, field("Workers", least), submit);
+  return {
+    node: h("form", { class: "inline", onsubmit: send }, field("Workers", least), submit),
+    update(workers) {
+      if (!edited) least.value = workers;
+    },
+  };
 }
 
 function limitsForm(where) {

@@ -1,16 +1,17 @@
 // Try a model: give it something, see what it answers, how long it took, and how to do the same elsewhere.
 
-import { path, send, Unreachable } from "./api.js";
-import { stages } from "./answer.js";
-import { answerView } from "./answerview.js";
+import { path, saidBy, send, Unreachable } from "./api.js";
+import { fileOf, parsed, stages } from "./answer.js";
+import { answerView, raw } from "./answerview.js";
 import { field, h, newId, say, show } from "./dom.js";
 import { stagesList } from "./figures.js";
-import { bytes, duration } from "./format.js";
-import { inputs, sampleButtons } from "./inputs.js";
+import { bytes, duration, span } from "./format.js";
+import { inputs, isReadable, sampleButtons } from "./inputs.js";
 import { live, refresh } from "./live.js";
-import { snippets } from "./snippets.js";
-import { copyButton } from "./talk.js";
+import { fileOf as fileOfRequest, isInline, snippets } from "./snippets.js";
+import { copyButton, firstLines } from "./talk.js";
 
+const SHOWN_SOFAR = 20000; // characters: the end of a long one
 const KINDS = { image: "Image", text: "Text", json: "JSON", file: "File" };
 
 export function playgroundTab(name) {
@@ -18,9 +19,14 @@ export function playgroundTab(name) {
   const hint = h("p", { class: "quiet" });
   const group = newId();
   let kind = null;
+  let picked = false; // by the user, who knows better than the handler
   let running = null;
-  const ways = inputs(() => say(problem, ""));
-  const radios = Object.fromEntries(Object.keys(KINDS).map((each) => [each, h("input", { type: "radio", name: group, value: each, onchange: () => choose(each) })]));
+  const pick = (wanted) => {
+    picked = true;
+    choose(wanted);
+  };
+  const ways = inputs(() => pick(kind));
+  const radios = Object.fromEntries(Object.keys(KINDS).map((each) => [each, h("input", { type: "radio", name: group, value: each, onchange: () => pick(each) })]));
   const choice = h("fieldset", { class: "segments" }, h("legend", {}, "Input"), Object.entries(KINDS).map(([each, label]) => h("label", {}, radios[each], h("span", {}, label))));
   const samples = h("div", { class: "row samples", hidden: true });
   const problem = h("p", { class: "problem", role: "alert" });
@@ -31,10 +37,11 @@ export function playgroundTab(name) {
     kind = wanted;
     for (const [each, way] of Object.entries(ways)) show(way.node, each === wanted);
     radios[wanted].checked = true;
+    if (wanted !== "image") ways.image.close();
     say(problem, "");
   };
   const chosen = async (file, wanted) => {
-    choose(wanted);
+    pick(wanted);
     await ways[wanted].put(file);
     submit.focus();
   };
@@ -47,7 +54,8 @@ export function playgroundTab(name) {
     submit.disabled = true;
     show(stop, true);
     try {
-      await result.run({ ...input, model: name, version: versions.value }, running.signal);
+      if (await isReadable(input.body)) await result.run({ ...input, model: name, version: versions.value }, running.signal);
+      else say(problem, `${input.name} cannot be read: it is a folder, or has changed since it was chosen. Choose it again.`);
     } finally {
       running = null;
       submit.disabled = false;
@@ -66,32 +74,47 @@ export function playgroundTab(name) {
     node: h("div", { class: "halves" }, form, result.node),
     update(model) {
       const names = model.versions.map(({ version }) => version);
-      const key = JSON.stringify([names, model.default]);
+      const labels = Object.entries(model.labels).filter(([, version]) => names.includes(version));
+      const key = JSON.stringify([names, labels, model.default]);
       if (key !== known) {
         known = key;
         const before = versions.value;
-        versions.replaceChildren(h("option", { value: "" }, `as its traffic goes (default ${model.default})`), ...names.map((each) => h("option", { value: each }, each)));
-        versions.value = names.includes(before) ? before : "";
+        versions.replaceChildren(h("option", { value: "" }, `as its traffic goes (default ${model.default})`), ...names.map((each) => h("option", { value: each }, each)),
+          ...labels.map(([label, version]) => h("option", { value: label }, `${label}, a label of ${version}`)));
+        versions.value = before;
+        if (versions.selectedIndex < 0) versions.value = "";
         sampleButtons(samples, name, model.default, chosen).catch(() => show(samples, false));
       }
-      const told = model.versions.find(({ version }) => version === (versions.value || model.default));
+      const asked = model.labels[versions.value] ?? (versions.value || model.default);
+      const told = model.versions.find(({ version }) => version === asked);
       say(hint, told?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[told.input]}.` : "Its handler does not say what it takes; choose below.");
-      if (kind === null) choose(told?.input ?? "file");
+      const wanted = told?.input ?? kind ?? "file";
+      if (!picked && wanted !== kind) choose(wanted);
+    },
+    rest: () => ways.image.close(),
+    close() {
+      ways.image.close();
+      running?.abort();
+      result.close();
     },
   };
 }
 
 function resultView() {
-  const status = h("p", { class: "status" });
+  const status = h("span"), passed = h("span", { class: "quiet", "aria-hidden": "true" });
   const id = h("p", { class: "quiet small" });
   const problem = h("pre", { class: "problem", hidden: true });
   const times = stagesList();
   const view = h("div");
   const lines = h("div", { class: "lines" });
   const empty = h("p", { class: "quiet" }, "The answer will be here.");
-  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, status, id, problem), times.node, view, lines);
+  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, h("p", { class: "status" }, status, passed), id, problem), times.node, view, lines);
+  const urls = []; // of what is shown and can be saved
+  const urlOf = (body) => urls[urls.push(URL.createObjectURL(body)) - 1];
+  const close = () => urls.splice(0).forEach(URL.revokeObjectURL);
   return {
     node,
+    close,
     async run(request, signal) {
       show(empty, false);
       show(problem, false);
@@ -99,59 +122,88 @@ function resultView() {
       say(id, "");
       view.replaceChildren();
       times.update([]);
-      lines.replaceChildren(...repeat(request));
+      close();
+      const saved = isInline(request) ? null : urlOf(new Blob([request.body]));
+      lines.replaceChildren(...repeat(request, saved));
+      const coming = h("pre", { class: "text" });
       const began = performance.now();
+      let size = 0;
+      const count = () => say(passed, ` ${span((performance.now() - began) / 1000)}${size ? `, ${bytes(size)}` : ""}`);
+      const timer = setInterval(count, 1000);
       try {
         const response = await send("POST", `ui/api/predict/${path(...[request.model, request.version].filter(Boolean))}`, { body: request.body, headers: { "Content-Type": request.type, "x-tsx-timing": "1" }, signal });
-        const answer = await read(response, (text) => view.replaceChildren(h("pre", { class: "text" }, text)));
+        const answer = await read(response, (sofar, text) => {
+          size = sofar;
+          say(status, "The answer is coming in …");
+          if (text !== null && !coming.isConnected) view.replaceChildren(coming);
+          say(coming, text ?? "");
+          coming.scrollTop = coming.scrollHeight;
+        });
         const took = (performance.now() - began) / 1000;
+        answer.url = urlOf(answer.body);
         const version = response.headers.get("x-tsx-model-version");
         say(status, [`${response.status} ${response.statusText}`.trim(), duration(took), bytes(answer.body.size), version && `version ${version}`].filter(Boolean).join(" · "));
-        say(id, `request ${response.headers.get("x-request-id")}`);
+        const number = response.headers.get("x-request-id");
+        say(id, number ? `request ${number}` : "");
         times.update(stages(response.headers.get("server-timing")));
-        if (response.ok) view.replaceChildren(answerView(answer, request.image ?? null));
-        else fail(answer.value?.message ?? answer.value?.error ?? answer.text ?? `HTTP ${response.status}`);
+        if (!response.ok) fail(saidBy(answer.value) ?? (answer.text || `HTTP ${response.status}`));
+        view.replaceChildren(response.ok ? answerView(answer, request.image ?? null) : tellsMore(answer.value) ? raw(answer, false) : "");
+        if (response.ok && answer.text === null) lines.replaceChildren(...repeat({ ...request, output: fileOf(answer) }, saved));
       } catch (error) {
         say(status, signal.aborted ? "Stopped." : "No answer.");
         if (!signal.aborted) fail(error instanceof Unreachable ? error.message : `The answer broke off: ${error.message}`);
+      } finally {
+        clearInterval(timer);
+        say(passed, "");
       }
     },
   };
   function fail(text) {
-    problem.textContent = text;
+    problem.textContent = firstLines(text, 20000);
     show(problem, true);
-    view.replaceChildren();
   }
 }
 
-/** The whole answer; `sofar(text)` while it comes in pieces. */
+/** Whether there is more in a failure than what tsx's own have, of which the message is shown. */
+function tellsMore(value) {
+  return typeof value === "object" && value !== null && !Object.keys(value).every((name) => ["code", "type", "message"].includes(name));
+}
+
+/** The whole answer; `sofar(size, text)` while it comes in pieces, with null for what is no text. */
 async function read(response, sofar) {
   const type = response.headers.get("content-type") ?? "";
   const pieces = [];
-  const decoder = new TextDecoder();
-  let text = "";
-  const reader = response.body.getReader();
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+  const decoder = new TextDecoder("utf-8", { fatal: true });
+  let size = 0;
+  let text = type.startsWith("image/") ? null : "";
+  const decoded = (...part) => {
+    try {
+      return text + decoder.decode(...part);
+    } catch {
+      return null;
+    }
+  };
+  const reader = response.body?.getReader();
+  for (let part = await reader?.read(); part && !part.done; part = await reader.read()) {
     pieces.push(part.value);
-    text += decoder.decode(part.value, { stream: true });
-    if (pieces.length > 1 && text.length < 50000) sofar(text);
+    size += part.value.length;
+    if (text !== null) text = decoded(part.value, { stream: true });
+    if (pieces.length > 1) sofar(size, text === null ? null : text.slice(-SHOWN_SOFAR));
   }
+  if (text !== null) text = decoded();
   const body = new Blob(pieces, { type });
-  if (type.startsWith("image/")) return { body, type, value: undefined, text: null };
   try {
-    text = new TextDecoder("utf-8", { fatal: true }).decode(await body.arrayBuffer());
-  } catch {
-    return { body, type, value: undefined, text: null };
-  }
-  try {
-    return { body, type, value: JSON.parse(text), text };
+    return { body, type, value: text === null ? undefined : parsed(text), text };
   } catch {
     return { body, type, value: undefined, text };
   }
 }
 
-function repeat(request) {
+function repeat(request, saved) {
   const found = snippets(request, live.state.server, location.hostname);
-  return [h("h3", {}, "Do it again elsewhere"), ...found.map(([label, text]) =>
-    h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, label), h("span", { class: "grow" }), copyButton(() => text, `the line for ${label}`)), h("pre", { tabindex: "0", "data-for": label }, text)))];
+  const file = fileOfRequest(request);
+  return [h("h3", {}, "Do it again elsewhere"),
+    saved && h("p", { class: "quiet" }, `These lines read ${file} from the directory that they run in. `, h("a", { href: saved, download: request.name || file }, "Save it")),
+    ...found.map(([label, text]) =>
+    h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, label), h("span", { class: "grow" }), copyButton(() => text, `the line for ${label}`)), h("pre", { tabindex: "0", "data-for": label }, text)))].filter(Boolean);
 }

@@ -3,7 +3,7 @@
 import { call, path, put, Refused } from "./api.js";
 import { field, h, say, show, table } from "./dom.js";
 import { chip } from "./figures.js";
-import { clock, duration, number, percent } from "./format.js";
+import { clock, duration, number, percent, span } from "./format.js";
 import { act, ask, firstLines, note } from "./talk.js";
 
 const NONE = "RolloutNotFoundException"; // of a model that has none; what a server without rollouts says is another error
@@ -36,7 +36,7 @@ export function rolloutPanel(name, changed) {
     const running = rollout.status === "running";
     state.update(STATES[rollout.status] ?? "idle");
     say(state.node, rollout.status);
-    say(status, `version ${rollout.old} to ${plan.version}, step ${rollout.step} of ${plan.steps.length}${running ? `, ${duration(rollout.seconds)} of ${duration(plan.bake)}` : ""}`);
+    say(status, `version ${rollout.old} to ${plan.version}, step ${rollout.step} of ${plan.steps.length}${running ? `, ${span(rollout.seconds)} of ${span(plan.bake)}` : ""}`);
     meter.style.width = `${rollout.share}%`;
     say(share, percent(rollout.share / 100, 0));
     say(reason, rollout.reason);

@@ -7,14 +7,26 @@ export function quoted(text) {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 }
 
-/** `request` is `{model, version, type, name, text}`: with `text`, that is what is sent, else the file `name`. */
+/** Whether the request stands in the lines themselves; else they read it from the file `fileOf(request)`. */
+export function isInline({ text }) {
+  return text !== null && text.length <= LONGEST;
+}
+
+/** One that begins with a dash would be taken for an option. */
+export function fileOf({ name }) {
+  return `${name?.startsWith("-") ? "./" : ""}${name || "input.txt"}`;
+}
+
+/**
+ * `request` is `{model, version, type, name, text, output}`: with `text`, that is what is sent, else the file `name`.
+ * `output` is the file for an answer that is not text.
+ */
 export function snippets(request, server, host) {
   const address = server.inference;
   const socket = address.startsWith("unix:") ? address.replace(/^unix:(\/\/)?/, "") : null;
   const url = socket ? "http://localhost" : reachable(address, host);
   const path = `/predictions/${[request.model, request.version].filter(Boolean).map(encodeURIComponent).join("/")}`;
-  const inline = request.text !== null && request.text.length <= LONGEST;
-  const parts = { ...request, inline, url, path, socket, token: server.inferenceToken, file: request.name || "input.txt" };
+  const parts = { ...request, inline: isInline(request), url, path, socket, token: server.inferenceToken, file: fileOf(request) };
   return [["curl", curl(parts)], ...(socket ? [] : [["Python", python(parts)]]), ["tsx", tsx(parts, address)]];
 }
 
@@ -23,14 +35,15 @@ function reachable(address, host) {
   return address.replace(/\/\/(0\.0\.0\.0|\[::\])(?=[:/]|$)/, `//${host}`).replace(/\/$/, "");
 }
 
-function curl({ socket, url, path, type, token, inline, text, file }) {
+function curl({ socket, url, path, type, token, inline, text, file, output }) {
   const words = ["curl", ...(socket ? ["--unix-socket", quoted(socket)] : []), quoted(url + path), "-H", quoted(`Content-Type: ${type}`)];
   if (token) words.push("-H", '"Authorization: Bearer $TSX_INFERENCE_TOKEN"');
   words.push(...(inline ? ["--data-raw", quoted(text)] : ["--data-binary", quoted(`@${file}`)]));
+  if (output) words.push("-o", quoted(output));
   return words.join(" ");
 }
 
-function python({ url, path, type, token, inline, text, file }) {
+function python({ url, path, type, token, inline, text, file, output }) {
   const data = inline ? `${JSON.stringify(text)}.encode()` : `open(${JSON.stringify(file)}, "rb").read()`;
   const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ['"Authorization": f"Bearer {os.environ[\'TSX_INFERENCE_TOKEN\']}"'] : [])];
   return [
@@ -39,13 +52,15 @@ function python({ url, path, type, token, inline, text, file }) {
     "",
     `data = ${data}`,
     `request = urllib.request.Request(${JSON.stringify(url + path)}, data, {${headers.join(", ")}})`,
-    "print(urllib.request.urlopen(request).read().decode())",
+    "answer = urllib.request.urlopen(request).read()",
+    output ? `open(${JSON.stringify(output)}, "wb").write(answer)` : "print(answer.decode())",
   ].join("\n");
 }
 
-function tsx({ model, version, url, type, inline, text, file, socket }, address) {
+function tsx({ model, version, url, type, inline, text, file, socket, output }, address) {
   const words = ["tsx", "predict", quoted(model), inline ? "-" : quoted(file)];
   if (version) words.push("--version", quoted(version));
   words.push("--content-type", quoted(type), "--url", quoted(socket ? address : url));
+  if (output) words.push("--output", quoted(output));
   return inline ? `printf %s ${quoted(text)} | ${words.join(" ")}` : words.join(" ");
 }

@@ -58,18 +58,21 @@ export function askToken(why) {
   const title = newId();
   const enter = async (event) => {
     event.preventDefault();
-    token.set(input.value.trim());
+    const typed = input.value.trim();
+    if (!/^[!-~]+$/.test(typed)) return (problem.textContent = "A token has letters, digits and signs of ASCII only, and no space.");
+    token.set(typed);
     try {
       await call("GET", "ui/api/store");
       dialog.close();
       dialog.remove();
       refresh();
     } catch (error) {
+      token.forget();
       problem.textContent = error instanceof Refused ? "The server does not take this token." : error.message;
       input.select();
     }
   };
-  const dialog = h("dialog", { id: "login", "aria-labelledby": title, oncancel: (event) => event.preventDefault() },
+  const dialog = h("dialog", { id: "login", "aria-labelledby": title, oncancel: (event) => event.preventDefault(), onclose: () => dialog.isConnected && dialog.showModal() }, // a second Escape closes it all the same
     h("form", { onsubmit: enter },
       h("h2", { id: title }, "This server asks for a token"),
       h("p", { class: "quiet" }, "It is the management token: of the setting management_token, or “management” in the key file that the server named when it started. It stays in this tab."),

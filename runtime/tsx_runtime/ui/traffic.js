@@ -66,6 +66,8 @@ export function trafficTab(name) {
   }
 
   function draw() {
+    show(form, true);
+    show(labels, true);
     keyed(body, told.table, ({ version }) => version, (row) => versionRow(row, touch));
     const { weights = {}, sticky: kept = "", rules: own = [] } = told.traffic;
     const single = told.table.length < 2;

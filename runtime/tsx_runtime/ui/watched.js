@@ -12,7 +12,7 @@ export function watched(work, every) {
     if (going) timer = setTimeout(() => (document.hidden ? again() : now()), every);
   }
   function again() {
-    document.addEventListener("visibilitychange", now, { once: true });
+    document.addEventListener("visibilitychange", () => going && now(), { once: true });
   }
   return {
     now,

@@ -140,6 +140,16 @@ def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
     assert worker["memory"] > 1_000_000
 
 
+def test_versions_are_told_in_their_own_order_with_the_labels_of_the_model(empty: Any) -> None:
+    for version in ("10.0", "9.0"):
+        empty.write_mar(f"grown{version}.mar", name="grown", version=version, handler=SEEING)
+        empty.register(f"grown{version}.mar", initial_workers=0)
+    assert empty.management.put("/models/grown/labels/canary", json={"version": "10.0"}).status_code == 200
+    (model,) = empty.management.get("/ui/api/state").json()["models"]
+    assert [version["version"] for version in model["versions"]] == ["9.0", "10.0"]
+    assert model["labels"] == {"canary": "10.0"}
+
+
 def test_the_memory_of_workers_is_not_read_on_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read, threads = Worker.memory, []
     monkeypatch.setattr(Worker, "memory", lambda worker: threads.append(threading.get_ident()) or read(worker))

@@ -1,0 +1,274 @@
+"""The web page when something is odd: answers, names, files, tokens, servers that come back, and more than fits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.servers import FREE_PORTS, Running
+from tests.ui.looking import expect, look, png, register, send_json
+
+TEXT = """it's "so": $HOME `date` \\n
+%s é {a}"""
+
+
+@pytest.fixture(scope="module")
+def server(browser: Any, start: Callable[..., Running]) -> Running:
+    return start(["odd.mar", "looks.mar", *FREE_PORTS])
+
+
+def lines_of(page: Any) -> dict[str, str]:
+    return {tool: page.locator(f"pre[data-for={tool}]").inner_text() for tool in ("curl", "Python", "tsx")}
+
+
+def run_line(tool: str, line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
+    command = [sys.executable, "-c", line] if tool == "Python" else ["bash", "-c", line]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done
+
+
+def test_the_lines_hold_whatever_was_sent(page: Any, server: Running, tmp_path: Path) -> None:
+    look(page, server, "model/odd/try")
+    send_json(page, {"answer": {"text": TEXT}})
+    expect(page.get_by_text("200 OK")).to_be_visible()
+    for tool, line in lines_of(page).items():
+        assert json.loads(run_line(tool, line, tmp_path).stdout)["text"] == TEXT, tool
+
+
+def test_the_lines_read_a_file_whatever_its_name(page: Any, server: Running, tmp_path: Path) -> None:
+    file = tmp_path / "-it's $one; é.png"
+    file.write_bytes(png(204))
+    look(page, server, "model/looks/try")
+    page.get_by_label("Image", exact=True).last.set_input_files(file)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("list", name="Labels")).to_be_visible()
+    for tool, line in lines_of(page).items():
+        assert json.loads(run_line(tool, line, tmp_path).stdout)["light"] == pytest.approx(0.8), tool
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Save it").click()
+    assert Path(saved.value.path()).read_bytes() == file.read_bytes()
+
+
+def test_the_lines_save_an_answer_that_is_no_text(page: Any, server: Running, tmp_path: Path) -> None:
+    look(page, server, "model/odd/try")
+    send_json(page, {"bytes": 300})
+    expect(page.get_by_text("75 KiB that are not text.")).to_be_visible()
+    for tool, line in lines_of(page).items():
+        run_line(tool, line, tmp_path)
+        assert (tmp_path / "answer.bin").read_bytes() == bytes(range(256)) * 300, tool
+        (tmp_path / "answer.bin").unlink()
+
+
+def test_a_label_stands_for_its_version(page: Any, server: Running, tmp_path: Path) -> None:
+    with httpx.Client(base_url=server.address("models"), timeout=60) as client:
+        assert client.put("/models/odd/labels/stable", json={"version": "1.0"}).status_code == 200
+    look(page, server, "model/odd/try")
+    page.get_by_label("Version", exact=True).select_option("stable")
+    send_json(page, {"answer": {"a": 1}})
+    expect(page.get_by_text("200 OK")).to_be_visible()
+    for tool, line in lines_of(page).items():
+        assert "stable" in line
+        assert json.loads(run_line(tool, line, tmp_path).stdout) == {"a": 1}, tool
+
+
+def test_numbers_are_shown_as_they_came(page: Any, server: Running) -> None:
+    look(page, server, "model/odd/try")
+    send_json(page, {"answer": '[{"id": 12345678901234567891, "score": 1.0}]'})
+    expect(page.get_by_role("region", name="The answer as a table")).to_contain_text("12345678901234567891")
+    assert '"id": 12345678901234567891,\n    "score": 1.0' in str(page.locator("details.raw pre").text_content())
+
+
+def test_an_answer_may_be_empty_a_failure_or_more_than_is_shown(page: Any, server: Running) -> None:
+    look(page, server, "model/odd/try")
+    answer = page.get_by_role("region", name="Answer", exact=True)
+    for odd in ({"answer": ""}, {"answer": "", "status": 204}):
+        send_json(page, odd)
+        expect(answer.get_by_text(re.compile(f"^{odd.get('status', 200)} "))).to_be_visible()
+        expect(answer.get_by_text("The answer is empty.")).to_be_visible()
+    send_json(page, {"answer": '{"error": {"message": "too odd", "hint": "less"}}', "status": 422})
+    expect(answer.locator("pre.problem")).to_have_text("too odd")
+    expect(answer.locator("details.raw pre")).to_contain_text('"hint": "less"')
+    send_json(page, {"answer": [{f"k{column}": column for column in range(60)}] * 600})
+    expect(answer.get_by_text("The first 500 of 600 rows.")).to_be_visible()
+    expect(answer.get_by_text("The first 50 of 60 columns.")).to_be_visible()
+    send_json(page, {"answer": [{"cat": [1, 2, 3, 4]}] * 400})
+    expect(answer.get_by_text("The first 300 of 400 boxes.")).to_be_visible()
+    send_json(page, {"answer": "x" * 70_000})
+    expect(answer.get_by_text("The first 60,000 of 70,000 characters.")).to_be_visible()
+
+
+def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(page: Any, server: Running) -> None:
+    look(page, server, "model/odd/try")
+    send_json(page, {"seconds": 4, "answer": "late"})
+    expect(page.locator(".status")).to_have_text(re.compile(r"^Waiting for the answer … \d s$"))
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator(".status")).to_have_text("Stopped.")
+    send_json(page, {"answer": "soon"})
+    expect(page.get_by_text("soon", exact=True)).to_be_visible()
+
+
+def test_a_file_that_has_changed_is_to_be_chosen_again(page: Any, server: Running, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(10))
+    look(page, server, "model/looks/try")
+    page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
+    expect(page.get_by_alt_text("The image to be sent")).to_be_visible()
+    (tmp_path / "a.png").write_bytes(png(200, (90, 90)))
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert").get_by_text("a.png cannot be read")).to_be_visible()
+    page.get_by_label("Image", exact=True).last.set_input_files([])
+    page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("list", name="Labels")).to_be_visible()
+
+
+def test_the_form_follows_the_handler_once_its_worker_tells_what_it_takes(page: Any, start: Callable[..., Running]) -> None:
+    server = start([*FREE_PORTS])
+    with httpx.Client(base_url=server.address("models"), timeout=60) as client:
+        register(client, "looks.mar", workers=0)
+        look(page, server, "model/looks/try")
+        expect(page.get_by_role("radio", name="File")).to_be_checked()
+        client.put("/models/looks", params={"min_worker": 1, "synchronous": "true"})
+        expect(page.get_by_role("radio", name="Image")).to_be_checked()
+        page.get_by_role("radio", name="Text").check()
+        expect(page.get_by_role("radio", name="Text")).to_be_checked()
+        register(client, "looks2.mar")
+        expect(page.get_by_text("2 versions, default 1.0")).to_be_visible()
+        expect(page.get_by_role("radio", name="Text")).to_be_checked()  # a person has said so
+
+
+def test_the_camera_is_off_once_its_part_of_the_page_is_left(page: Any, server: Running) -> None:
+    page.add_init_script(
+        """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+        navigator.mediaDevices.getUserMedia = async (wanted) => (window.seen = await ask(wanted));"""
+    )
+    look(page, server, "model/looks/try")
+    page.get_by_role("button", name="Use the camera").click()
+    expect(page.get_by_role("button", name="Take the picture")).to_be_visible()
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_role("button", name="Take the picture")).to_have_count(0)
+    assert page.evaluate("seen.getTracks().map((track) => track.readyState)") == ["ended"]
+
+
+def test_a_file_that_is_dropped_beside_its_field_does_not_replace_the_page(page: Any, server: Running) -> None:
+    look(page, server)
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+    assert page.evaluate("!document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, cancelable: true }))")
+
+
+def test_a_browser_that_keeps_nothing_shows_the_page_all_the_same(page: Any, server: Running) -> None:
+    page.add_init_script(
+        """for (const name of ['localStorage', 'sessionStorage'])
+            Object.defineProperty(window, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"""
+    )
+    look(page, server)
+    expect(page.get_by_role("row", name=re.compile("odd"))).to_be_visible()
+    page.get_by_label("Theme").select_option("dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_token_is_asked_for_until_one_is_right(page: Any, start: Callable[..., Running], tmp_path: Path) -> None:
+    server = start(["odd.mar", *FREE_PORTS], management_token="right", inference_token="it's other")
+    look(page, server)
+    dialog = page.get_by_role("dialog", name="This server asks for a token")
+    expect(dialog).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("Escape")  # the second closes a dialog, whatever the page says
+        expect(dialog).to_be_visible()
+    field = dialog.get_by_label("Management token")
+    for typed, told in (("ключ", "letters, digits and signs of ASCII only"), ("wrong", "does not take this token")):
+        field.fill(typed)
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_text(told)).to_be_visible()
+        assert page.evaluate("sessionStorage.length") == 0
+    field.fill("right")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("row", name=re.compile("odd"))).to_be_visible()
+    page.evaluate("sessionStorage.setItem('tsx-token', 'one that has expired')")
+    expect(dialog).to_be_visible()
+    field.fill("right")
+    page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    look(page, server, "model/odd/try")
+    send_json(page, {"answer": {"a": 1}})
+    expect(page.get_by_text("200 OK")).to_be_visible()
+    for tool, line in lines_of(page).items():
+        assert json.loads(run_line(tool, line, tmp_path, TSX_INFERENCE_TOKEN="it's other").stdout) == {"a": 1}, tool
+
+
+def test_what_was_refused_for_a_while_comes_back(page: Any, server: Running) -> None:
+    look(page, server, "model/odd/traffic")
+    shares = page.get_by_role("region", name="Versions and their shares")
+    expect(shares).to_be_visible()
+    page.route("**/models/odd/traffic", lambda route: route.fulfill(status=404, json={"type": "ModelNotFoundException", "message": "no"}))
+    expect(shares).to_be_hidden()
+    page.unroute("**/models/odd/traffic")
+    expect(shares).to_be_visible()
+
+
+def test_the_log_of_a_server_that_was_started_again_is_its_own(page: Any, server: Running) -> None:
+    line = {"number": 1, "at": 1.0, "worker": "9000", "stream": "stdout", "text": "of the first", "request_ids": [], "version": "1.0"}
+    page.route("**/ui/api/log/odd", lambda route: route.fulfill(json=[line]))
+    look(page, server, "model/odd/errors")
+    expect(page.get_by_role("log")).to_contain_text("1970-01-01")
+    expect(page.get_by_role("log")).to_contain_text("of the first")
+    line |= {"at": 2.0, "text": "of the second"}
+    expect(page.get_by_role("log")).to_contain_text("of the second")
+
+
+def test_charts_of_a_server_that_was_started_again_begin_where_it_did(page: Any, server: Running) -> None:
+    """The page asks for what came after the newest point that it has, which is a later one than the new server's."""
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        told = route.fetch().json()
+        told["server"]["start"] = "first" if not asked else "second"
+        asked.append(route.request.url.partition("?")[2])
+        route.fulfill(json=told | {"newest": 10**6 if len(asked) == 1 else told["newest"]})
+
+    page.route("**/ui/api/state*", answer)
+    with page.expect_response(re.compile("ui/api/state$")):
+        look(page, server)
+    page.unroute_all(behavior="wait")
+    assert asked[:3] == ["since=0", "since=1000000", ""]
+
+
+def test_many_versions_and_models_are_told_apart(page: Any, start: Callable[..., Running]) -> None:
+    server = start([*FREE_PORTS])
+    with httpx.Client(base_url=server.address("models"), timeout=60) as client:
+        register(client, *(f"many{number}.mar" for number in range(1, 13)), workers=0)
+        for number in range(1, 11):
+            client.post("/models", params={"url": "odd.mar", "model_name": f"odd{number}", "initial_workers": 0})
+    look(page, server)
+    rows = page.get_by_role("region", name="Models").locator("tbody tr")
+    expect(rows).to_have_count(11)
+    page.get_by_label("Filter").fill("odd1")
+    expect(rows).to_have_count(2)
+    page.get_by_label("Filter").fill("nothing")
+    expect(page.get_by_text("No model has that in its name.")).to_be_visible()
+    look(page, server, "model/many")
+    expect(page.get_by_role("heading", level=3)).to_have_text([f"Version {number}.0" for number in range(1, 13)])
+    expect(page.get_by_text("The charts show the 1 versions that had the most requests lately, of 12.")).to_be_visible()
+
+
+def test_numbers_and_times_have_their_unit(page: Any, server: Running) -> None:
+    look(page, server)
+    told = page.evaluate(
+        """async () => {
+            const { clock, duration, number, span } = await import('./format.js');
+            const now = Date.now() / 1000;
+            const seconds = [0.9997, 0.0009996, 99.97, 0.0123, 2].map(duration);
+            return [seconds, [12.5, 250, 0.5, 1234.5].map(number), span(600), clock(now).length, clock(now - 864000).length];
+        }"""
+    )
+    assert told == [["1 s", "1 ms", "100 s", "12.3 ms", "2 s"], ["12.5", "250", "0.5", "1,235"], "10 min", 8, 19]
