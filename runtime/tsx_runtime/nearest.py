@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 100  # characters of a word that is compared: a client may send megabytes of them
+
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'X'?` for the nearest of `known`, or nothing when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= LONGEST else []
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -129,7 +129,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
     try:
         return kind.model_validate(given | own)
     except ValidationError as error:
-        raise refusing.from_validation(error.errors()) from error
+        raise refusing.from_validation(error.errors(), kind.model_fields) from error
 
 
 async def ask_handler(version: ModelVersion) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from tsx_runtime.errors import BadRequest, MethodNotAllowed, PayloadTooLarge, ResourceNotFound, TsxError
 from tsx_runtime.http.asgi import NO_CACHE, Message, Receive, Scope, Send, send_last
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
+from tsx_runtime.nearest import suggestion
 
 _SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
@@ -64,11 +66,15 @@ def from_http(error: HTTPException) -> TsxError:
     return BadRequest(str(error.detail))
 
 
-def from_validation(problems: Any) -> BadRequest:
-    """Name the parameter and its value. (TorchServe takes the default for a number that does not parse.)"""
+def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
+    """Name the parameter and its value. (TorchServe takes the default for a number that does not parse.) `known`: those there are."""
     texts = []
     for problem in problems:
         name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
+        if problem["type"] == "extra_forbidden" and known:
+            others = f"; there are {', '.join(known)}."
+            texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
+            continue
         texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
     return BadRequest(" ".join(texts))
 

@@ -197,7 +197,8 @@ def test_only_one_is_under_way_and_a_plan_must_mean_something(served: RunningSer
         ({"version": "2.0"}, 409, "has a rollout of version 2.0 under way"),
         ({"version": "9.0"}, 404, "9.0 does not exist"),
         ({"version": "2.0", "steps": [5, 1]}, 400, "percentages that grow"),
-        ({"version": "2.0", "stepz": [5]}, 400, "stepz"),
+        ({"version": "2.0", "stepz": [5]}, 400, "Parameter stepz is not known; did you mean 'steps'?"),
+        ({"version": "2.0", "zzz": [5]}, 400, "Parameter zzz is not known; there are version, steps, bake,"),
         ({}, 400, "version"),
     ):
         answer = served.management.post("/models/m/rollout", json=plan)
