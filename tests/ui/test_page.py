@@ -411,6 +411,7 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
     first.process.kill()
     first.process.wait()
     expect(page.get_by_role("alert").get_by_text("The server does not answer")).to_be_visible()
+    _check(_axe(), page, "a server that does not answer")
     start(["echo.mar"], **settings)
     expect(page.get_by_role("alert").get_by_text("The server does not answer")).to_be_hidden()
     expect(row.get_by_text("ready", exact=True)).to_be_visible()
@@ -456,7 +457,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, served: Running
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_has_a_serious_finding_of_axe(page: Any, served: Running, scheme: str) -> None:
     """As it comes, after an answer, and in a narrow window."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, which the extra `dev` installs").Axe()
+    axe = _axe()
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     look(page, served)
     expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()
@@ -477,6 +478,10 @@ def test_no_view_has_a_serious_finding_of_axe(page: Any, served: Running, scheme
     page.set_viewport_size({"width": 360, "height": 740})
     _check(axe, page, "narrow")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than a phone"
+
+
+def _axe() -> Any:
+    return pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, which the extra `dev` installs").Axe()
 
 
 def _check(axe: Any, page: Any, view: str) -> None:

@@ -261,6 +261,15 @@ def test_many_versions_and_models_are_told_apart(page: Any, start: Callable[...,
     expect(page.get_by_text("The charts show the 1 versions that had the most requests lately, of 12.")).to_be_visible()
 
 
+def test_a_long_error_is_told_in_short_until_it_is_opened(page: Any, server: Running) -> None:
+    error = {"at": 1.0, "times": 1, "message": "m" * 5000, "traceback": "", "version": "1.0"}
+    page.route("**/ui/api/errors/odd", lambda route: route.fulfill(json=[error]))
+    look(page, server, "model/odd/errors")
+    expect(page.locator(".errors .headline")).to_have_text("m" * 300 + " …")
+    page.locator(".errors summary").click()
+    expect(page.get_by_text("m" * 5000, exact=True)).to_be_visible()
+
+
 def test_numbers_and_times_have_their_unit(page: Any, server: Running) -> None:
     look(page, server)
     told = page.evaluate(

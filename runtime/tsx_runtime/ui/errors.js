@@ -3,6 +3,7 @@
 import { get, path } from "./api.js";
 import { field, h, keyed, say, show } from "./dom.js";
 import { clock } from "./format.js";
+import { firstLines } from "./talk.js";
 import { watched } from "./watched.js";
 
 export function errorsTab(name) {
@@ -83,5 +84,5 @@ function keysOf(found) {
 /** The last line of a traceback says what happened. */
 function headline({ message, traceback }) {
   const lines = traceback.trimEnd().split("\n");
-  return (traceback && lines.findLast((line) => line && !line.startsWith(" "))) || message.split("\n")[0];
+  return firstLines((traceback && lines.findLast((line) => line && !line.startsWith(" "))) || message.split("\n")[0], 300);
 }

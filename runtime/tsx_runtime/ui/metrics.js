@@ -76,7 +76,7 @@ function slowestPanel(name) {
       if (text === known) return;
       known = text;
       const parts = PARTS.filter((part) => requests.some(({ milliseconds }) => part in milliseconds));
-      place.replaceChildren(table("Slowest requests", ["Request", "Version", "Status", ...parts], requests.map((request) =>
+      place.replaceChildren(table("Where their time went", ["Request", "Version", "Status", ...parts], requests.map((request) =>
         [h("span", { class: "code" }, request.requestId), request.modelVersion, String(request.status), ...parts.map((part) => millis(request.milliseconds[part]))]), parts.map((_, place) => place + 3)));
     },
   };

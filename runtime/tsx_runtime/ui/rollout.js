@@ -44,9 +44,9 @@ export function rolloutPanel(name, changed) {
     const told = JSON.stringify([fresh, old, rollout.log.length]);
     if (told === known) return;
     known = told;
-    counts.replaceChildren(table("Both versions at this step", ["", "Requests", "Errors", "Error rate", "p50", "p99"],
+    counts.replaceChildren(table("Both versions at this step", ["Version", "Requests", "Errors", "Error rate", "p50", "p99"],
       [[plan.version, fresh], [rollout.old, old]].map(([version, each]) =>
-        [`version ${version}`, number(each.requests), number(each.errors), percent(each.error_rate, 2), millis(each.p50_ms), millis(each.p99_ms)]), [1, 2, 3, 4, 5]));
+        [version, number(each.requests), number(each.errors), percent(each.error_rate, 2), millis(each.p50_ms), millis(each.p99_ms)]), [1, 2, 3, 4, 5]));
     log.replaceChildren(logTable(rollout.log));
   }
 

@@ -149,7 +149,7 @@ function resultsView(where, changed) {
     if (text === known) return;
     known = text;
     const row = (label, side) => [label, number(errors[side]), ...["p50", "p99"].map((name) => (latency ? duration(latency[side][name] / 1000) : "–"))];
-    sides.replaceChildren(table("Both versions, of the requests that were compared", ["", "Errors", "p50", "p99"], [row("what clients got", "primary"), row("shadow", "shadow")], [1, 2, 3]));
+    sides.replaceChildren(table("Both versions, of the requests that were compared", ["Answers", "Errors", "p50", "p99"], [row("what clients got", "primary"), row("shadow", "shadow")], [1, 2, 3]));
   }
 }
 
