@@ -258,7 +258,7 @@ def test_many_versions_and_models_are_told_apart(page: Any, start: Callable[...,
     expect(page.get_by_text("No model has that in its name.")).to_be_visible()
     look(page, server, "model/many")
     expect(page.get_by_role("heading", level=3)).to_have_text([f"Version {number}.0" for number in range(1, 13)])
-    expect(page.get_by_text("The charts show the 1 versions that had the most requests lately, of 12.")).to_be_visible()
+    expect(page.get_by_text("The charts show 1 of 12 versions: those with the most requests lately.")).to_be_visible()
 
 
 def test_a_long_error_is_told_in_short_until_it_is_opened(page: Any, server: Running) -> None:

@@ -40,7 +40,7 @@ export function overviewTab(name) {
     failures.update(lines((point) => point.failures), live.newest, span);
     queue.update(lines((point) => point.waiting), live.newest, span);
     show(left, drawn.length < model.versions.length);
-    say(left, `The charts show the ${drawn.length} versions that had the most requests lately, of ${model.versions.length}.`);
+    say(left, `The charts show ${drawn.length} of ${model.versions.length} versions: those with the most requests lately.`);
   };
   return {
     node: h("div", {}, spans, h("div", { class: "charts" }, rate.node, latency.node, failures.node, queue.node), left, h("h2", {}, "Versions"), versions),
