@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tsx_runtime.core.background import Background
+from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environments
@@ -51,6 +52,7 @@ class Registry:
         `starter`: of workers that are no processes of their own.
         """
         self.settings = settings
+        self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)
         self.models: dict[str, Model] = {}
         self.state = State(state_directory(settings))
         configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}
