@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from importlib.resources import files
 from pathlib import PurePosixPath
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,3 +18,9 @@ def render_tree(tree: str, values: Mapping[str, object]) -> dict[PurePosixPath, 
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     names = [name for name in loader.list_templates() if name.endswith(SUFFIX)]
     return {PurePosixPath(name.removesuffix(SUFFIX)): environment.get_template(name).render(values) for name in names}
+
+
+def locked_requirements(names: Collection[str]) -> dict[str, str]:
+    """The pinned and hashed packages of `base`, of extras and of `sbom`, by name. An extra without packages of its own has none."""
+    locks = files("tsx_templates") / "locks"
+    return {name: lock.read_text(encoding="utf-8") for name in sorted(names) if (lock := locks / f"{name}.txt").is_file()}

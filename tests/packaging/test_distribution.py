@@ -239,6 +239,28 @@ def test_constraints_pin_everything_that_is_tested() -> None:
     assert {name: here.get(name) for name in tested} == tested
 
 
+def locked(name: str) -> dict[str, str]:
+    """The packages that images install here, with their versions."""
+    text = (ROOT / "templates" / "tsx_templates" / "locks" / f"{name}.txt").read_text(encoding="utf-8")
+    found = [Requirement(line.rstrip(" \\")) for line in text.splitlines() if line[:1].isalnum()]
+    return {normal(each.name): str(each.specifier)[2:] for each in found if each.marker is None or each.marker.evaluate()}
+
+
+@pytest.mark.parametrize("extra", ["base", "bench", "explain", "gpu", "grpc", "keystore", "lambda", "onnx", "otel", "rules"])
+def test_locks_hold_all_that_an_image_installs_at_the_versions_that_are_tested(extra: str) -> None:
+    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # from torch's own index
+    here = {**locked("base"), **locked(extra)}
+    todo, seen = [Requirement("tsx-serve" if extra == "base" else f"tsx-serve[{extra}]")], set()
+    while todo:
+        requirement = todo.pop()
+        for inner in map(Requirement, distribution(requirement.name).requires or []):
+            wanted = inner.marker is None or any(inner.marker.evaluate({"extra": each}) for each in {"", *requirement.extras})
+            if wanted and normal(inner.name) not in seen and not cuda.match(inner.name):
+                seen.add(normal(inner.name))
+                todo.append(inner)
+    assert {name: here.get(name) for name in seen} == {name: distribution(name).version for name in seen}
+
+
 def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: set[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))).decode()

@@ -10,7 +10,7 @@ from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.limits import ACCELERATED
 from tsx_cli.deploy.resources import digest
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_templates.render import render_tree
+from tsx_templates.render import locked_requirements, render_tree
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 UID = 10001  # of the server's user, by number, as Kubernetes wants to know that it is not root
@@ -43,7 +43,7 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     copied = {archive: facts.archive} if with_model else {}
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
-    files = _rendered(spec, facts, local, archive, sorted([*copied, *(["requirements.txt"] if facts.requirements else [])]))
+    files = _rendered(spec, facts, local, archive, list(copied))
     made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha]
     return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}")
 
@@ -60,6 +60,11 @@ def wants_gpu(spec: DeploySpec) -> bool:
 def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str]) -> dict[str, str]:
     own = spec.build
     index = own.torch_index if own.torch_index is not None else "" if wants_gpu(spec) else CPU_INDEX
+    installed = {"base", *own.extras}
+    texts = locked_requirements(installed | ({"sbom", "lambda"} if archive else {"sbom"}))
+    files = {f"locked-{name}.txt": text for name, text in texts.items()}
+    if facts.requirements:
+        files["requirements.txt"] = facts.requirements
     values = {
         "base": own.base or f"python:{local.python}-slim",
         "packages": own.packages,
@@ -73,12 +78,10 @@ def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied
         "model": f"{facts.model_name}/{facts.model_version}",
         "sha256": facts.sha256,
         "uid": UID,
-        "copied": copied,
+        "locks": [f"locked-{name}.txt" for name in texts if name in installed],
+        "copied": sorted([*copied, *files]),
     }
-    files = {str(path): text for path, text in render_tree("deploy", values).items()}
-    if facts.requirements:
-        files["requirements.txt"] = facts.requirements
-    return files
+    return {str(path): text for path, text in render_tree("deploy", values).items()} | files
 
 
 def _suffix(archive: Path) -> str:

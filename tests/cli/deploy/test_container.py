@@ -15,6 +15,7 @@ from tsx_cli.deploy.container import _time
 from tsx_cli.deploy.kinds import container
 from tsx_cli.main import main
 
+LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 
 
@@ -73,7 +74,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deplo
     assert "healthy" in out
     assert "http://127.0.0.1:8080" in out
     (built,) = docker.state["contexts"]
-    assert built == {"files": [".dockerignore", "Dockerfile", "model.mar", deploy.wheel.name], "target": "server"}
+    assert built == {"files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name], "target": "server"}
     found = docker.state["containers"][name]
     assert found["Config"]["Labels"]["tsx.model"] == "digits/1.0"
     assert "TSX_DISABLE_TOKEN_AUTHORIZATION=true" in found["Config"]["Env"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.container import run_words
 from tsx_cli.main import main
 
+LOCKS = {"locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"}
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
@@ -216,7 +218,7 @@ def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
     out = deploy("--emit", "compose", "out")
     assert "docker compose up --build --detach --wait" in out
     there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there == {"Dockerfile", ".dockerignore", "compose.yaml", "model.mar", deploy.wheel.name, ".tsx-emitted.json"}
+    assert there == {"Dockerfile", ".dockerignore", "compose.yaml", "model.mar", deploy.wheel.name, ".tsx-emitted.json", *LOCKS}
     assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
     told = json.loads(deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json"))
     assert "out/compose.yaml" in told["files"]
@@ -266,3 +268,20 @@ def test_what_makes_no_sense_is_told_and_nothing_is_written(deploy: Deploy, tmp_
 def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
     code = "import sys, tsx_cli.deploy.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     run(sys.executable, "-c", code)
+
+
+def test_every_package_of_an_image_but_torch_is_checked_against_its_hash() -> None:
+    made = recipe(spec("container", build={"extras": ["grpc", "otel", "torchserve"]}), FACTS, LOCAL).files
+    dockerfile = made["Dockerfile"]
+    installed = {"locked-base.txt", "locked-grpc.txt", "locked-otel.txt"}
+    assert "locked-torchserve.txt" not in made
+    for name in installed:
+        assert f"--requirement /tmp/locks/{name}" in dockerfile
+        assert f"!{name}" in made[".dockerignore"]
+        blocks = re.split(r"\n(?=[\w.-]+==)", made[name].partition("\n")[2].strip())
+        assert blocks
+        assert all("--hash=sha256:" in block for block in blocks)
+    hashed = [line for line in dockerfile.splitlines() if "--requirement" in line and "/tmp/requirements.txt" not in line]
+    assert all("--require-hashes" in line and "--no-deps" in line for line in hashed)
+    assert dockerfile.count("COPY --from=sbom /opt/tsx/sbom.cdx.json") == 2  # each kind of image keeps the list of its packages
+    assert dockerfile.count("COPY --from=lambda-sbom /opt/tsx/sbom.cdx.json") == 1
