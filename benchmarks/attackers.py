@@ -1,0 +1,211 @@
+"""Clients that attack a server from outside, each in a process of its own: `python benchmarks/attackers.py NAME HOST:PORT SECONDS`.
+
+What each does is its docstring. Each stops by itself after the given seconds, and prints how many requests and bytes it sent.
+"""
+
+from __future__ import annotations
+
+import resource
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import repeat
+from typing import NamedTuple
+
+RECEIVE = 1 << 16
+HOST = b"Host: 127.0.0.1\r\n"
+Sent = tuple[int, int]  # requests, bytes
+
+
+class Attack(NamedTuple):
+    does: str
+    role: str  # of the address that it goes to
+    run: Callable[[tuple[str, int], float], Sent]
+
+
+def request(line: bytes, body: bytes = b"", *headers: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    framing = b"Content-Length: %d\r\n" % size if size else b""
+    return b"%b HTTP/1.1\r\n%b%b%b\r\n%b" % (line, HOST, b"".join(header + b"\r\n" for header in headers), framing, body)
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    sock = socket.create_connection(address, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def push(address: tuple[str, int], seconds: float, connections: int, endless: bytes, *, reads: bool, most: int = 1 << 62) -> Sent:
+    """Send `endless` again and again on each connection, as fast as the server takes it, without waiting for answers."""
+    until, sent = time.monotonic() + seconds, 0
+    selector = selectors.DefaultSelector()
+    opened = [connect(address) for _ in range(connections)]
+    for sock in opened:
+        sock.setblocking(False)
+        selector.register(sock, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
+    while (left := until - time.monotonic()) > 0 and selector.get_map():
+        for key, events in selector.select(min(left, 0.5)):
+            sock, offset = key.fileobj, key.data
+            assert isinstance(sock, socket.socket)
+            try:
+                if events & selectors.EVENT_READ and not sock.recv(RECEIVE):
+                    raise ConnectionError
+                if events & selectors.EVENT_WRITE and sent < most:
+                    count = sock.send(memoryview(endless)[offset[0] :])
+                    offset[0] = (offset[0] + count) % len(endless)
+                    sent += count
+            except BlockingIOError:
+                continue
+            except OSError:
+                selector.unregister(sock)
+                sock.close()
+                with suppress(OSError):  # as an attacker does, it comes again
+                    again = connect(address)
+                    again.setblocking(False)
+                    selector.register(again, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
+                    opened.append(again)
+        if sent >= most:
+            time.sleep(0.05)
+    for sock in opened:
+        sock.close()
+    return sent // len(endless), sent
+
+
+def ask(address: tuple[str, int], seconds: float, connections: int, words: Iterator[bytes]) -> Sent:
+    """Requests one after the other on each connection, each as soon as the answer before has begun to come."""
+    until, asked, sent = time.monotonic() + seconds, 0, 0
+    selector = selectors.DefaultSelector()
+    for _ in range(connections):
+        selector.register(connect(address), selectors.EVENT_READ)
+    waiting = [key.fileobj for key in selector.get_map().values()]
+    while (left := until - time.monotonic()) > 0:
+        for sock in waiting:
+            assert isinstance(sock, socket.socket)
+            data = next(words)
+            try:
+                sock.settimeout(min(10, left))
+                sock.sendall(data)
+                asked, sent = asked + 1, sent + len(data)
+            except OSError:
+                selector.unregister(sock)
+                sock.close()
+                with suppress(OSError):
+                    selector.register(connect(address), selectors.EVENT_READ)
+        waiting = []
+        for key, _ in selector.select(min(left, 0.5)):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            with suppress(OSError):
+                if sock.recv(RECEIVE):
+                    waiting.append(sock)
+                    continue
+            selector.unregister(sock)
+            sock.close()
+            with suppress(OSError):
+                fresh = connect(address)
+                selector.register(fresh, selectors.EVENT_READ)
+                waiting.append(fresh)
+    return asked, sent
+
+
+def hold(address: tuple[str, int], seconds: float, connections: int, data: bytes) -> Sent:
+    """Open connections, send the same beginning of a request on each, and say no more."""
+    until, opened, sent = time.monotonic() + seconds, [], 0
+    for _ in range(connections):
+        with suppress(OSError):
+            sock = connect(address)
+            opened.append(sock)
+            sock.settimeout(5)
+            sock.sendall(data)
+            sent += len(data)
+    time.sleep(max(0.0, until - time.monotonic()))
+    for sock in opened:
+        sock.close()
+    return len(opened), sent
+
+
+def pipelined_livez(address: tuple[str, int], seconds: float) -> Sent:
+    """40 connections send `GET /livez` without waiting for answers, which they do not read."""
+    return push(address, seconds, 40, request(b"GET /livez") * 4000, reads=False)
+
+
+def pipelined_predictions(address: tuple[str, int], seconds: float) -> Sent:
+    """One connection sends 50 MB of small predictions ahead, and reads the answers."""
+    return push(address, seconds, 1, request(b"POST /predictions/busy", b"1") * 4000, reads=True, most=50 << 20)
+
+
+def parts(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections send forms of 100,000 parts to /invocations."""
+    part = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+    form = request(b"POST /invocations", part * 100_000 + b"--b--\r\n", b"Content-Type: multipart/form-data; boundary=b")
+    return ask(address, seconds, 4, repeat(form))
+
+
+def fields(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections send forms of 500,000 fields to /invocations."""
+    form = request(b"POST /invocations", b"a=1&" * 500_000, b"Content-Type: application/x-www-form-urlencoded")
+    return ask(address, seconds, 4, repeat(form))
+
+
+def traffic(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections set the traffic of a model to 400,000 versions."""
+    document = b'{"weights": {%b}}' % b",".join(b'"%d": 1' % number for number in range(400_000))
+    return ask(address, seconds, 4, repeat(request(b"PUT /models/quiet/traffic", document, b"Content-Type: application/json")))
+
+
+def silent_bodies(address: tuple[str, int], seconds: float) -> Sent:
+    """200 connections send 6.4 of 6.5 MB and then nothing more."""
+    return hold(address, seconds, 200, request(b"POST /predictions/busy", bytes(6_400_000), length=6_500_000))
+
+
+def unread_answers(address: tuple[str, int], seconds: float) -> Sent:
+    """100 connections ask for answers of 4 MB, which they do not read."""
+    return hold(address, seconds, 100, request(b"POST /predictions/busy", b"4000000"))
+
+
+def unknown_model(address: tuple[str, int], seconds: float) -> Sent:
+    """64 connections ask for a model that there is not, as fast as they are answered."""
+    return ask(address, seconds, 64, repeat(request(b"POST /predictions/none", b"1")))
+
+
+def full_queue(address: tuple[str, int], seconds: float) -> Sent:
+    """256 connections ask a busy model, whose queue is full, as fast as they are answered."""
+    return ask(address, seconds, 256, repeat(request(b"POST /predictions/busy", b"slow")))
+
+
+def many_connections(address: tuple[str, int], seconds: float) -> Sent:
+    """3,000 connections send half a head each."""
+    return hold(address, seconds, 3000, b"POST /predictions/quiet HTTP/1.1\r\n" + HOST)
+
+
+ATTACKS = {
+    run.__name__.replace("_", "-"): Attack((run.__doc__ or "").strip(), role, run)
+    for run, role in [
+        (pipelined_livez, "inference"),
+        (pipelined_predictions, "inference"),
+        (parts, "inference"),
+        (fields, "inference"),
+        (traffic, "management"),
+        (silent_bodies, "inference"),
+        (unread_answers, "inference"),
+        (unknown_model, "inference"),
+        (full_queue, "inference"),
+        (many_connections, "inference"),
+    ]
+}
+
+
+def main() -> None:
+    name, address, seconds = sys.argv[1:]
+    host, _, port = address.rpartition(":")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    asked, sent = ATTACKS[name].run((host, int(port)), float(seconds))
+    print(f"{asked} requests, {sent / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
