@@ -1,21 +1,27 @@
 """What a quiet model's clients notice while others attack the server: goodput, latency, and how much the front end grows.
 
     python benchmarks/attacks.py [--seconds 12] [--only NAME ...] [--tsx COMMAND]
+    python benchmarks/attacks.py --soak 30
 
 The server runs on one core and the clients, good and bad, on another, so that the server has the same processor with and without an
 attack. The good client asks a quiet model at a fixed rate and is content with answers within a second. `--tsx` measures the command of
-another environment, such as that of an older version. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
+another environment, such as that of an older version. `--soak` has the attackers take turns, two at a time, for so many minutes: it
+exits 1 where the good client's p99 is more than three times the undisturbed one, or a process of the server is not flat. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +30,7 @@ import openloop
 import psutil
 import servers
 from attackers import ATTACKS
+from chaos.flatness import Usage, mib_per_hour, rising
 
 RATE = 45.0  # requests/s of the good client
 LIMIT_MS = 1000.0
@@ -67,51 +74,98 @@ class Watched:
         return (self.most - self.first) / MIB
 
 
-def measure(directory: Path, archives: list[Path], name: str | None, seconds: float, body: Path) -> None:
+@contextmanager
+def served(directory: Path, archives: list[Path]) -> Iterator[servers.Server]:
+    """On the first core, with both models loaded."""
     with servers.tsx(directory, *archives) as server:
         for model in ("quiet", "busy"):
             servers.first_answer(server, f"/predictions/{model}", b"1")
-        for process in [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]:
+        for process in family(server):
             process.cpu_affinity([0])
+        yield server
+
+
+def family(server: servers.Server) -> list[psutil.Process]:
+    front = psutil.Process(server.process.pid)
+    return [front, *front.children(recursive=True)]
+
+
+def attack(server: servers.Server, name: str, seconds: float) -> subprocess.Popen[str]:
+    """Behind the good client in line for the core that they share."""
+    url = server.management if ATTACKS[name].role == "management" else server.inference
+    command = [sys.executable, str(Path(__file__).with_name("attackers.py")), name, urlsplit(url).netloc, str(seconds)]
+    return subprocess.Popen(["nice", *command], stdout=subprocess.PIPE, text=True)
+
+
+def ask(server: servers.Server, seconds: float, body: Path) -> openloop.Result:
+    return openloop.run(f"{server.inference}/predictions/quiet", RATE, seconds, 32, body, limit_ms=LIMIT_MS)
+
+
+def measure(directory: Path, archives: list[Path], name: str | None, seconds: float) -> None:
+    with served(directory, archives) as server:
         watched = Watched(server.process.pid)
-        attacker = None
-        if name is not None:
-            url = server.management if ATTACKS[name].role == "management" else server.inference
-            command = [sys.executable, str(Path(__file__).with_name("attackers.py")), name, urlsplit(url).netloc, str(seconds)]
-            attacker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        result = openloop.run(f"{server.inference}/predictions/quiet", RATE, seconds, 32, body, limit_ms=LIMIT_MS)
+        attacker = attack(server, name, seconds) if name is not None else None
+        result = ask(server, seconds, directory / "body")
         did = attacker.communicate(timeout=seconds + 60)[0].strip() if attacker is not None else ""
-        share = result.goodput / RATE
-        print(
-            ROW.format(
-                *(name or "(none)", f"{result.goodput:.1f}", f"{share:.0%}", f"{result.p50:.1f}", f"{result.p99:.1f}"),
-                *(f"{result.most:.0f}", f"{watched.growth():+.0f}", did),
-            ),
-            flush=True,
-        )
+        figures = f"{result.goodput:.1f}", f"{result.goodput / RATE:.0%}", f"{result.p50:.1f}", f"{result.p99:.1f}", f"{result.most:.0f}"
+        print(ROW.format(name or "(none)", *figures, f"{watched.growth():+.0f}", did), flush=True)
 
 
-def main() -> None:
+def soak(directory: Path, archives: list[Path], minutes: float, turn: float = 20.0) -> bool:
+    """Whether the good client hardly noticed, and every process of the server is flat."""
+    with served(directory, archives) as server:
+        alone = ask(server, min(60.0, minutes * 6), directory / "body")
+        print(f"undisturbed: goodput {alone.goodput:.1f}/s, p50 {alone.p50:.1f} ms, p99 {alone.p99:.1f} ms", flush=True)
+        looks: dict[str, list[Usage]] = {}
+        results: list[openloop.Result] = []
+        turns, begin = itertools.cycle(ATTACKS), time.monotonic()
+        while time.monotonic() - begin < minutes * 60:
+            names = [next(turns), next(turns)]
+            attackers = [attack(server, name, turn) for name in names]
+            results.append(ask(server, turn, directory / "body"))
+            for attacker in attackers:
+                attacker.communicate(timeout=60)
+            for process in family(server):
+                used = process.memory_info().rss, process.num_fds(), process.num_threads()
+                looks.setdefault(f"{process.name()} {process.pid}", []).append(Usage(time.monotonic(), *used))
+            last = results[-1]
+            print(f"{' and '.join(names)}: goodput {last.goodput:.1f}/s, p50 {last.p50:.1f} ms, p99 {last.p99:.1f} ms", flush=True)
+        kept = {name: used[len(used) // 5 :] for name, used in looks.items() if len(used) > len(results) // 2}
+        flat = not any(rising(used) for used in kept.values())
+        for name, used in kept.items():
+            first, last_look = used[0].memory / MIB, used[-1].memory / MIB
+            print(f"{name}: {first:.1f} -> {last_look:.1f} MiB ({mib_per_hour(used):+.1f} an hour) {', '.join(rising(used)) or 'flat'}")
+        p99 = machine.median([result.p99 for result in results])
+        worst = max(result.p99 for result in results)
+        print(f"p99 of the turns: median {p99:.1f} ms ({p99 / alone.p99:.1f} times the undisturbed one), worst {worst:.1f} ms")
+        return flat and p99 <= 3 * alone.p99
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--tsx", type=Path, help="the command that is measured; that of this environment if not set")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="all attackers in turn for so long")
     options = parser.parse_args()
     if options.tsx is not None:
         servers.TSX = options.tsx.absolute()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    print(f"{machine.describe()}; {options.seconds:g} s each; good client: {RATE:g} requests/s, content within {LIMIT_MS:g} ms\n")
-    print(ROW.format("attack", "goodput", "of all", "p50 ms", "p99 ms", "most ms", "growth MiB", "the attacker sent"))
+    print(f"{machine.describe()}; good client: {RATE:g} requests/s, content within {LIMIT_MS:g} ms\n")
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         (directory / "handler.py").write_text(HANDLER)
         (directory / "body").write_bytes(b"1")
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "jobQueueSize": 50}
         archives = [servers.archive(directory, name, "--handler", directory / "handler.py", config=config) for name in ("quiet", "busy")]
+        if options.soak:
+            return 0 if soak(directory, archives, options.soak) else 1
+        print(ROW.format("attack", "goodput", "of all", "p50 ms", "p99 ms", "most ms", "growth MiB", "the attacker sent"))
         for name in (None, *options.only):
-            measure(directory, archives, name, options.seconds, directory / "body")
+            measure(directory, archives, name, options.seconds)
     print(f"\n{json.dumps({name: ATTACKS[name].does for name in options.only}, indent=1)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
