@@ -6,7 +6,8 @@
 The server runs on one core and the clients, good and bad, on another, so that the server has the same processor with and without an
 attack. The good client asks a quiet model at a fixed rate and is content with answers within a second. `--tsx` measures the command of
 another environment, such as that of an older version. `--soak` has the attackers take turns, two at a time, for so many minutes: it
-exits 1 where the good client's p99 is more than three times the undisturbed one, or a process of the server is not flat. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
+exits 1 where the good client's p99 is more than three times the undisturbed one, or a process of the server is not flat.
+Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
 """
 
 from __future__ import annotations
