@@ -15,7 +15,10 @@ files changed size is passed over and made anew beside it, since others may stil
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -29,8 +32,11 @@ from typing import NamedTuple
 from .errors import CacheError
 from .limits import GIB, human
 from .locks import CAN_LOCK, FileLock
+from .private_directory import check_directory, is_trusted, private_directory
 
 DAY = 86400.0
+
+logger = logging.getLogger("tsx.archive")
 
 
 class Keep(NamedTuple):
@@ -50,7 +56,7 @@ class Entry(NamedTuple):
 
 
 def default_cache() -> Path:
-    """$XDG_CACHE_HOME/tsx, or ~/.cache/tsx, or a directory of this user's under the temporary one where there is no home."""
+    """$XDG_CACHE_HOME/tsx, or ~/.cache/tsx; where that cannot be used, a temporary directory that goes with this process."""
     base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     if base and Path(base).is_absolute():
         return Path(base) / "tsx"
@@ -58,24 +64,43 @@ def default_cache() -> Path:
         home = Path.home()
     except RuntimeError:
         home = Path("/nonexistent")
-    if os.access(home, os.W_OK):
-        return home / ".cache" / "tsx"
-    return Path(tempfile.gettempdir()) / f"tsx-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+    if not os.access(home, os.W_OK):
+        return _temporary_cache(f"the home directory {home} cannot be written")
+    usual = home / ".cache" / "tsx"
+    try:
+        check_directory(usual)
+    except OSError as error:
+        return _temporary_cache(str(error.strerror))
+    return usual
+
+
+@functools.cache
+def _temporary_cache(why: str) -> Path:
+    """Under a name that nobody else can guess, or make first."""
+    directory = tempfile.mkdtemp(prefix="tsx-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    logger.warning("%s, so the cache is %s until this process ends; set cache_dir to keep one", why, directory)
+    return Path(directory)
 
 
 class Cache:
-    def __init__(self, directory: Path, keep: Keep = Keep(), kind: str = "archives") -> None:  # noqa: B008 - an immutable tuple
-        """`kind`: what the entries are, which is also the name of their directory."""
+    def __init__(self, directory: Path, keep: Keep = Keep(), kind: str = "archives", *, checked: bool = True) -> None:  # noqa: B008 - an immutable tuple
+        """`kind`: what the entries are, which is also the name of their directory.
+
+        Not `checked`: nothing is run from it. It is a new directory, made where the user wants what is unpacked.
+        """
         self.root = Path(directory) / kind
         self._keep = keep
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _refuse_strangers(self.root)
-            for name in ("entries", "partial", "building", "seen"):
-                (self.root / name).mkdir(mode=0o700, exist_ok=True)
+            for name in ("", "entries", "partial", "building", "seen"):  # what lies there is run as code
+                if checked:
+                    private_directory(self.root / name, strict=True)
+                else:
+                    (self.root / name).mkdir(mode=0o700)
         except OSError as error:
             raise CacheError(
-                f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache directory.", str(error.strerror)
+                f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache directory, or remove it.",
+                str(error.strerror),
             ) from error
 
     def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> Entry:
@@ -119,7 +144,7 @@ class Cache:
 
     def _find(self, digest: str) -> Entry | None:
         for directory in self._listing("entries"):
-            if not directory.name.startswith(f"{digest}.") or not (directory / "lock").exists():
+            if not directory.name.startswith(f"{digest}.") or not (directory / "lock").exists() or not _is_ours(directory):
                 continue
             lock = FileLock(directory / "lock")
             if lock.share() and lock.is_current() and _is_whole(directory):
@@ -180,6 +205,11 @@ class Cache:
         return list((self.root / name).iterdir())
 
 
+def _is_ours(directory: Path) -> bool:
+    status = directory.lstat()
+    return stat.S_ISDIR(status.st_mode) and is_trusted(status)
+
+
 def _is_whole(directory: Path) -> bool:
     """Whether every file is there with its size. Files that a handler added beside them do not matter."""
     try:
@@ -205,13 +235,3 @@ def _age(path: Path, now: float) -> float:
         return now - path.stat().st_mtime
     except OSError:
         return float("inf")
-
-
-def _refuse_strangers(root: Path) -> None:
-    """What lies here is run as code, so nobody else may be able to put it here."""
-    if not hasattr(os, "getuid"):
-        return
-    status = root.lstat()
-    if stat.S_ISLNK(status.st_mode) or status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
-        reason = "can be written by other users, who could plant code in it"
-        raise CacheError(f"{root} {reason}. Choose another cache directory, or remove it.", f"it {reason}")

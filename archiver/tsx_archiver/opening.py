@@ -56,7 +56,7 @@ class OpenArchive:
         self.close()
 
 
-def open_archive(source: Path, *, cache: Path | None = None, limits: Limits = Limits(), name: str | None = None) -> OpenArchive:  # noqa: B008
+def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Limits = Limits(), name: str | None = None) -> OpenArchive:  # noqa: B008
     """Open a .mar, .model, .tar.gz, .tgz (told by their bytes, not their names) or directory.
 
     Archives are unpacked into `cache` (default: the user's cache directory), directories are used where they are.
@@ -114,7 +114,7 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
         raise ForeignFile(f"{source} is a model file ({kind}), not an archive. Pack it with 'tsx archive {source.name}'.")
 
 
-def _open_file(file: BinaryIO, source: Path, cache: Path | None, limits: Limits, default_name: str) -> OpenArchive:
+def _open_file(file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, default_name: str) -> OpenArchive:
     refuse_model_file(file, source)
 
     def checksums_in(container: Container, root: str) -> Mapping[str, str]:
@@ -131,14 +131,14 @@ def _open_file(file: BinaryIO, source: Path, cache: Path | None, limits: Limits,
 
 
 def unpack_file(
-    file: BinaryIO, source: Path, cache: Path | None, limits: Limits, checksums_in: Callable[[Container, str], Mapping[str, str]]
+    file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[Container, str], Mapping[str, str]]
 ) -> tuple[Entry, str]:
     """What the archive holds, unpacked in the cache, once for all who open it, and its sha-256.
 
     `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
     """
     state = file_state(file)
-    store = Cache(cache or default_cache())
+    store = cache if isinstance(cache, Cache) else Cache(cache or default_cache())
     digest = file_digest(file, source, store.root / "seen")
 
     def make(target: Path) -> dict[str, int]:

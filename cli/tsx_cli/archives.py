@@ -21,6 +21,7 @@ from tsx_archiver import (
     read_member,
     verify_archive,
 )
+from tsx_archiver.cache import Cache
 from tsx_archiver.limits import human
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import is_archive, split_list
@@ -134,7 +135,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     """By way of a temporary directory beside the new one, so that what is there is whole."""
     with (
         TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
-        open_archive(file, cache=Path(place), limits=_limits()) as opened,
+        open_archive(file, cache=Cache(Path(place), checked=False), limits=_limits()) as opened,
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():

@@ -1,0 +1,328 @@
+"""Directories that no other user can change, against another user of the same machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
+from tsx_archiver.cache import Cache
+from tsx_archiver.private_directory import CAN_CHECK, check_directory, private_directory, private_opener
+
+if not CAN_CHECK:
+    pytest.skip("this system's directories cannot be checked", allow_module_level=True)
+
+STRANGER = 54321  # a user that there is not, as it is in most containers
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A directory like /tmp."""
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o1777)
+    return directory
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+FORK = multiprocessing.get_context("fork")  # another user may not be allowed to start this Python
+
+
+@contextmanager
+def as_stranger(function: Callable[..., object], *arguments: object, group: int = STRANGER) -> Iterator[ForkProcess]:
+    """Another user who calls a function, until the context ends."""
+
+    def run() -> None:
+        os.setgroups([])
+        os.setgid(group)
+        os.setuid(STRANGER)
+        function(*arguments)
+
+    child = FORK.Process(target=run)
+    child.start()
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
+@contextmanager
+def umask(value: int) -> Iterator[None]:
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("value", [0, 0o022, 0o077])
+def test_what_is_missing_is_made_for_this_user_alone_whatever_the_umask(tmp_path: Path, value: int) -> None:
+    with umask(value):
+        private_directory(tmp_path / "a" / "b" / "c")
+    assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+def test_a_directory_on_the_way_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(PermissionError, match=f"{tmp_path}/open can be written by other users"):
+        private_directory(tmp_path / "open" / "cache")
+    assert not (tmp_path / "open" / "cache").exists()
+    with pytest.raises(PermissionError, match="can be written by other users"):
+        check_directory(tmp_path / "open")
+
+
+def test_below_a_sticky_directory_one_of_our_own_is_private(shared: Path) -> None:
+    private_directory(shared / "cache")
+    private_directory(shared / "cache")
+    with pytest.raises(PermissionError, match="can be written by other users"):
+        private_directory(shared)
+
+
+def test_links_of_our_own_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "absolute").symlink_to(tmp_path / "real")
+    (tmp_path / "relative").symlink_to("absolute")
+    private_directory(tmp_path / "relative" / ".." / "relative" / "cache")
+    assert (tmp_path / "real" / "cache").is_dir()
+
+
+def test_links_that_lead_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    with pytest.raises(OSError, match="symbolic links"):
+        private_directory(tmp_path / "one")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        private_directory(tmp_path / "file" / "cache")
+    assert caught.value.filename == str(tmp_path / "file")
+
+
+def test_what_is_missing_is_not_made_by_a_check(tmp_path: Path) -> None:
+    check_directory(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+
+
+@as_root
+def test_a_name_that_another_user_has_taken_is_refused(shared: Path) -> None:
+    (shared / "taken").mkdir()
+    os.chown(shared / "taken", STRANGER, STRANGER)
+    with pytest.raises(PermissionError, match=rf"taken belongs to another user \(uid {STRANGER}\)"):
+        private_directory(shared / "taken" / "cache")
+
+
+@as_root
+def test_a_link_of_another_user_is_refused_wherever_it_leads(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir(mode=0o700)
+    (shared / "link").symlink_to(tmp_path / "own")
+    os.chown(shared / "link", STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="link belongs to another user"):
+        private_directory(shared / "link")
+
+
+@as_root
+def test_a_group_may_write_on_the_way_only_where_it_is_roots(tmp_path: Path) -> None:
+    """In OpenShift a container runs as some user in root's group, and its directories are written by that group."""
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o775)
+    private_directory(tmp_path / "group" / "cache")
+    os.chown(tmp_path / "group", 0, STRANGER)
+    with pytest.raises(PermissionError, match="can be written by other users"):
+        private_directory(tmp_path / "group" / "cache")
+
+
+@as_root
+def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(shared: Path, can_pass: Callable[[Path], None]) -> None:
+    shared.chmod(0o1775)  # as /tmp of an image that is made for OpenShift
+    can_pass(shared)
+    with as_stranger(Cache, shared / "cache", group=0) as child:
+        child.join(60)
+        assert child.exitcode == 0
+    assert (shared / "cache" / "archives" / "entries").stat().st_uid == STRANGER
+
+
+@as_root
+def test_in_a_pod_a_volume_of_roots_is_trusted_as_the_kubelet_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume").chmod(0o777)
+    with pytest.raises(PermissionError):
+        private_directory(tmp_path / "volume" / "cache")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    private_directory(tmp_path / "volume" / "cache")
+
+
+def test_a_file_is_opened_for_this_user_alone_and_through_no_link(tmp_path: Path) -> None:
+    with umask(0), open(tmp_path / "file", "w", opener=private_opener):
+        assert mode(tmp_path / "file") == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"), open(tmp_path / "link", "a", opener=private_opener):
+        pass
+    assert not (tmp_path / "victim").exists()
+
+
+# The cache
+
+
+@pytest.fixture
+def archive(spec: ArchiveSpec, tmp_path: Path) -> Path:
+    return write_archive(spec, tmp_path)
+
+
+def test_the_cache_is_made_for_this_user_alone_whatever_the_umask(archive: Path, cache: Path) -> None:
+    with umask(0):
+        open_archive(archive, cache=cache).close()
+    directories = [cache, cache / "archives", *(path for path in (cache / "archives").iterdir()), *(cache / "archives/entries").iterdir()]
+    assert {mode(path) for path in directories} == {0o700}
+
+
+@pytest.mark.parametrize("name", ["archives", "archives/entries", "archives/seen"])
+@pytest.mark.parametrize("bits", [0o770, 0o707])
+def test_a_cache_that_a_group_or_others_can_write_is_refused(archive: Path, cache: Path, name: str, bits: int) -> None:
+    open_archive(archive, cache=cache).close()
+    (cache / name).chmod(bits)
+    with pytest.raises(CacheError, match=r"can be written by other users.* Choose another cache directory"):
+        open_archive(archive, cache=cache)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["entries", "seen", "partial", "building"])
+def test_a_part_of_the_cache_that_is_another_users_is_refused(archive: Path, cache: Path, name: str) -> None:
+    open_archive(archive, cache=cache).close()
+    (cache / "archives").chmod(0o770)
+    os.chown(cache / "archives" / name, STRANGER, STRANGER)
+    (cache / "archives").chmod(0o700)
+    with pytest.raises(CacheError, match=f"{name} belongs to another user"):
+        open_archive(archive, cache=cache)
+
+
+@as_root
+def test_an_entry_of_another_user_is_passed_over(archive: Path, cache: Path) -> None:
+    with open_archive(archive, cache=cache) as opened:
+        planted = opened.directory.parent
+    (planted / "files" / "handler.py").write_text("planted")
+    os.chown(planted, STRANGER, STRANGER)
+    with open_archive(archive, cache=cache) as opened:
+        assert (opened.directory / "handler.py").read_text() != "planted"
+
+
+def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    guessable = shared / f"tsx-{os.getuid()}"
+    guessable.mkdir()
+    code = f"import tempfile; tempfile.tempdir = {str(shared)!r}; from tsx_archiver import default_cache; print(default_cache())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    chosen = Path(done.stdout.strip())
+    assert chosen.parent == shared
+    assert chosen != guessable
+    assert "set cache_dir to keep one" in done.stderr
+    assert not chosen.exists(), "it goes with the process"
+
+
+@as_root
+def test_a_home_that_is_another_users_has_no_cache_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `sudo -E`: its owner could swap what root then runs."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    assert default_cache() == tmp_path / "home" / ".cache" / "tsx"
+    os.chown(tmp_path / "home", STRANGER, STRANGER)
+    assert default_cache().parent != tmp_path / "home" / ".cache"
+
+
+def swap(place: Path, planted: Path, begun: Event) -> None:
+    """What an attacker does, until it is killed."""
+    away = place.with_name("away")
+    while True:
+        with suppress(OSError):
+            place.rename(away)
+        with suppress(OSError):
+            place.symlink_to(planted)
+            place.unlink()
+        with suppress(OSError):
+            away.rename(place)
+        begun.set()
+
+
+@as_root
+@pytest.mark.parametrize("attack", ["in a sticky directory", "in a directory of the attacker's"])
+def test_a_cache_that_is_swapped_while_it_is_opened_never_gives_another_users_entry(
+    attack: str, archive: Path, tmp_path: Path, can_pass: Callable[[Path], None]
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    place.chmod(0o1777)
+    if attack == "in a directory of the attacker's":
+        os.chown(place, STRANGER, STRANGER)
+    can_pass(place)
+    planted = tmp_path / "planted"
+    digest = open_and_plant(archive, planted)
+    for path in (planted, *planted.rglob("*")):
+        os.chown(path, STRANGER, STRANGER)
+    cache = place / "cache"
+    cache.mkdir(mode=0o700)
+    begun = FORK.Event()
+    opened = 0
+    with as_stranger(swap, cache, planted, begun):
+        assert begun.wait(60)
+        for _ in range(100):
+            try:
+                with open_archive(archive, cache=cache) as found:
+                    opened += 1
+                    assert found.digest == digest
+                    assert found.directory.stat().st_uid == os.geteuid()
+                    assert not (found.directory / "handler.py").read_text().startswith("planted")
+            except CacheError:
+                continue
+    assert opened == (100 if attack == "in a sticky directory" else 0)
+
+
+def open_and_plant(archive: Path, cache: Path) -> str:
+    """A cache with another handler in place of the archive's."""
+    with open_archive(archive, cache=cache) as opened:
+        handler = opened.directory / "handler.py"
+        handler.write_bytes(b"planted".ljust(handler.stat().st_size))
+        assert opened.digest is not None
+        return opened.digest
+
+
+@pytest.fixture
+def can_pass(tmp_path: Path) -> Callable[[Path], None]:
+    """Lets other users reach a directory below the tests' own."""
+
+    def let(path: Path) -> None:
+        for parent in path.parents:
+            if parent == tmp_path or parent.name.startswith("pytest-"):
+                parent.chmod(0o711)
+
+    return let
+
+
+def test_a_cache_is_checked_once_and_not_for_each_file(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(path: Path, *, strict: bool) -> None:
+        calls.append(path)
+        private_directory(path, strict=strict)
+
+    monkeypatch.setattr("tsx_archiver.cache.private_directory", counted)
+    open_archive(archive, cache=cache).close()
+    assert len(calls) == 5
