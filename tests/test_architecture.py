@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.plugins": {"tsx_runtime.errors", "tsx_runtime.nearest"},
     "tsx_runtime.properties": set(),
     "tsx_runtime.recordings": set(),
-    "tsx_runtime.sockets": {"tsx_runtime.errors"},
+    "tsx_runtime.sockets": {"tsx_archiver", "tsx_runtime.errors"},
     "tsx_runtime.traffic": {"tsx_archiver", "tsx_runtime.nearest"},
     "tsx_runtime.tunable": set(),
     "tsx_runtime.wire": set(),

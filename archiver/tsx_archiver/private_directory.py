@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,27 @@ def check_directory(path: Path) -> None:
             _check_last(os.fstat(fd), path, strict=False)
         finally:
             os.close(fd)
+
+
+def check_temporary(path: Path) -> None:
+    """Raises PermissionError where another user could take away what this user makes in the directory, as nobody can in a sticky one."""
+    if not CAN_CHECK:
+        return
+    fd = _walk(path, _leave_missing)
+    try:
+        _check(fd, path)
+    finally:
+        os.close(fd)
+
+
+def temporary_place() -> str:
+    """The directory for temporary files, for what is run or kept secret. Raises OSError."""
+    place = tempfile.gettempdir()
+    try:
+        check_temporary(Path(place))
+    except PermissionError as error:
+        raise PermissionError(error.errno, f"{error.strerror}. Set TMPDIR to a directory of your own", place) from error
+    return place
 
 
 def private_opener(path: str, flags: int) -> int:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from tsx_archiver import plan_archive
 from tsx_archiver.manifest import MANIFEST_PATH
+from tsx_archiver.private_directory import temporary_place
 from tsx_cli.model_spec import Parts, work_out
 
 
@@ -21,7 +22,7 @@ def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tupl
     """
     spec, notes = work_out(path, parts, name=name)
     plan = plan_archive(spec)
-    with TemporaryDirectory(prefix="tsx-model-") as made:
+    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_place()) as made:
         directory = Path(made)
         for member in plan.members:
             target = directory / member.name

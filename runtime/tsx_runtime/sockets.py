@@ -1,10 +1,12 @@
-"""Where sockets between the server's own processes lie: their paths have some hundred characters at most, and TMPDIR may have more."""
+"""Where sockets between the server's own processes lie: short enough for a socket's path, and where no other user can swap them."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
+from tsx_archiver.private_directory import check_temporary
 from tsx_runtime.errors import SettingError
 
 LONGEST = 64  # bytes of a directory, below which multiprocessing puts its own and in that a socket
@@ -12,15 +14,26 @@ SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def socket_place() -> str:
-    """The directory for temporary files, or another one where its path is too long. Raises SettingError."""
+    """The directory for temporary files, or another one where its path is too long, or other users can write there. Raises SettingError."""
     usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) <= LONGEST:
+    problem = _problem(usual)
+    if problem is None:
         return usual
     for directory in SHORT:
-        if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):  # noqa: PTH112  # as tempfile, which takes a string
+        if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK) and _problem(directory) is None:  # noqa: PTH112  # as tempfile, which takes a string
             return directory
     places = ", ".join(SHORT)
     raise SettingError(
-        f"TMPDIR is {usual}, which is too long for the sockets by which workers are started, and none of {places} can be written. "
-        f"Set TMPDIR to a directory of at most {LONGEST} characters."
+        f"TMPDIR is {usual}, which cannot hold the sockets by which workers are started: {problem}; and none of {places} can. "
+        f"Set TMPDIR to a directory of your own, of at most {LONGEST} characters."
     )
+
+
+def _problem(directory: str) -> str | None:
+    if len(os.fsencode(directory)) > LONGEST:
+        return "its path is too long"
+    try:
+        check_temporary(Path(directory))
+    except OSError as error:
+        return str(error.strerror)
+    return None

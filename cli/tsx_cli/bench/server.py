@@ -20,6 +20,7 @@ import psutil
 
 from tsx_archiver import CacheError
 from tsx_archiver.locks import CAN_LOCK, FileLock
+from tsx_archiver.private_directory import temporary_place
 
 PLACES = "tsx-bench-"  # how the names of their directories begin
 LOCK = "lock"  # a file of theirs, locked by the process that has the directory
@@ -179,7 +180,7 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
 @contextmanager
 def new_place(name: str) -> Iterator[Path]:
     """A directory for as long as the context lasts; with a short name, since the server makes sockets in it."""
-    with tempfile.TemporaryDirectory(prefix=f"{PLACES}{name}-", ignore_cleanup_errors=True) as made:
+    with tempfile.TemporaryDirectory(prefix=f"{PLACES}{name}-", dir=temporary_place(), ignore_cleanup_errors=True) as made:
         lock = FileLock(Path(made) / LOCK)
         try:
             lock.own(wait=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from tsx_archiver import open_archive
+from tsx_archiver.private_directory import temporary_place
 from tsx_cli.archive_check import Sample, read_sample
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
@@ -33,7 +34,7 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
     play, usual = CONTRACTS[contract]
     patience = usual if timeout is None else span(timeout, "--timeout")
     report = Report(contract, archive.name)
-    with tempfile.TemporaryDirectory(prefix="tsx-check-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix="tsx-check-", dir=temporary_place(), ignore_cleanup_errors=True) as directory:
         place = Path(directory)
         with open_archive(archive, cache=place / "unpacking") as opened:
             samples = [read_sample(path) for path in (sample_files(given).values() if given else samples_in(opened.directory))]

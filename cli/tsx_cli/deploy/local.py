@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from tsx_archiver.private_directory import temporary_place
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError
@@ -26,7 +27,7 @@ DISTRIBUTION = "tsx-serve"
 def this_machine(wheel: Path | None) -> Generator[Local, None, None]:
     """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    with tempfile.TemporaryDirectory(prefix="tsx-wheel-") as place:
+    with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
         found = wheel if wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
             raise CliError(f"build.wheel: {found} is no wheel; `pip wheel --no-deps DIRECTORY` makes one")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tsx_archiver.private_directory import temporary_place
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.image import Recipe
 from tsx_cli.failure import CliError
@@ -126,7 +127,7 @@ class Builder:
 
     def build(self, recipe: Recipe, reference: str, machine: str | None) -> None:
         """`machine` such as linux/amd64, where the image is for another than this."""
-        with tempfile.TemporaryDirectory(prefix="tsx-build-") as place:
+        with tempfile.TemporaryDirectory(prefix="tsx-build-", dir=temporary_place()) as place:
             for name, text in recipe.files.items():
                 Path(place, name).write_text(text, "utf-8")
             for name, source in recipe.copied.items():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tsx_archiver.private_directory import private_opener, temporary_place
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import ROLES, Settings
@@ -117,9 +118,10 @@ def _as_file(content: bytes) -> Iterator[str]:
             memory.flush()
             yield f"/proc/self/fd/{memory.fileno()}"
         return
-    with tempfile.TemporaryDirectory() as directory:  # nobody else may look into it
+    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # nobody else may look into it
         path = Path(directory, "pair.pem")
-        path.write_bytes(content)
+        with open(path, "xb", opener=private_opener) as file:
+            file.write(content)
         yield str(path)
 
 

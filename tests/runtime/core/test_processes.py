@@ -83,8 +83,29 @@ def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
     assert ended.stdout == "True\n", ended.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monkeypatch):
+    """Its owner could take the socket's directory away, and be asked for workers in its place."""
+    theirs = short_path / "theirs"
+    theirs.mkdir()
+    theirs.chmod(0o1777)
+    os.chown(theirs, 54321, 54321)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "handler.py").write_text(HANDLER)
+    source = LONG_TMPDIR + "from multiprocessing import util\nprint(util.get_temp_dir())\n"
+    words = [sys.executable, "-c", source, str(Path(__file__).parents[3]), str(tmp_path / "model")]
+    ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(theirs)}, capture_output=True, text=True, timeout=120, check=False)
+    started, place = ended.stdout.splitlines()
+    assert started == "True", ended.stderr
+    assert not place.startswith(str(theirs))
+    monkeypatch.setattr(tempfile, "tempdir", str(theirs))
+    monkeypatch.setattr(sockets, "SHORT", ("/absent",))
+    with pytest.raises(SettingError, match=r"theirs belongs to another user \(uid 54321\)"):
+        ProcessStarter()
+
+
 def test_where_no_socket_can_be_it_is_said_what_to_do(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "long" * 30)
     monkeypatch.setattr(sockets, "SHORT", ("/absent",))
-    with pytest.raises(SettingError, match=r"^TMPDIR is /long.*Set TMPDIR to a directory of at most 64 characters\.$"):
+    with pytest.raises(SettingError, match=r"^TMPDIR is /long.*path is too long.* Set TMPDIR to .* of at most 64 characters\.$"):
         ProcessStarter()

@@ -10,6 +10,7 @@ import tempfile
 from array import array
 from pathlib import Path
 
+from tsx_archiver.private_directory import temporary_place
 from tsx_cli.bench.generator.histogram import Histogram
 from tsx_cli.bench.generator.http import rendered
 from tsx_cli.bench.generator.plan import LoadPlan
@@ -52,7 +53,7 @@ def run_wrk(plan: LoadPlan) -> Measured:
     program = shutil.which("wrk")
     if program is None:
         raise CliError("--engine wrk: there is no wrk on this machine; install it (apt-get install wrk), or leave --engine wrk out")
-    with tempfile.TemporaryDirectory(prefix="tsx-wrk-") as name:
+    with tempfile.TemporaryDirectory(prefix="tsx-wrk-", dir=temporary_place()) as name:
         directory = Path(name)
         requests = rendered(plan)
         for number, request in enumerate(requests, 1):

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsx_archiver.private_directory import temporary_place
 from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
 from tsx_cli.deploy.facts import model_data
 from tsx_cli.deploy.kinds.base import tag_list
@@ -67,7 +68,10 @@ class Object:
         bucket, _, key = resource.name.partition("/")
         extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
         archive = Path(resource.properties["Path"])
-        with tempfile.TemporaryDirectory(prefix="tsx-deploy-") as directory, told(f"uploading {archive.name} to s3://{resource.name}"):
+        with (
+            tempfile.TemporaryDirectory(prefix="tsx-deploy-", dir=temporary_place()) as directory,
+            told(f"uploading {archive.name} to s3://{resource.name}"),
+        ):
             cloud.client("s3").upload_file(str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
