@@ -15,6 +15,7 @@ without the sticky bit, and only the containers of the pod see them. On Windows 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import tempfile
@@ -22,6 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+logger = logging.getLogger("tsx.files")
 
 CAN_CHECK = os.open in os.supports_dir_fd and hasattr(os, "geteuid")
 MOST_LINKS = 40  # as in Linux
@@ -59,6 +62,17 @@ def check_directory(path: Path) -> None:
             os.close(fd)
 
 
+def check_file(path: Path) -> None:
+    """Raises PermissionError where another user could change a file, or put another in its place, and OSError."""
+    check_directory(path.parent)
+    status = path.lstat()
+    _check_owner(status, path)
+    if stat.S_ISLNK(status.st_mode):
+        raise _refusal(path, "is a symbolic link")
+    if CAN_CHECK and _lets_others_write(status):
+        raise _refusal(path, WRITABLE)
+
+
 def check_temporary(path: Path) -> None:
     """Raises PermissionError where another user could take away what this user makes in the directory, as nobody can in a sticky one."""
     if not CAN_CHECK:
@@ -68,6 +82,14 @@ def check_temporary(path: Path) -> None:
         _check(fd, path)
     finally:
         os.close(fd)
+
+
+def warn_if_replaceable(setting: str, file: Path) -> None:
+    """For a file that the user has placed: another user may not read it, and may lead its readers to another one."""
+    try:
+        check_temporary(file.absolute().parent)
+    except OSError as error:
+        logger.warning("%s: another user can put another file in the place of %s: %s", setting, file, error.strerror)
 
 
 def temporary_place() -> str:
@@ -185,4 +207,4 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _refusal(path: Path, why: str) -> PermissionError:
-    return PermissionError(errno.EACCES, f"{path} {why}, who could put files of their own there", str(path))
+    return PermissionError(errno.EACCES, f"{path} {why}, so what lies there cannot be trusted", str(path))

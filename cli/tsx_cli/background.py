@@ -33,7 +33,7 @@ def pid_file() -> Path:
 def find_server(file: Path) -> psutil.Process | None:
     """The process that the file names, if it is this user's, and a model server: numbers are used again, and anybody may write to /tmp."""
     try:
-        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), encoding="ascii") as open_file:
+        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), encoding="ascii") as open_file:
             owner = os.fstat(open_file.fileno()).st_uid
             pid = int(open_file.read(32))
         if hasattr(os, "getuid") and owner != os.getuid():

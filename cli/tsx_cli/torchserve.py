@@ -184,12 +184,12 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:
     """The file to start from, and whether it is the last server's snapshot."""
-    from tsx_runtime.targets.snapshots import last_snapshot
+    from tsx_runtime.targets.snapshots import snapshot_to_start_from
 
     named = env.get("TS_CONFIG_FILE") or arguments.ts_config
     if named:
         return Path(named), False
-    last = None if arguments.ncs else last_snapshot(snapshot_directory(env))
+    last = None if arguments.ncs else snapshot_to_start_from(snapshot_directory(env))
     if last is not None:
         return last, True
     usual = Path("config.properties")

@@ -276,7 +276,7 @@ def test_a_cache_that_cannot_be_made_is_named(archive: Path, tmp_path: Path) -> 
 def test_a_cache_that_others_can_write_is_refused(archive: Path, cache: Path) -> None:
     (cache / "archives").mkdir(parents=True)
     (cache / "archives").chmod(0o777)
-    with pytest.raises(CacheError, match="who could put files of their own there"):
+    with pytest.raises(CacheError, match="can be written by other users"):
         open_archive(archive, cache=cache)
 
 

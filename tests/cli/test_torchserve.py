@@ -129,6 +129,23 @@ def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(tm
     assert configure(arguments, {"STORE": "s"}, warn=print).base["model_store"] == str(Path.cwd() / "given")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_planted_pid_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert find_server(tmp_path / "pipe") is None
+    file = tmp_path / ".model_server.pid"
+    file.symlink_to(tmp_path / "victim")
+    assert find_server(file) is None
+    before = os.umask(0)
+    try:
+        with claimed(file):
+            assert not file.is_symlink()
+            assert file.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "victim").exists()
+
+
 def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     assert find_server(file) is None

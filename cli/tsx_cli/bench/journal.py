@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tsx_archiver.locks import FileLock
+from tsx_archiver.private_directory import private_opener
 from tsx_cli.bench.results import FORMAT, Curve, Point, Trial
 from tsx_cli.failure import CliError
 
@@ -30,7 +31,7 @@ class Journal:
     def __init__(self, directory: Path, *, new: bool = False) -> None:
         """Appends to the directory's journal, or begins it where the run is `new`. Raises OSError, and CliError where a run has it."""
         self._path = directory / NAME
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115  # it is closed with the journal
         self._lock = FileLock(self._path)
         if not self._lock.own(wait=False) or (new and has_run(directory)):
             self.close()

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tsx_archiver import default_cache
+from tsx_archiver.private_directory import private_directory
 from tsx_archiver.whole import whole_file
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError
@@ -175,8 +176,8 @@ def keep_prices(region: str, found: Region, path: Path | None = None) -> Path:
     except CliError:
         prices = Prices()
     prices.regions[region] = found
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as file:
+    private_directory(path.parent)
+    with whole_file(path, mode=0o600) as file:
         file.write(prices.model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
     return path
 

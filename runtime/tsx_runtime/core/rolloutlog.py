@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tsx_archiver.private_directory import private_directory, private_opener
+
 MOST_LINES = 1000  # of a model that are shown
 
 logger = logging.getLogger("tsx.rollout")
@@ -39,8 +41,8 @@ class Logs:
 
     def _write(self, file: Path, line: str) -> None:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a", encoding="utf-8") as out:
+            private_directory(file.parent)
+            with open(file, "a", encoding="utf-8", opener=private_opener) as out:
                 out.write(f"{line}\n")
         except OSError as error:
             logger.warning("a decision of a rollout is in no file: %s cannot be written: %s", file, error.strerror or error)

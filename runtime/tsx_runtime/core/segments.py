@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from tsx_archiver.private_directory import private_directory
 from tsx_runtime.recordings import SUFFIX, file_head
 
 PARTS = 8  # files that share out what may be kept: so much of it goes at a time
@@ -81,7 +82,7 @@ class Segments:
 
     def _begin(self, now: float, size: int) -> None:
         self.close()
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(self.directory)
         head = file_head(self._model)
         self.sweep(now, max(self._max_size // PARTS, len(head) + size))
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))

@@ -14,6 +14,7 @@ from typing import Any
 
 from tsx_archiver.errors import CacheError
 from tsx_archiver.locks import FileLock
+from tsx_archiver.private_directory import check_directory, private_directory
 from tsx_archiver.whole import whole_file
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.settings import Settings
@@ -33,12 +34,23 @@ class State:
         self.directory = directory
         self._lock: FileLock | None = None  # held by who writes there
         self._waiting: dict[Path, str | None] = {}  # what is to be written once it is
-        self._models = {} if directory is None else _read_all(directory / "models")
+        self._models: dict[str, dict[str, Any]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
         self._told = False
-        if directory is not None and directory.is_dir():
-            self._own(directory)
+        if directory is not None:
+            try:
+                for each in (directory, directory / "models", directory / "rollouts"):
+                    check_directory(each)
+            except PermissionError as error:
+                self._tell(str(error.strerror))
+                self.directory = directory = None
+            except OSError:  # then nothing can be read there, and what cannot be written is told
+                pass
+        if directory is not None:
+            self._models = _read_all(directory / "models")
+            if directory.is_dir():
+                self._own(directory)
 
     def load(self, name: str) -> dict[str, Any]:
         return dict(self._models.get(name, {}))
@@ -74,7 +86,7 @@ class State:
 
     def _write_soon(self, name: str, text: str | None) -> None:
         if self.directory is None:
-            self._tell("no directory is known for it")
+            self._tell("no directory can be used for it")
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tsx-state")  # one, so that what came later is written later
@@ -84,15 +96,15 @@ class State:
         """In the thread."""
         self._waiting[file] = text
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            private_directory(directory)
             if not self._own(directory):
                 return
             for file, text in self._waiting.items():
                 if text is None:
                     file.unlink(missing_ok=True)
                 else:
-                    file.parent.mkdir(exist_ok=True)
-                    with whole_file(file) as out:
+                    private_directory(file.parent)
+                    with whole_file(file, mode=0o600) as out:
                         out.write(text.encode())
             self._waiting.clear()
         except OSError as error:
@@ -130,7 +142,12 @@ def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> 
         return settings.state_dir
     store = settings.model_store
     if store is not None and store.is_dir() and _can_be_written(store / ".tsx"):
-        return store / ".tsx"
+        try:
+            check_directory(store / ".tsx")
+        except OSError as error:
+            logger.warning("what is changed while this server runs is not kept in the model store: %s", error.strerror)
+        else:
+            return store / ".tsx"
     address = parse_address(settings.inference_address)
     if address.scheme != "unix" and not address.port:  # another one at each start
         return None

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from tsx_archiver.private_directory import warn_if_replaceable
 from tsx_archiver.whole import whole_file
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings import Settings
@@ -120,6 +121,8 @@ def start_keys(settings: Settings) -> Keys:
         keys.write()
     except OSError as error:
         raise SettingError(f"the tokens cannot be written to key_file '{keys.file}': {error.strerror}; name another place") from error
+    if keys.file is not None:
+        warn_if_replaceable("key_file", keys.file)
     return keys
 
 

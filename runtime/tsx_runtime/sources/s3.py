@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tsx_archiver.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl
@@ -38,7 +39,7 @@ def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
     size, tag = int(head["ContentLength"]), head["ETag"]
     if size > rules.most:
         raise DownloadFailed(f"it has {size} bytes, but max_archive_size is {rules.most}")
-    with part.open("wb") as file:
+    with open(part, "wb", opener=private_opener) as file:
         for start in range(0, size, RANGE):
             last = min(start + RANGE, size) - 1
             body = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{last}", IfMatch=tag)["Body"]

@@ -18,6 +18,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ProtocolError
 
+from tsx_archiver.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.network import addresses_of, check_public
 from tsx_runtime.sources.proxies import proxy_for
@@ -218,8 +219,7 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
         raise DownloadFailed(f"it has {whole} bytes, but max_archive_size is {rules.most}")
     validator = _validator(answer.headers)
     _remember(part, validator)
-    with part.open("ab" if have else "wb") as file:
-        part.chmod(0o600)
+    with open(part, "ab" if have else "wb", opener=private_opener) as file:
         while chunk := answer.read1(CHUNK, decode_content=False):  # what is there: a whole chunk may be long in coming
             have += len(chunk)
             hurry.got(len(chunk))
@@ -258,7 +258,8 @@ def _remember(part: Path, validator: str | None) -> None:
     if validator is None:
         _forget(part)
     else:
-        _note(part).write_text(validator, "latin-1")
+        with open(_note(part), "w", encoding="latin-1", opener=private_opener) as note:
+            note.write(validator)
 
 
 def _forget(part: Path) -> None:

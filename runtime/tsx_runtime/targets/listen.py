@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from tsx_archiver.private_directory import warn_if_replaceable
 from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import GRPC_ROLES, ROLES, Settings
@@ -29,6 +30,7 @@ class Listener:
         if address.scheme == "unix":
             self.address = address
             self.sock = _bind_unix(address.path, self._names)
+            warn_if_replaceable(self._names, Path(address.path))
             self._file = Path(address.path).stat()
         else:
             self.sock = _bind_tcp(address, self._names)
@@ -109,14 +111,16 @@ def _bind_unix(path: str, names: str) -> socket.socket:
         raise SettingError(f"{names}: this system has no unix sockets. Use http://127.0.0.1:PORT.")
     _make_room(path, names)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)  # unlike a chmod afterwards, it cannot be led to another file
     try:
         sock.bind(path)
-        Path(path).chmod(0o600)
     except OSError as error:  # a path that is too long comes without an errno
         sock.close()
         if error.errno == errno.EADDRINUSE:
             raise SettingError(_taken(path, names)) from error
         raise SettingError(f"{names}: cannot make the socket {path}: {error.strerror or error}. Choose another path.") from error
+    finally:
+        os.umask(umask)
     return sock
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from tsx_archiver.private_directory import check_temporary, is_trusted
 
 CALM = 10.0  # seconds between the news that lines are lost and how many: a disk that is nearly full takes some and others not
 
@@ -104,5 +107,21 @@ class LogFile(logging.Handler):
 
 
 def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
+    """Through a symbolic link (to /dev/stdout, say) only where no other user can have made it, or can change it."""
+    _make_directories(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    check_temporary(path.parent)
+    if not is_trusted(path.lstat()):
+        raise PermissionError(errno.EACCES, "it is a symbolic link of another user", str(path))
+    return os.open(path, flags, 0o644)
+
+
+def _make_directories(directory: Path) -> None:
+    """Those that are missing, so that nobody else can write to them whatever the umask."""
+    for missing in reversed([each for each in (directory, *directory.parents) if not each.exists()]):
+        missing.mkdir(mode=0o755, exist_ok=True)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from tsx_archiver.private_directory import check_file, private_directory
 from tsx_archiver.whole import whole_file
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.errors import SettingError
 from tsx_runtime.properties import format_properties
 from tsx_runtime.torchserve_keys import SNAPSHOT, VersionSettings
 from tsx_runtime.torchserve_keys import Snapshot as Saved
@@ -46,7 +48,7 @@ class Snapshots:
         """A failure is told, and fails nothing: what was changed is changed."""
         created = int(self._clock() * 1000)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            private_directory(self._directory)
             path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
             text = format_properties(self._base | {SNAPSHOT: describe(models, path.name, created, self._store)})
             with whole_file(path, mode=0o600, durable=False) as file:  # only this user's: a configuration may hold passwords
@@ -64,8 +66,20 @@ class Snapshots:
 
 
 def last_snapshot(directory: Path) -> Path | None:
-    """The one to start from: the last by its name, which begins with its time, by this server or by TorchServe."""
+    """The last by its name, which begins with its time, by this server or by TorchServe."""
     return next(iter(reversed(_in_order(directory, KINDS))), None)
+
+
+def snapshot_to_start_from(directory: Path) -> Path | None:
+    """The last one. Raises SettingError where another user could have written it: it names models, whose code is run."""
+    last = last_snapshot(directory)
+    if last is not None:
+        try:
+            check_file(last)
+        except OSError as error:
+            advice = "Remove it, start without snapshots (--ncs), or set LOG_LOCATION to a directory of your own"
+            raise SettingError(f"The last snapshot, {last}, is not used: {error.strerror}. {advice}") from error
+    return last
 
 
 def describe(models: Iterable[Model], name: str, created: int, store: Path | None) -> str:

@@ -28,6 +28,7 @@ from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import concurrent, continuous, loader, printing, profiling, shim, stages
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.compiler_cache import protect_compiler_cache
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LONGEST, LoadError, NobodyWaits, in_words, presentable
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
@@ -324,6 +325,7 @@ def gpu_of_rank(order: LoadOrder) -> int | None:
 def _take_place(order: LoadOrder) -> None:
     """The cores and devices that the server has for this worker; before anything looks how many there are."""
     os.environ.update(order["variables"])
+    protect_compiler_cache()
     if order["cores"] is not None and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, order["cores"])

@@ -34,3 +34,13 @@ def test_nothing_is_read_once_the_server_runs(tmp_path: Path, monkeypatch: pytes
     logs.add("digits", {"step": 1})
     assert logs.read("digits") == [{"step": 1}]
     logs.close()
+
+
+def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "digits.jsonl").symlink_to(tmp_path / "victim")
+    logs = Logs(tmp_path)
+    logs.add("digits", {"step": 1})
+    logs.close()
+    assert not (tmp_path / "victim").exists()
+    assert "is in no file" in caplog.text

@@ -70,6 +70,61 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_told_once(tmp_path:
         assert "Set state_dir" in caplog.text
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+@pytest.mark.parametrize("name", ["", "models", "rollouts"])
+def test_what_another_user_could_have_written_is_neither_read_nor_written(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = State(tmp_path)
+    state.save("digits", traffic={})
+    kept(state)
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name).chmod(0o777)
+    again = State(tmp_path)
+    assert again.load("digits") == {}
+    again.save("digits", number=1)
+    kept(again)
+    assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {}}
+    assert f"{tmp_path / name} can be written by other users" in caplog.text
+    assert "Set state_dir" in caplog.text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+def test_what_is_kept_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        state = State(tmp_path / "a" / "state")
+        state.save("digits", traffic={})
+        kept(state)
+    finally:
+        os.umask(before)
+    found = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
+    assert {path.name: path.stat().st_mode & 0o777 for path in found} == {"state": 0o700, "models": 0o700, "digits.json": 0o600}
+
+
+def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "victim").write_text("{}")
+    (tmp_path / "models" / "digits.json").symlink_to(tmp_path / "victim")
+    state = State(tmp_path)
+    state.save("digits", number=1)
+    kept(state)
+    assert (tmp_path / "victim").read_text() == "{}"
+    assert not (tmp_path / "models" / "digits.json").is_symlink()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
+def test_a_model_store_that_others_can_write_keeps_no_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "store").mkdir()
+    own = settings(model_store=tmp_path / "store")
+    assert state_directory(own, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
+    (tmp_path / "store").chmod(0o777)
+    found = state_directory(own, {"XDG_STATE_HOME": str(tmp_path)})
+    assert found is not None
+    assert found.is_relative_to(tmp_path / "tsx")
+    assert "is not kept in the model store" in caplog.text
+
+
 def settings(**values: Any) -> Settings:
     return Settings.model_validate(values)
 

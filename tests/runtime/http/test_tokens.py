@@ -57,6 +57,22 @@ def test_a_file_that_is_there_is_replaced_with_its_mode(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["key_file.json"]
 
 
+def test_a_link_in_the_files_place_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "victim").write_text("old")
+    (tmp_path / "key_file.json").symlink_to(tmp_path / "victim")
+    start_keys(made_up(tmp_path))
+    assert (tmp_path / "victim").read_text() == "old"
+    assert stat.S_IMODE((tmp_path / "key_file.json").lstat().st_mode) == 0o600
+
+
+def test_where_another_user_could_replace_the_file_it_is_told(tmp_path, caplog):
+    start_keys(made_up(tmp_path))
+    assert caplog.text == ""
+    tmp_path.chmod(0o777)
+    start_keys(made_up(tmp_path))
+    assert "key_file: another user can put another file in the place of" in caplog.text
+
+
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path):
     with pytest.raises(SettingError, match="key_file"):
         start_keys(made_up(tmp_path, key_file=tmp_path / "nowhere" / "key_file.json"))

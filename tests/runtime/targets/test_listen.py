@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from contextlib import closing
@@ -65,6 +66,19 @@ def test_a_unix_socket_is_for_its_user_alone_and_its_file_goes_with_it(tmp_path)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
     assert not path.exists()
+
+
+def test_a_unix_socket_never_was_anybody_elses_whatever_the_umask(tmp_path, monkeypatch):
+    """A chmod after bind() could be led to another file by who can write the directory."""
+    path = tmp_path / "tsx.sock"
+    monkeypatch.setattr(Path, "chmod", None)
+    before = os.umask(0)
+    try:
+        with listening(unix(path)):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
 
 
 def test_what_a_killed_server_left_is_replaced(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -129,3 +130,32 @@ def test_what_cannot_be_formatted_costs_nothing_else(open_log, monkeypatch):
     log.handle(logging.LogRecord("x", logging.INFO, "", 0, "%d", ("no number",), None))
     say(log, "after \ud800")
     assert log.path.read_text() == "after \\ud800\n"
+
+
+def test_under_any_umask_nobody_else_can_write_the_log_or_its_new_directories(open_log: Callable[..., LogFile], tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        open_log()
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("logs", "logs/a.log")] == [0o755, 0o644]
+
+
+def test_a_link_of_our_own_is_followed(open_log: Callable[..., LogFile], tmp_path: Path) -> None:
+    """Images lead log files to /dev/stdout."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").symlink_to(tmp_path / "elsewhere")
+    say(open_log(), "here")
+    assert (tmp_path / "elsewhere").read_text() == "here\n"
+
+
+@pytest.mark.parametrize("whose", ["link", "directory"])
+@pytest.mark.skipif(sys.platform != "win32" and os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_link_that_another_user_has_put_there_is_not_followed(open_log: Callable[..., LogFile], tmp_path: Path, whose: str) -> None:
+    (tmp_path / "logs").mkdir()
+    link = tmp_path / "logs" / "a.log"
+    link.symlink_to(tmp_path / "victim")
+    os.chown(link if whose == "link" else link.parent, 54321, 54321, follow_symlinks=False)
+    with pytest.raises(PermissionError):
+        open_log()
+    assert not (tmp_path / "victim").exists()

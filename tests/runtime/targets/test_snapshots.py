@@ -18,7 +18,7 @@ from tsx_runtime.core.rollout import RolloutPlan
 from tsx_runtime.errors import ModelNotFound, SettingError
 from tsx_runtime.setting_sources import load_settings
 from tsx_runtime.settings import Settings
-from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot
+from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot, snapshot_to_start_from
 from tsx_runtime.targets.start import models_from_settings, register_all
 from tsx_runtime.torchserve_keys import Snapshot
 from tsx_runtime.wire import request_meta
@@ -175,3 +175,36 @@ def test_a_snapshot_without_a_file_is_named() -> None:
     snapshot = Snapshot.model_validate({"models": {"a": {"1.0": {"minWorkers": 1}}}})
     with pytest.raises(SettingError, match=r"model_snapshot.models.a.1.0 has no marName"):
         models_from_settings(Settings(model_snapshot=snapshot))
+
+
+@pytest.mark.parametrize("what", ["directory", "file", "link"])
+def test_a_snapshot_that_another_user_could_have_written_starts_no_server(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "config"
+    Snapshots(place, {}, None).write("startup", [])
+    last = snapshot_to_start_from(place)
+    assert last is not None
+    if what == "link":
+        last.rename(tmp_path / "elsewhere")
+        last.symlink_to(tmp_path / "elsewhere")
+    else:
+        (place if what == "directory" else last).chmod(0o777)
+    with pytest.raises(SettingError, match=r"is not used: .* cannot be trusted\. Remove it, start without snapshots \(--ncs\)"):
+        snapshot_to_start_from(place)
+
+
+def test_where_others_can_write_no_snapshot_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o777)
+    Snapshots(tmp_path, {}, None).write("startup", [])
+    assert list(tmp_path.iterdir()) == []
+    assert "no snapshot was written" in caplog.text
+
+
+def test_a_link_in_the_place_of_a_snapshot_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    Snapshots(tmp_path, {}, None, clock=lambda: 1e9).write("startup", [])
+    written = last_snapshot(tmp_path)
+    assert written is not None
+    written.unlink()
+    written.symlink_to(tmp_path / "victim")
+    (tmp_path / "victim").touch()
+    Snapshots(tmp_path, {}, None, clock=lambda: 1e9 - 1).write("startup", [])
+    assert (tmp_path / "victim").read_bytes() == b""

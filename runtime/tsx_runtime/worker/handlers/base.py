@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tsx_archiver.private_directory import private_directory
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.compiling import compiled, load_library, wants_ahead
@@ -171,7 +173,7 @@ class BaseHandler:
         """The same three steps under torch's profiler; a trace for chrome://tracing is left behind."""
         arguments = dict(self.profiler_args)
         if "on_trace_ready" not in arguments:
-            directory = Path(tempfile.gettempdir()) / "pytorch_profiler" / str(self.context.model_name)
+            directory = _trace_directory(str(self.context.model_name))
             arguments["on_trace_ready"] = torch.profiler.tensorboard_trace_handler(str(directory))
             logger.info("torch's profiler writes its traces into %s", directory)
         arguments.setdefault("activities", torch.profiler.supported_activities())  # type: ignore[no-untyped-call]  # torch's
@@ -180,6 +182,17 @@ class BaseHandler:
             output = self.explain_handle(prepared, data) if self._is_explain() else self.postprocess(self.inference(prepared))
             profiler.step()
         return output, profiler
+
+
+@functools.cache
+def _trace_directory(model: str) -> Path:
+    """Where TorchServe has it, or where that is another user's, a new one."""
+    directory = Path(tempfile.gettempdir()) / "pytorch_profiler" / model
+    try:
+        private_directory(directory)
+    except PermissionError:
+        return Path(tempfile.mkdtemp(prefix="pytorch_profiler-"))
+    return directory
 
 
 def choose_device(gpu_id: int | str | None) -> torch.device:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tsx_archiver.private_directory import private_directory
 from tsx_runtime.worker.exceptions import LoadError
 
 logger = logging.getLogger("tsx.worker")
@@ -70,9 +71,10 @@ def _kept(path: Path, device: torch.device) -> Path:
         while block := file.read(1 << 20):
             digest.update(block)
     directory = Path(cache_dir()) / "tsx"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if hasattr(os, "getuid") and directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user, whose code would run here; set TORCHINDUCTOR_CACHE_DIR")
+    try:
+        private_directory(directory, strict=True)  # what lies there is run as code
+    except PermissionError as error:
+        raise PermissionError(f"{error.strerror}; set TORCHINDUCTOR_CACHE_DIR") from error
     return directory / f"{digest.hexdigest()}.pt2"
 
 

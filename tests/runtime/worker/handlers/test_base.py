@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import textwrap
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,6 +305,21 @@ def test_torchs_profiler_leaves_a_trace(start_worker: StartWorker, net: Net, mod
     worker = start_worker(source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
     assert_right(worker, net)
     assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_torchs_profiler_writes_into_no_directory_of_another_user(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "pytorch_profiler" / "m").mkdir(parents=True)
+    os.chown(tmp_path / "pytorch_profiler", 54321, 54321)
+    source = f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n" + "\n".join(
+        line[4:] for line in ROWS.splitlines()
+    )
+    worker = start_worker(source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
+    assert_right(worker, net)
+    assert list((tmp_path / "pytorch_profiler" / "m").iterdir()) == []
+    assert len(list(tmp_path.glob("pytorch_profiler-*/*.pt.trace.json"))) > 0
 
 
 @pytest.mark.parametrize(
