@@ -109,6 +109,9 @@ Collector = Annotated[str, AfterValidator(_check_collector), Accepts("a URL such
 Host = Annotated[str, AfterValidator(_check_host), Accepts("a host name or address, without a port")]
 
 
+IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
+
+
 class ModelSettings(BaseModel):
     """What a server sets for one model, over what the archive says. A registration that names it itself goes before."""
 
@@ -129,6 +132,13 @@ class ModelSettings(BaseModel):
     max_worker_memory: int | None = Field(None, ge=0, description="resident megabytes at which a worker is replaced; 0 = never")
     max_worker_age: int | None = Field(None, ge=0, description="seconds after which a worker is replaced; 0 = never")
     traffic: Traffic | None = Field(None, description="how requests are shared out among its versions; see routing.md")
+    isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")
+    isolation_network: bool | None = Field(None, description="whether isolated workers may use the network")
+    isolation_memory: int | None = Field(None, ge=0, description="megabytes that an isolated worker may take; 0 = no bound")
+    isolation_cpus: IsolationCpus | None = Field(None, description="CPUs that an isolated worker may use; 0 = no bound")
+    isolation_processes: int | None = Field(None, ge=0, description="processes and threads of an isolated worker; 0 = no bound")
+    isolation_paths: list[Path] | None = Field(None, description="files and directories that isolated workers may read as well")
+    isolation_variables: list[str] | None = Field(None, description="environment variables that isolated workers get as well")
 
 
 class Settings(BaseModel):
@@ -250,6 +260,18 @@ class Settings(BaseModel):
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")
     plugins: list[str] = Field([], description="plugins to load: names of entry points that installed packages bring")
     metrics_push_interval: int = Field(10, ge=1, description="seconds between the readings that plugins' metrics sinks get")
+    isolation: Literal["off", "on"] = Field(
+        "off", description="on: workers are isolated from the network, from files, from other processes; see security.md"
+    )
+    isolation_network: bool = Field(False, description="let isolated workers use the network")
+    isolation_memory: int = Field(0, ge=0, description="megabytes that an isolated worker may take (cgroup v2); 0 = no bound")
+    isolation_cpus: IsolationCpus = Field(0.0, description="CPUs that an isolated worker may use (cgroup v2); 0 = no bound")
+    isolation_processes: int = Field(0, ge=0, description="processes and threads of an isolated worker (cgroup v2); 0 = no bound")
+    isolation_paths: list[Path] = Field([], description="files and directories that isolated workers may read as well; absolute paths")
+    isolation_variables: list[str] = Field([], description="environment variables that isolated workers get as well")
+    isolation_cgroup: Path | None = Field(
+        None, description="cgroup v2 directory in which the server may make groups; the server's own group if not set"
+    )
     worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
     models: dict[str, ModelSettings] = Field({}, description="by model: " + ", ".join(ModelSettings.model_fields))
     model_versions: Versions = Field({}, description="`models` of a config.properties: JSON, by model and version; see below")

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import psutil
 
+from tsx_runtime.core.isolation import Sandbox
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.waiting import open_pidfd, readable
 
@@ -21,11 +22,12 @@ GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time,
 class CommandProcess:
     """The same as a forked `WorkerProcess`, for a program. It leads a session, so no terminal's Ctrl-C reaches it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, is_group: bool) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, is_group: bool, sandbox: Sandbox | None = None) -> None:
         self.pid = process.pid
         self.unheard_grace = GROUP_GRACE if is_group else None
         self._process = process
         self._is_group = is_group
+        self._sandbox = sandbox
         self._pidfd = open_pidfd(process.pid)
         self._over = False
 
@@ -50,6 +52,8 @@ class CommandProcess:
         else:
             code = await asyncio.to_thread(self._process.wait)
         self._over = True
+        if self._sandbox is not None:
+            await asyncio.to_thread(self._sandbox.remove)
         return code
 
     def members(self) -> Iterator[psutil.Process]:
@@ -64,18 +68,27 @@ def start_program(launch: Launch, files: int | None, hidden: Collection[str] = (
     """A worker and the front end's end of its socket. `hidden`: variables that it must not have. Raises OSError."""
     if os.name == "nt":
         raise OSError("a worker with packages of its own, or of several processes, needs Linux or macOS")
+    sandbox = launch.sandbox
     front, back = socket.socketpair()
     with back:
         try:
+            command = launch.command(back.fileno(), files)
+            if sandbox is not None:
+                sandbox.create()
+                command, variables = sandbox.command(command), sandbox.environment(launch.variables, hidden)
+            else:
+                variables = {name: value for name, value in os.environ.items() if name not in hidden} | launch.variables
             process = subprocess.Popen(
-                launch.command(back.fileno(), files),
-                env={name: value for name, value in os.environ.items() if name not in hidden} | launch.variables,
+                command,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[back.fileno()],
                 start_new_session=True,
             )
         except BaseException:
             front.close()
+            if sandbox is not None:
+                sandbox.remove()
             raise
     front.setblocking(False)
-    return CommandProcess(process, is_group=bool(launch.torchrun)), front
+    return CommandProcess(process, is_group=bool(launch.torchrun), sandbox=sandbox), front

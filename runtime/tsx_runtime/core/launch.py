@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tsx_archiver
 import tsx_runtime
+from tsx_runtime.core.isolation import Sandbox
 
 # The new interpreter has to find this installation, and nothing by accident: `-c` puts the working directory first on the path.
 BOOT = (
@@ -27,6 +28,7 @@ class Launch(NamedTuple):
     torchrun: tuple[str, ...] = ()  # its arguments; without them the program is the worker itself
     ranks: int = 1  # on this machine
     broadcast: bool = True  # whether every rank gets the requests, or only rank 0
+    sandbox: Sandbox | None = None  # of this one process
 
     def command(self, fd: int, files: int | None) -> list[str]:
         """`fd`: the worker's end of its socket, which the program inherits. `files`: how many it may have open."""

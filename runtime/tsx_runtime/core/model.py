@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.environments import Environment
+from tsx_runtime.core.isolation import Sandbox, isolation_of
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.launch import Launch
@@ -26,7 +27,7 @@ from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings import Settings
 
 
@@ -62,6 +63,12 @@ class ModelVersion:
         self.plan = chosen
         self.order = order
         self.url = order.url
+        self.isolation = isolation_of(settings, name)
+        if self.isolation is not None and chosen.parallel.is_group:
+            raise BadRequest(
+                f"Model {name} is to run isolated, and model-config.yaml asks for a torchrun group, whose processes meet over the network. "
+                "Set isolation = off for it, or leave torchrun and parallelType out."
+            )
         self.envelope = envelope_of(archive, settings)
         self.runtime = order.runtime or archive.manifest.runtime
         self.handler = handler_of(
@@ -251,7 +258,15 @@ class ModelVersion:
 
     def _launch(self, worker: Worker) -> Launch | None:
         use_venv, threads = bool(self.config.use_venv), self._place(worker).threads
-        return launch_of(self.plan.parallel, self._environment, use_venv=use_venv, threads=threads, group=f"{self.name}_{worker.id}")
+        group, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
+        return launch_of(self.plan.parallel, self._environment, use_venv=use_venv, threads=threads, group=group, sandbox=sandbox)
+
+    def _sandbox(self, worker: Worker) -> Sandbox | None:
+        if self.isolation is None:
+            return None
+        readable = [str(self.archive.directory), *([] if self._environment is None else [str(self._environment.directory)])]
+        label = f"W-{worker.id}-{self.name}_{self.version}"
+        return Sandbox(self.isolation, readable, gpu=bool(worker.gpus), output=self._host.worker_output, label=label)
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
         place, settings = self._place(worker), self._host.settings

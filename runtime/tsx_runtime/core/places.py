@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tsx_runtime.core.affinity import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
 from tsx_runtime.core.devices import cpu_count, visible_devices
 from tsx_runtime.core.environments import Environment
+from tsx_runtime.core.isolation import Sandbox
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.parallel import Parallel
 from tsx_runtime.errors import SettingError
@@ -65,9 +66,11 @@ def place_of(here: Machine, parallel: Parallel, *, threads: int | None, worker: 
     return Place(cores, chosen, 0 if hides else gpus[0] if gpus else None, variables)
 
 
-def launch_of(parallel: Parallel, environment: Environment | None, *, use_venv: bool, threads: int, group: str) -> Launch | None:
+def launch_of(
+    parallel: Parallel, environment: Environment | None, *, use_venv: bool, threads: int, group: str, sandbox: Sandbox | None = None
+) -> Launch | None:
     """None where a fork will do: packages of the model's own must come before those that a fork has imported already."""
-    if environment is None and not parallel.is_group:
+    if environment is None and not parallel.is_group and sandbox is None:
         return None
     activated = environment is not None and use_venv
     variables = environment.variables() if environment is not None and activated else {}
@@ -80,4 +83,5 @@ def launch_of(parallel: Parallel, environment: Environment | None, *, use_venv: 
         torchrun=parallel.arguments(group) if parallel.is_group else (),
         ranks=parallel.ranks,
         broadcast=parallel.broadcast,
+        sandbox=sandbox,
     )

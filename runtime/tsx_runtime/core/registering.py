@@ -13,6 +13,7 @@ from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_na
 from tsx_runtime.core.background import Background
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environment, Environments
+from tsx_runtime.core.isolation import isolation_of
 from tsx_runtime.core.model import Host, ModelVersion
 from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.replacing import Replacements, in_place_of
@@ -126,6 +127,11 @@ class Registering:
             requirements = None
         if not requirements and not archive.config.use_venv:
             return None
+        if requirements and isolation_of(self._settings, name) is not None:
+            raise BadRequest(
+                f"Model {name} is to run isolated, and pip would run code of what {requirements} asks for outside of the isolation. "
+                "Install that where the server runs, and leave the file out of the archive or install_py_dep_per_model off."
+            )
         return await self._environments.open(name, archive.directory, requirements)
 
     def _version(

@@ -14,6 +14,7 @@ from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environments
+from tsx_runtime.core.isolation import check_isolation
 from tsx_runtime.core.model import Host, Model, ModelVersion
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.places import machine
@@ -51,6 +52,7 @@ class Registry:
 
         `starter`: of workers that are no processes of their own.
         """
+        check_isolation(settings)
         self.settings = settings
         self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)
         self.models: dict[str, Model] = {}

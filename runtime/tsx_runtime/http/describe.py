@@ -67,6 +67,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         max_batch_bytes=plan.max_batch_bytes,
         max_queue_bytes=plan.max_queue_bytes,
         overload_status=plan.overload_status,
+        isolation=None if version.isolation is None else version.isolation.describe(),
         measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
     )
 

@@ -214,4 +214,7 @@ class DescribedModel(Camel):
     max_batch_bytes: int
     max_queue_bytes: int
     overload_status: int = Field(description="status of a request for which there is no room in the queue")
+    isolation: dict[str, str | int | float | bool] | None = Field(
+        None, description="what keeps its workers to themselves, and their bounds, where they are isolated"
+    )
     measured: DescribedMeasurement | None = None

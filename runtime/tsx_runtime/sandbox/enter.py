@@ -1,0 +1,68 @@
+"""The program that an isolated worker begins as: it gives up what the worker is not to have, then becomes the worker's interpreter.
+
+It runs before anything of the archive does, also before the `.pth` files of a model's own environment, and imports the standard
+library only. What it gives up stays given up in all that it starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import NoReturn, TypedDict
+
+from tsx_runtime.output import send_output_to
+from tsx_runtime.sandbox import landlock, seccomp
+
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 24, 38, 47, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_MOST_CAPABILITIES = 64
+
+
+class Cell(TypedDict):
+    """What is left to a worker."""
+
+    command: list[str]
+    scratch: str  # directory; the only one it may write
+    read: list[str]  # files and directories
+    devices: list[str]  # that it may use
+    network: bool
+    group: str | None  # cgroup to join
+    output: str | None  # socket that takes what it prints, see `LoadOrder.output`
+    label: str  # with which it is told there whose output it is
+
+
+def enter(cell: Cell) -> NoReturn:
+    """Raises OSError for what the system does not have; `core/isolation.py` looks before."""
+    parent = os.getppid()
+    if cell["group"] is not None:
+        with open(f"{cell['group']}/cgroup.procs", "w") as members:
+            members.write("0")
+    if cell["output"]:
+        send_output_to(cell["output"], cell["label"])
+    os.chdir(cell["scratch"])
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended in between
+        os._exit(1)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _drop_capabilities()
+    abi = landlock.abi()
+    rules = [(path, landlock.READ) for path in cell["read"]] + [(path, landlock.DEVICE) for path in cell["devices"]]
+    landlock.restrict([*rules, (cell["scratch"], landlock.ALL)], abi)
+    seccomp.restrict(network=cell["network"], landlock_abi=abi)
+    os.execv(cell["command"][0], cell["command"])
+
+
+def _drop_capabilities() -> None:
+    """Root keeps its files, and nothing else of root. With no_new_privs no program gives them back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_MOST_CAPABILITIES):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # who may not has none, and there are fewer than this
+    _prctl(_PR_CAP_AMBIENT, _CLEAR_ALL)
+    if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
