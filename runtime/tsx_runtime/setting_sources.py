@@ -216,6 +216,8 @@ def _from_text(value: object, kind: Any) -> object:
     """What a variable or `--set NAME=TEXT` means: commas part a list, and no path is empty."""
     if not isinstance(value, str):
         return value
+    if typing.get_origin(kind) is Annotated:  # of `Annotated[...] | None` the marks are inside
+        kind = kind.__origin__
     if typing.get_origin(kind) is list:
         return [part.strip() for part in value.split(",") if part.strip()]
     if kind is Path and not value:

@@ -109,6 +109,13 @@ Collector = Annotated[str, AfterValidator(_check_collector), Accepts("a URL such
 Host = Annotated[str, AfterValidator(_check_host), Accepts("a host name or address, without a port")]
 
 
+def _check_absolute(paths: list[Path]) -> list[Path]:
+    if any(not path.is_absolute() for path in paths):
+        raise ValueError("they must be absolute")
+    return paths
+
+
+IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or text with commas")]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
 
 
@@ -137,7 +144,7 @@ class ModelSettings(BaseModel):
     isolation_memory: int | None = Field(None, ge=0, description="megabytes that an isolated worker may take; 0 = no bound")
     isolation_cpus: IsolationCpus | None = Field(None, description="CPUs that an isolated worker may use; 0 = no bound")
     isolation_processes: int | None = Field(None, ge=0, description="processes and threads of an isolated worker; 0 = no bound")
-    isolation_paths: list[Path] | None = Field(None, description="files and directories that isolated workers may read as well")
+    isolation_paths: IsolationPaths | None = Field(None, description="files and directories that isolated workers may read as well")
     isolation_variables: list[str] | None = Field(None, description="environment variables that isolated workers get as well")
 
 
@@ -267,7 +274,7 @@ class Settings(BaseModel):
     isolation_memory: int = Field(0, ge=0, description="megabytes that an isolated worker may take (cgroup v2); 0 = no bound")
     isolation_cpus: IsolationCpus = Field(0.0, description="CPUs that an isolated worker may use (cgroup v2); 0 = no bound")
     isolation_processes: int = Field(0, ge=0, description="processes and threads of an isolated worker (cgroup v2); 0 = no bound")
-    isolation_paths: list[Path] = Field([], description="files and directories that isolated workers may read as well; absolute paths")
+    isolation_paths: IsolationPaths = Field([], description="files and directories that isolated workers may read as well")
     isolation_variables: list[str] = Field([], description="environment variables that isolated workers get as well")
     isolation_cgroup: Path | None = Field(
         None, description="cgroup v2 directory in which the server may make groups; the server's own group if not set"

@@ -110,8 +110,9 @@ class Group:
 
     def remove(self) -> None:
         """Kill what is left in it. Blocks for a moment."""
-        with suppress(OSError):  # Linux 5.14
-            (self.path / "cgroup.kill").write_text("1")
+        if (kill := self.path / "cgroup.kill").exists():  # Linux 5.14
+            with suppress(OSError):
+                kill.write_text("1")
         for _ in range(REMOVE_TRIES):
             try:
                 self.path.rmdir()

@@ -110,7 +110,9 @@ def lacking(isolation: Isolation) -> Iterable[str]:
         try:
             cgroups.prepare(isolation.cgroup, isolation.bounds)
         except cgroups.NoGroups as error:
-            yield f"{', '.join(isolation.bounds)}: {error}"
+            bounded = [f"isolation_{name}" for name in ("memory", "cpus", "processes") if getattr(isolation, name)]
+            yield f"{', '.join(bounded)}: {error}"
+    yield from (f"{path} of isolation_paths does not exist" for path in isolation.paths if not Path(path).exists())
 
 
 class Sandbox:

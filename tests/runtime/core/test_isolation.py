@@ -26,6 +26,7 @@ from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.http.describe import describe_version
+from tsx_runtime.setting_sources import load_settings
 from tsx_runtime.settings import ModelSettings, Settings
 
 MISSING = "; ".join(lacking(Isolation()))
@@ -333,8 +334,24 @@ def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
 
 
 def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
-    with pytest.raises(SettingError, match=r"memory\.max.*groups cannot be made in .*systemd-run --user"):
+    with pytest.raises(SettingError, match=r"isolation_memory: groups cannot be made in .*systemd-run --user"):
         isolation.check_isolation(Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none"))
+
+
+def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
+    (tmp_path / "tsx.toml").write_text('isolation_memory = 900\n[models.m]\nisolation = "on"\nisolation_paths = ["/usr"]\n')
+    settings, _ = load_settings({"models.m.isolation_cpus": "1.5"}, {}, tmp_path / "tsx.toml")
+    assert isolation_of(settings, "m") == Isolation(memory=900, cpus=1.5, paths=("/usr",))
+    settings, _ = load_settings({"models.m.isolation": "on", "models.m.isolation_paths": "/usr,/opt"}, {"TSX_ISOLATION_PROCESSES": "9"})
+    assert isolation_of(settings, "m") == Isolation(processes=9, paths=("/usr", "/opt"))
+
+
+def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
+    with pytest.raises(SettingError, match=r"isolation_paths cannot be 'data' .*it takes absolute paths"):
+        load_settings({"isolation_paths": "data"}, {})
+    settings, _ = load_settings({"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {})
+    with pytest.raises(SettingError, match="none of isolation_paths does not exist"):
+        isolation.check_isolation(settings)
 
 
 def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
