@@ -257,7 +257,9 @@ class Settings(BaseModel):
     record_headers: list[str] | None = Field(
         None, description="headers that recordings keep, beside those a request needs; if not set, all that do not tell who asked"
     )
-    cache_dir: Path | None = Field(None, description="where archives are unpacked; the user's cache directory if not set, or a temporary one")
+    cache_dir: Path | None = Field(
+        None, description="where archives are unpacked; the user's cache directory, or a temporary one, if not set"
+    )
     max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
     max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")
     install_py_dep_per_model: bool = Field(False, description="install what the requirements file of an archive asks for")
