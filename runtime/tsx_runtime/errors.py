@@ -31,6 +31,7 @@
     │   ├── NoWorker
     │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
     │   ├── DeadlinePassed
+    │   ├── NoRoom
     │   └── ClientLeft           (nobody reads it)
     ├── OutOfResources           507  InternalServerException
     └── SettingError             (never leaves the process: the command line prints it)
@@ -240,6 +241,12 @@ class QueueFull(Unavailable):
 
 class DeadlinePassed(Unavailable):
     """No worker came to the request in the time that its client, or the model, gives."""
+
+
+class NoRoom(Unavailable):
+    """The bodies and answers that are under way leave no room for another (`max_inflight_bytes`)."""
+
+    more = False  # whether its sender may still be sending
 
 
 class ClientLeft(Unavailable):

@@ -193,10 +193,16 @@ class Settings(BaseModel):
     overload_status: OverloadStatus = Field(503, description="status of a request for which there is no room in the queue: 503 or 429")
     max_request_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one request's body")
     max_response_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one answer's body")
-    max_inflight_bytes: int = Field(1 << 30, ge=1, description="bytes of all bodies that arrive, wait or run, and of answers not read yet")
+    max_inflight_bytes: int = Field(
+        1 << 30,
+        ge=1,
+        description="bytes of all bodies over 64 KiB that arrive, wait or run, and of unread answers; at least two of max_request_size",
+    )
     max_header_size: int = Field(64 << 10, ge=1024, description="bytes of one request's headers")
     header_timeout: int = Field(10, ge=1, description="seconds that a request's headers may take")
-    body_timeout: int = Field(30, ge=1, description="seconds that a request's body may take, and one more for each 1000 bytes that came")
+    body_timeout: int = Field(30, ge=1, description="seconds that a body may take, and one more for each body_min_rate bytes that came")
+    body_idle_timeout: int = Field(10, ge=1, description="seconds for which nothing of a request's body may come")
+    body_min_rate: int = Field(16_384, ge=1, description="bytes a second that a body must come with once body_timeout is over")
     write_timeout: int = Field(30, ge=1, description="seconds for which a client may take nothing of its answer")
     keep_alive_timeout: int = Field(75, ge=1, description="seconds that a connection may wait for its next request")
     number_of_gpu: int | None = Field(None, ge=0, description="GPUs to use; all that are visible if not set")

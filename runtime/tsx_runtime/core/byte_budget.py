@@ -1,8 +1,28 @@
-"""One bound for the bytes of all bodies that a server holds: those that arrive, wait or run, and answers that clients have not read."""
+"""One bound for the bytes of all bodies that a server holds: those that arrive, wait or run, and answers that clients have not read.
+
+Bodies of up to `UNCOUNTED` bytes, and as much of any answer, are left out over HTTP: there is at most one a connection, and so a small
+request costs nothing here and still passes where large ones are refused.
+
+    bodies     at most 7/8 of the limit: what comes beyond is refused
+    answers    at most 1/2 of the limit, and all together at most the limit: beyond it the clients that have the most to read are cut off
+
+So neither clients that do not read nor bodies that do not end can take everything from the others.
+"""
 
 from __future__ import annotations
 
-from tsx_runtime.errors import Unavailable
+from typing import Protocol
+
+from tsx_runtime.errors import NoRoom
+
+UNCOUNTED = 64 << 10  # bytes
+
+
+class Reader(Protocol):
+    """The client of an answer."""
+
+    def cut_off(self) -> None:
+        """Throw away what it has not read; `set_unread` follows with 0, now or later."""
 
 
 class ByteBudget:
@@ -12,17 +32,45 @@ class ByteBudget:
         self.limit = limit
         self.used = 0
         self.refused = 0  # requests, for /metrics
+        self.unread = 0  # of `used`: bytes of answers
+        self.cut_off = 0  # clients, for /metrics
+        self._readers: dict[Reader, int] = {}
 
-    def take(self, size: int) -> None:
-        """Raises Unavailable where that many more bytes do not fit; nothing is taken then."""
-        if self.used + size > self.limit:
+    def check(self, size: int) -> None:
+        """Raises NoRoom where a body of that many bytes does not fit now."""
+        if self.used + size > self.limit - self.limit // 8:
             self.refused += 1
-            raise Unavailable(
+            raise NoRoom(
                 f"The server holds {self.used} bytes of requests and answers, and {size} more do not fit into max_inflight_bytes, "
-                f"which is {self.limit}. Try again later, or send smaller bodies.",
+                f"which is {self.limit} (an eighth is kept for answers). Try again later, or send smaller bodies.",
                 retry_after=1,
             )
+
+    def take(self, size: int) -> None:
+        """Raises NoRoom, which is an Unavailable, where that many more bytes do not fit; nothing is taken then."""
+        self.check(size)
         self.used += size
 
     def give(self, size: int) -> None:
         self.used -= size
+
+    def set_unread(self, reader: Reader, size: int) -> None:
+        """So many bytes wait for this client now."""
+        more = size - self._readers.pop(reader, 0)
+        if size:
+            self._readers[reader] = size
+        self.used += more
+        self.unread += more
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether `shed` has something to do."""
+        return bool(self._readers) and (self.used > self.limit or self.unread > self.limit // 2)
+
+    def shed(self) -> None:
+        """Cut clients off, those with the most to read first, until what is left fits."""
+        while self.overdrawn:
+            reader = max(self._readers, key=self._readers.__getitem__)
+            self.cut_off += 1
+            self.set_unread(reader, 0)
+            reader.cut_off()

@@ -54,7 +54,7 @@ class Registry:
         """
         check_isolation(settings)
         self.settings = settings
-        self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)
+        self.bytes_in_flight = ByteBudget(max(settings.max_inflight_bytes, 2 * settings.max_request_size))
         self.models: dict[str, Model] = {}
         self.state = State(state_directory(settings))
         configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}

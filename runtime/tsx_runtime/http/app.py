@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 
+from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
@@ -29,7 +30,19 @@ from tsx_runtime.http import (
 )
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import access_log
-from tsx_runtime.http.asgi import NO_CACHE, ClientGone, Counts, Message, Receive, Scope, Send, new_request_id, send_whole
+from tsx_runtime.http.asgi import (
+    COUNTED,
+    NO_CACHE,
+    ClientGone,
+    CountedBytes,
+    Counts,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    new_request_id,
+    send_whole,
+)
 from tsx_runtime.http.auth import Guard, build_guards
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.hosting import Platform, raw_path
@@ -59,7 +72,15 @@ class ServerApp(FastAPI):
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
-        self.timeouts = Timeouts(settings.keep_alive_timeout, settings.header_timeout, settings.body_timeout, settings.write_timeout)
+        self.timeouts = Timeouts(
+            keep_alive=settings.keep_alive_timeout,
+            head=settings.header_timeout,
+            body=settings.body_timeout,
+            body_idle=settings.body_idle_timeout,
+            body_rate=settings.body_min_rate,
+            write=settings.write_timeout,
+        )
+        self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
@@ -82,14 +103,14 @@ class ServerApp(FastAPI):
             return
         if scope.get("root_path"):
             _strip_root(scope)
-        if self.access_log is None or not self.access_log.wants():
-            await self._answer(scope, receive, send)
-            return
-        watched = self.access_log.watch(scope, send)
+        scope[COUNTED] = counted = CountedBytes(self.bytes_in_flight)
+        watched = None if self.access_log is None or not self.access_log.wants() else self.access_log.watch(scope, send)
         try:
-            await self._answer(scope, receive, watched)
+            await self._answer(scope, receive, watched or send)
         finally:
-            watched.close()
+            counted.give_back()
+            if watched is not None:
+                watched.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
@@ -212,6 +233,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     guards = build_guards(settings, keys, plugins.authentication.values())
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
     app.tracer = registry.tracer
+    app.bytes_in_flight = registry.bytes_in_flight
     limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)

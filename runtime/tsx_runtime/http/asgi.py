@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from tsx_runtime.errors import PayloadTooLarge, PredictionFailed
+from tsx_runtime.core.byte_budget import UNCOUNTED, ByteBudget
+from tsx_runtime.errors import NoRoom, PayloadTooLarge, PredictionFailed, TsxError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -24,6 +25,7 @@ NO_CACHE: tuple[Pair, ...] = (
 )
 JSON: Pair = (b"content-type", b"application/json")
 LONGEST_NUMBER = 19  # digits of a length
+COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
 DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
 
 _drawn = str(uuid.uuid4())
@@ -63,34 +65,56 @@ def new_request_id() -> bytes:
     return b"%b%012x" % (_DRAWN, next(_count))
 
 
+class CountedBytes:
+    """What the body of one request has taken of the server's budget, until the request ends."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def grow_to(self, size: int) -> None:
+        """Raises NoRoom."""
+        if size > UNCOUNTED:
+            self._budget.take(size - self._size)
+            self._size = size
+
+    def give_back(self) -> None:
+        size, self._size = self._size, 0
+        self._budget.give(size)
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, and `ClientGone`."""
+    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`."""
     announced, waits_for_go = _announced(scope["headers"])
     if announced > limit:
         raise too_large(limit, more=not waits_for_go)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > limit:
-            raise too_large(limit)
-        return body
-    return await _read_rest(receive, bytearray(body), limit)
-
-
-async def _read_rest(receive: Receive, body: bytearray, limit: int) -> bytes:
-    while True:
-        if len(body) > limit:
-            raise too_large(limit, more=True)
+    counted: CountedBytes | None = scope.get(COUNTED)
+    body: bytes | bytearray = b""
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
+        more = message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        if not body:
+            body = bytearray(part) if more else part
+        else:
+            body += part
+        try:
             if len(body) > limit:
                 raise too_large(limit)
-            return bytes(body)
+            if counted is not None:
+                counted.grow_to(len(body))
+        except (PayloadTooLarge, NoRoom) as error:
+            error.more = more
+            body = b""  # not held while the rest of it is thrown away
+            if counted is not None:
+                counted.give_back()
+            raise
+    return bytes(body)
 
 
 async def discard(receive: Receive) -> None:
@@ -101,6 +125,11 @@ async def discard(receive: Receive) -> None:
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             return
         rest -= len(message.get("body", b""))
+
+
+def rest_of(error: TsxError, receive: Receive) -> Receive | None:
+    """Where what is left of a refused body comes from, if there is any."""
+    return receive if isinstance(error, PayloadTooLarge | NoRoom) and error.more else None
 
 
 def _announced(headers: list[Pair]) -> tuple[int, bool]:

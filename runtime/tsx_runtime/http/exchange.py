@@ -36,6 +36,7 @@ class Exchange:
     _asks: Asks | None = None
     _flow: Flow | None = None  # once the answer streams
     _held = False
+    _counted = 0
 
     def __init__(self, connection: FastLane, head: Head, body: Body, arrived: float) -> None:
         self.connection = connection
@@ -54,8 +55,10 @@ class Exchange:
                 lines.renew(connection.server_state.default_headers)
             lane.counts.plain += 1
             connection.finish(b"".join((lines.before, self.request_id, lines.behind[len(body)], body)), True)
-        elif not self.gone:
-            self._answer_otherwise(status, headers, body)
+        else:
+            self._give_back()
+            if not self.gone:
+                self._answer_otherwise(status, headers, body)
 
     def route(self, version: Any, told: bytes) -> None:
         self.routed, self._added, self.plain = version, told, False
@@ -63,6 +66,16 @@ class Exchange:
     def ask(self, asks: Asks) -> None:
         self._asks = asks
         self.plain = False
+
+    def count(self, size: int) -> None:
+        """So many bytes of its body are taken from the server's budget."""
+        self._counted = size
+        self.plain = False  # so that all ways of answering give them back
+
+    def _give_back(self) -> None:
+        counted, self._counted = self._counted, 0
+        if counted:
+            self.connection.lane.bytes_in_flight.give(counted)
 
     def close_after(self) -> None:
         """This is the last answer of its connection."""
@@ -104,6 +117,7 @@ class Exchange:
             connection.finish(body, self.keep_alive)
 
     def refuse(self, error: TsxError) -> None:
+        self._give_back()
         if self.gone:
             return
         connection = self.connection

@@ -9,6 +9,7 @@ from tsx_runtime.errors import (
     InvalidToken,
     LoadFailed,
     MethodNotAllowed,
+    NoRoom,
     PayloadTooLarge,
     TsxError,
     Unavailable,
@@ -62,5 +63,6 @@ def _extra(error: TsxError) -> tuple[Pair, ...]:
     if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
         return ((b"connection", b"close"),)
     if isinstance(error, Unavailable) and error.retry_after is not None:
-        return ((b"retry-after", b"%d" % error.retry_after),)
+        retry = (b"retry-after", b"%d" % error.retry_after)
+        return (retry, (b"connection", b"close")) if isinstance(error, NoRoom) and error.more else (retry,)
     return ()

@@ -26,7 +26,6 @@ from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.limits import priority_and_timeout
 from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
 
-END = b"\r\n\r\n"
 REMEMBERED = 1024  # heads, and URLs
 LONGEST = 4096  # bytes of a head, or of a URL, that is remembered
 LATE = 0.05  # seconds after the end of a token: timers may go off a little early
@@ -86,6 +85,10 @@ class Heads:
         if self._key is not None and self._key.lifetime is not None:
             self._key.on_change.append(self._forget_token)
             self._expire = asyncio.get_running_loop().call_later((self._key.seconds_left or 0.0) + LATE, self._forget)
+
+    def look_up(self, raw: bytes) -> Known:
+        """Remembered or read."""
+        return self.known[raw] if raw in self.known else self.read(raw)
 
     def read(self, raw: bytes) -> Known:
         """`raw` ends with the empty line, and is not among the known."""

@@ -19,7 +19,7 @@ from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.tracing import current
-from tsx_runtime.errors import ClientLeft, PayloadTooLarge, TsxError
+from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.access import BROKEN, ENDED, SERVED
 from tsx_runtime.http.asgi import (
@@ -35,6 +35,7 @@ from tsx_runtime.http.asgi import (
     handler_headers,
     new_request_id,
     read_body,
+    rest_of,
     send_whole,
 )
 from tsx_runtime.http.asks import TIMED, AskingJob, asks_of
@@ -75,11 +76,9 @@ class Predictions:
             headers = handler_headers(answer.headers)
         except (ClientGone, ClientLeft):
             return
-        except PayloadTooLarge as error:
-            await self._send(send, scope, request_id, *faults.fault(error), receive if error.more else None)
         except TsxError as error:
             status, pairs, body = faults.fault(error)
-            await self._send(send, scope, request_id, status, (*pairs, *_routed(scope)), body)
+            await self._send(send, scope, request_id, status, (*pairs, *_routed(scope)), body, rest_of(error, receive))
         except Exception as error:  # the boundary of a request
             await self._send(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
         else:

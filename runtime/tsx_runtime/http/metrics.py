@@ -16,6 +16,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
@@ -23,7 +24,7 @@ from tsx_runtime.core.running import Usage
 from tsx_runtime.core.shadow import Shadowing
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, accepts_openmetrics, in_turns
+from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
 from tsx_runtime.http.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.http.shadow import add_shadows
 from tsx_runtime.http.system import System, SystemMetric
@@ -49,6 +50,7 @@ class Reading(NamedTuple):
     process: Sequence[Metric] = ()  # of the front end
     shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
     shadows: Sequence[Shadowing] = ()
+    in_flight: ByteBudget | None = None
 
     @property
     def versions(self) -> list[ModelVersion]:
@@ -67,6 +69,8 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
     versions = reading.versions
     _add_host(families, reading)
     _add_gpus(families, reading)
+    if reading.in_flight is not None:
+        _add_in_flight(families, reading.in_flight, {"hostname": reading.host})
     for version in versions:
         add_version(families, version, reading.host, reading.usage, reading.gpus)
         labels = {"model_name": version.name, "model_version": version.version, "hostname": reading.host}
@@ -95,6 +99,21 @@ def _add_host(families: Families, reading: Reading) -> None:
             )
 
 
+def _add_in_flight(families: Families, budget: ByteBudget, labels: Labels) -> None:
+    for name, kind, text, value in (
+        (
+            "tsx_bytes_in_flight",
+            "gauge",
+            "bytes that count against max_inflight_bytes: of requests and of answers not read yet",
+            budget.used,
+        ),
+        ("tsx_unread_bytes", "gauge", "of these, bytes of answers that clients have not read", budget.unread),
+        ("tsx_bodies_refused_total", "counter", "requests refused because max_inflight_bytes was used up", budget.refused),
+        ("tsx_clients_cut_off_total", "counter", "clients cut off because their unread answers used up max_inflight_bytes", budget.cut_off),
+    ):
+        families.add(name, kind, text, [(labels, value)])
+
+
 def _add_gpus(families: Families, reading: Reading) -> None:
     for number, gpu in reading.gpus.items():
         labels = {"Level": "Host", "Hostname": reading.host, "DeviceId": str(number)}
@@ -119,9 +138,9 @@ def reader(registry: Registry, counts: Counts, system: System) -> Callable[[], A
         usage, process = await asyncio.to_thread(lambda: (usage_of(workers), process_metrics(own_process)))
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
-        shadows = registry.shadows.all()
+        shadows, in_flight = registry.shadows.all(), registry.bytes_in_flight
         families = Families()
-        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows)
+        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows, in_flight)
         await in_turns(fill(families, reading))
         return families
 

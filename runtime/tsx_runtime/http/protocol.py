@@ -7,35 +7,24 @@ wrong, is handed byte for byte to uvicorn's own protocol and so to FastAPI, whic
 says what is an error, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit, a missing token
 and an unknown model go there.)
 
-A connection is in one of five phases:
-
-    BETWEEN   nothing under way; the next bytes begin a request
-    HEAD      part of a head is there
-    BODY      the head of a plain request is there, part of its body is missing
-    ANSWER    a plain request is with the model, or its answer not taken yet; what the client sends meanwhile waits, so that
-              answers keep their order and do not pile up
-    UVICORN   uvicorn's own protocol has the connection until it has read and answered what it was given
+The phases of a connection are those of `connection_limits.py`. What a client sends ahead waits within a bound (`pipelining.py`), and one
+turn of the event loop begins one of the requests in it at the most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Callable
+import re
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from tsx_runtime.errors import HeadTooLarge, SlowRequest, TsxError
-from tsx_runtime.http.access import LoggedExchange, some_logged
-from tsx_runtime.http.asgi import new_request_id
-from tsx_runtime.http.asks import sometimes_timed
-from tsx_runtime.http.casing import CasedProtocol
+from tsx_runtime.core.byte_budget import UNCOUNTED
+from tsx_runtime.errors import TsxError
+from tsx_runtime.http.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
 from tsx_runtime.http.exchange import Exchange
-from tsx_runtime.http.heads import END, Head, Heads, cannot_be_head
+from tsx_runtime.http.heads import Head, cannot_be_head
 from tsx_runtime.http.limits import deadline
-from tsx_runtime.http.lines import Lines
-from tsx_runtime.http.timeouts import SLOWEST, Clock
-from tsx_runtime.http.traced import some_traced
+from tsx_runtime.http.pipelining import END
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -44,87 +33,22 @@ if TYPE_CHECKING:
 
     from tsx_runtime.core.model import ModelVersion
     from tsx_runtime.core.split import Route
-    from tsx_runtime.http.app import ServerApp
 
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
-AHEAD = 64 << 10  # bytes that a client may send ahead of the answer it waits for before it is no longer read from
+LINE_END = b"\r\n"
+EMPTY_LINES = re.compile(rb"[\r\n]*")
 
 
-class Phase(enum.IntEnum):
-    BETWEEN = 0
-    HEAD = 1
-    BODY = 2
-    ANSWER = 3
-    UVICORN = 4
-
-
-BETWEEN, HEAD, BODY, ANSWER, UVICORN = Phase
-
-
-class Lane:
-    """What the connections of one listener share."""
-
-    def __init__(self, app: ServerApp, connections: Any) -> None:
-        predictions = app.predictions
-        if predictions is not None and predictions.guard is not None and predictions.guard.plugins:
-            predictions = None  # what a plugin says of a head may be otherwise the next time, so none is remembered
-        self.heads = (
-            None
-            if predictions is None
-            else Heads(
-                predictions.registry,
-                predictions.guard,
-                predictions.limit,
-                app.max_header_size,
-                traced=app.tracer is not None,
-                platform=app.platform,
-            )
-        )
-        self.counts = app.counts
-        self.lines = Lines(app.cors)
-        self.log = app.access_log
-        self.exchange: Callable[..., Exchange] = Exchange
-        if app.access_log is not None:
-            self.exchange = LoggedExchange if app.access_log.share >= 1.0 else some_logged(app.access_log)
-        if app.tracer is not None:
-            self.exchange = some_traced(app.tracer, self.exchange)
-        if app.server_timing_share > 0:
-            self.exchange = sometimes_timed(self.exchange, app.server_timing_share)
-        self.timeouts = app.timeouts
-        self.max_head = app.max_header_size
-        self.clock = Clock(connections)
-
-
-class FastLane(CasedProtocol):
+class FastLane(LimitedConnection):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        app = cast("ServerApp", config.app)  # `config.loaded_app` may be wrapped
-        if app.lane is None:
-            app.lane = Lane(app, server_state.connections)
-        self.lane: Lane = app.lane
-        self._phase = BETWEEN
-        self._ticks = 0  # seconds in this phase
-        self._ahead = bytearray()  # bytes that came and are not looked at yet: part of a head, or what follows a request
-        self._head: Head | None = None  # in the phase BODY
-        self._pieces: list[Buffer] = []  # of its body
-        self._filled = 0  # bytes in them
         self._exchange: Exchange | None = None
         self._route: Route | None = None  # where the last job went
-        self._reading = False  # uvicorn's parser is within a message
-        self._in_head = False  # and within its head, of which so many bytes have come at least:
-        self._head_size = 0
-        self._refused = False  # the message's body was, which still comes
-        self._closing = False  # the server stops: no further request
-        self._unsent = 0  # bytes of answers at the last tick that the client had not taken
 
     # What the event loop calls
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        super().connection_made(transport)
-        self.lane.clock.start()
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -134,14 +58,16 @@ class FastLane(CasedProtocol):
             self._begin(data)
         elif phase is BODY:
             self._fill(data)
-        elif phase is UVICORN:
-            self._to_uvicorn(data)
-        else:
+        elif phase is UVICORN and self._reading:
+            self._feed(data)
+            self._take_back()
+        elif phase is HEAD:
             self._ahead += data
-            if phase is HEAD:
-                self._go_on()
-            elif len(self._ahead) > AHEAD:
-                self.flow.pause_reading()
+            self._go_on()
+        elif phase is REFUSED:
+            self._throw_away(len(data))
+        else:
+            self._keep(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self._exchange = self._exchange, None
@@ -153,7 +79,6 @@ class FastLane(CasedProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unsent = 0
         if self._exchange is not None:
             self._exchange.go_on()
         elif self._phase is ANSWER:
@@ -165,7 +90,7 @@ class FastLane(CasedProtocol):
         self._closing = True
         if self._exchange is not None:
             self._exchange.close_after()
-        elif self._phase is not BODY:
+        elif self._phase not in (BODY, REFUSED):
             super().shutdown()
 
     # Reading
@@ -174,12 +99,12 @@ class FastLane(CasedProtocol):
         """`data` begins a request."""
         end = data.find(END) + 4
         if end < 4:
-            data = data.lstrip(b"\r\n")  # empty lines before a request are nothing (RFC 9112, 2.2)
+            data = data.lstrip(LINE_END)  # empty lines before a request are nothing (RFC 9112, 2.2)
             if not data:
                 self._phase = BETWEEN
                 return
             if cannot_be_head(data):
-                self._to_uvicorn(data)
+                self._to_uvicorn(data, len(data))
                 return
             self._ahead += data
             self._set_phase(HEAD)
@@ -194,33 +119,46 @@ class FastLane(CasedProtocol):
             except KeyError:
                 known = heads.read(raw)
         if known is None:
-            if self._check_head_size(end):
-                self._to_uvicorn(data)
+            if data[:1] in LINE_END:  # empty lines, as above
+                self._begin(data.lstrip(LINE_END))
+            elif self._check_head_size(end):
+                self._to_uvicorn(data, end)
             return
         head, route = known
         have = len(data) - end
         if have == head.length:
-            self._submit(head, route, data[end:] if have <= COPIED else memoryview(data)[end:])
+            if have <= COPIED:
+                self._submit(head, route, data[end:])
+            else:
+                self._submit_large(head, route, memoryview(data)[end:])
         elif have > head.length:
-            self._ahead += memoryview(data)[end + head.length :]
-            self._submit(head, route, data[end : end + head.length])
+            self._keep(memoryview(data)[end + head.length :])
+            self._submit_large(head, route, data[end : end + head.length])
         else:
-            if head.waits_for_go:
-                self.transport.write(GO_ON)
             self._head = head
             self._pieces = [memoryview(data)[end:]]
-            self._filled = have
+            self._filled, self._seen, self._idle = have, -1, 0
             self._set_phase(BODY)
+            if self._fits(head, have) and head.waits_for_go:
+                self.transport.write(GO_ON)
+
+    def _submit_large(self, head: Head, route: Route, body: Body) -> None:
+        """One that may be, and has come at once."""
+        self._filled = head.length
+        if self._fits(head, head.length):
+            self._submit(head, route, body)
 
     def _fill(self, data: bytes) -> None:
         head = self._head
         assert head is not None
         missing = head.length - self._filled
         if len(data) > missing:
-            self._ahead += memoryview(data)[missing:]
+            self._keep(memoryview(data)[missing:])
             data = data[:missing]
         self._pieces.append(data)
         self._filled += len(data)
+        if head.length > UNCOUNTED and not self._fits(head, len(data)):
+            return
         if len(self._pieces) > MOST_PIECES:
             self._pieces = [b"".join(self._pieces)]
         if self._filled == head.length:
@@ -244,6 +182,9 @@ class FastLane(CasedProtocol):
             exchange.ask(head.asks)
         if self._closing:
             exchange.close_after()
+        if self._counted:
+            exchange.count(self._counted)
+            self._counted = 0
         self._route = route
         self._phase = ANSWER
         route.submit(exchange)
@@ -285,109 +226,46 @@ class FastLane(CasedProtocol):
         self.transport.close()
 
     def _go_on(self) -> None:
-        """Look at what came meanwhile."""
+        """Look at what came meanwhile, and begin the first request in it."""
         if self.transport.is_closing() or self._phase is not HEAD:
             return
-        self.flow.resume_reading()
-        if self._ahead.find(END) < 0 and not cannot_be_head(self._ahead):
-            self._check_head_size(len(self._ahead))
-            return
-        data, self._ahead = bytes(self._ahead), bytearray()
-        self._begin(data)
+        ahead = self._ahead
+        if ahead[:1] in LINE_END and (empty := EMPTY_LINES.match(ahead)):
+            del ahead[: empty.end()]
+        at = ahead.find(END)
+        if at >= 0:
+            self._begin(self._take_ahead(self._end_of_request(at + len(END))))
+        elif not ahead or cannot_be_head(ahead):
+            self._begin(self._take_ahead(-1))
+        elif self._check_head_size(len(ahead)):
+            self.flow.release()
+
+    def _end_of_request(self, end: int) -> int:
+        """Of the one whose head ends there: the end of its body, where it is plain, else of its head."""
+        heads = self.lane.heads
+        known = None if heads is None else heads.look_up(bytes(memoryview(self._ahead)[:end]))
+        return end if known is None else end + known[0].length
 
     # uvicorn's own protocol
 
-    def _to_uvicorn(self, data: bytes) -> None:
-        if self._phase is not UVICORN:
-            self._set_phase(UVICORN)
-        in_head = self._in_head
-        super().data_received(data)
-        if in_head and self._in_head:
-            self._head_size += len(data)
-            self._check_head_size(self._head_size)
+    def _to_uvicorn(self, data: bytes, end: int) -> None:
+        """`data` begins a request, whose head ends there."""
+        self._set_phase(UVICORN)
+        if end < len(data):
+            self._keep(memoryview(data)[end:])
+            data = data[:end]
+        self._parse(data)
+        self._feed_ahead()
         self._take_back()
 
     def _take_back(self) -> None:
         """The connection is between requests again once uvicorn has read and answered all that it was given."""
         if self._phase is UVICORN and not self._reading and not self.pipeline and (self.cycle is None or self.cycle.response_complete):
             self._set_phase(BETWEEN)
-
-    def on_message_begin(self) -> None:
-        self._reading = self._in_head = True
-        self._ticks = self._filled = self._head_size = 0
-        self._refused = False
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._filled += len(body)
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._reading = False
-        super().on_message_complete()
+            self._turn()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._take_back()
-        if self._phase is BETWEEN:
+        if self._phase is not UVICORN:
             self._unset_keepalive_if_required()  # the clock does that
-
-    # Limits
-
-    def on_tick(self) -> None:
-        """A second has passed (see `timeouts.py`)."""
-        self._ticks += 1
-        phase, timeouts = self._phase, self.lane.timeouts
-        if self.flow.write_paused or self.transport.is_closing():
-            self._check_writing()
-        elif phase is BETWEEN:
-            if self._ticks > timeouts.keep_alive:
-                self.transport.close()
-        elif phase is HEAD or (phase is UVICORN and self._in_head):
-            if self._ticks > timeouts.head:
-                self._give_up(SlowRequest(f"The request's headers did not arrive within {timeouts.head} s (header_timeout)."))
-        elif phase is UVICORN and self._reading and self.cycle.response_started and not self.cycle.response_complete:
-            self._check_refused()
-        elif phase is BODY or (phase is UVICORN and self._reading and not self.flow.read_paused):  # noqa: SIM102  # as the others
-            if self._ticks > timeouts.body + self._filled / SLOWEST:
-                self._give_up(SlowRequest(f"The request's body came too slowly: {self._filled} bytes in {self._ticks} s (body_timeout)."))
-
-    def _check_refused(self) -> None:
-        """What still comes of a body that was refused is thrown away, for a time that does not grow with it."""
-        if not self._refused:
-            self._refused, self._ticks = True, 0
-        elif self._ticks > self.lane.timeouts.body:
-            self.transport.close()
-
-    def _check_writing(self) -> None:
-        size = self.transport.get_write_buffer_size()
-        if size < self._unsent or self._unsent == 0:
-            self._ticks = 0
-        elif self._ticks > self.lane.timeouts.write:
-            self.transport.abort()
-        self._unsent = size
-
-    def _check_head_size(self, size: int) -> bool:
-        if size > self.lane.max_head:
-            self._give_up(HeadTooLarge(f"The request's headers are larger than max_header_size, which is {self.lane.max_head} bytes."))
-            return False
-        return True
-
-    def _give_up(self, error: TsxError) -> None:
-        """Answer a request that is not complete, and close."""
-        if self.transport.is_closing():
-            return
-        within = self._phase is UVICORN and not self._in_head  # else uvicorn's cycle is that of the request before
-        if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
-            status, answer = self.lane.lines.refusal(self.server_state.default_headers, new_request_id(), error, keep_alive=False)
-            self.lane.counts.add(status)
-            self.transport.write(answer)
-        self.transport.close()
-
-    def _set_phase(self, phase: Phase) -> None:
-        self._phase = phase
-        self._ticks = 0

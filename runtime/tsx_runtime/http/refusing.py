@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tsx_runtime.errors import BadRequest, MethodNotAllowed, PayloadTooLarge, ResourceNotFound, TsxError
+from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, ResourceNotFound, TsxError
 from tsx_runtime.http.asgi import NO_CACHE, Message, Receive, Scope, Send, send_last
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
 from tsx_runtime.nearest import suggestion
@@ -83,7 +83,7 @@ def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:
     """The app adds the headers that every answer has."""
     status, pairs, body = fault(error)
     body = for_v2(body) if path.startswith(V2) else body
-    kind = EarlyResponse if isinstance(error, PayloadTooLarge) and error.more else Response
+    kind = EarlyResponse if isinstance(error, PayloadTooLarge | NoRoom) and error.more else Response
     response = kind(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:
         response.headers[name.decode()] = value.decode()

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 TICK = 1.0  # seconds
-SLOWEST = 1000  # bytes a second that a body must come with, once `body` seconds are over
 
 
 class Timeouts(NamedTuple):
@@ -15,7 +14,9 @@ class Timeouts(NamedTuple):
 
     keep_alive: int  # between two requests, and before the first
     head: int  # from a request's first byte to the end of its headers
-    body: int  # for a body, and on top what its size takes at `SLOWEST`
+    body: int  # for a body, and on top what its bytes take at `body_rate`
+    body_idle: int  # between two reads of a body
+    body_rate: int  # bytes a second
     write: int  # for a client that takes nothing of its answer
 
 

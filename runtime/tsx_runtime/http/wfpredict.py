@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from tsx_runtime.errors import PayloadTooLarge, ResourceNotFound, TsxError
+from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import (
     ClientGone,
@@ -19,6 +19,7 @@ from tsx_runtime.http.asgi import (
     handler_headers,
     new_request_id,
     read_body,
+    rest_of,
     send_whole,
 )
 from tsx_runtime.http.auth import Guard
@@ -59,7 +60,7 @@ class WorkflowPredictions:
             return
         except TsxError as error:
             status, headers, body = faults.fault(error)
-            rest = receive if isinstance(error, PayloadTooLarge) and error.more else None
+            rest = rest_of(error, receive)
         except Exception as error:  # the boundary of a request
             status, headers, body = faults.fault(faults.unexpected(error, request_id))
         self.counts.add(status)

@@ -23,7 +23,7 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, PayloadTooLarge, ResourceNotFound, TsxError, error_body
+from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http import faults
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import (
@@ -37,6 +37,7 @@ from tsx_runtime.http.asgi import (
     handler_headers,
     new_request_id,
     read_body,
+    rest_of,
     send_whole,
 )
 from tsx_runtime.http.cased import as_sent
@@ -101,8 +102,7 @@ class SageMaker:
             return
         except TsxError as error:
             status, pairs, body = faults.fault(error)
-            more = receive if isinstance(error, PayloadTooLarge) and error.more else None
-            await self.answer(send, scope, request_id, status, pairs, body, more)
+            await self.answer(send, scope, request_id, status, pairs, body, rest_of(error, receive))
         except Exception as error:  # the boundary of a request
             await self.answer(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
 

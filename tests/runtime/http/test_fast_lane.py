@@ -400,6 +400,40 @@ def test_a_closed_connection_whose_client_takes_nothing_is_let_go() -> None:
     asyncio.run(main())
 
 
+class Written(Unread):
+    """A connection whose client reads nothing but is told something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+@pytest.mark.parametrize(("each", "rate", "seconds"), [(1, 10, 3), (9, 10, 30), (10, 20, 6), (10, 10, None)])
+def test_a_body_must_come_at_a_rate_however_steadily_it_comes(each: int, rate: int, seconds: int | None) -> None:
+    """After 3 s, which each may take, and the time that what came takes at that rate."""
+
+    async def main() -> None:
+        app = ServerApp("slow", Counts(), Settings.model_validate({"body_timeout": 3, "body_min_rate": rate}))
+        connection, transport = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {}), Written()
+        connection.connection_made(transport)
+        connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
+        came = 0
+        while not transport.closing and came < 100:
+            came += 1
+            connection.data_received(b"x" * each)
+            connection.on_tick()
+        assert (came < 100 and b"408" in transport.written and b"body_timeout" in transport.written) == (seconds is not None)
+        assert seconds is None or seconds <= came <= seconds + 2
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("framing", "rest"),
     [(b"Content-Length: 4\r\n\r\nab", b"cd"), (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n")],

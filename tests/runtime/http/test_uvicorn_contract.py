@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import inspect
 import logging
 import types
 from pathlib import Path
@@ -14,10 +15,13 @@ import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from tsx_runtime.http import exchange, protocol, uvicorn_contract
+from tsx_runtime.http import connection_limits, exchange, lane, pipelining, protocol, uvicorn_contract
 from tsx_runtime.http.casing import CasedProtocol
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.uvicorn_contract import RELIED_ON, http_protocol, missing_parts, parts_of
+
+MODULES = [protocol, connection_limits, pipelining]
+LANE = (FastLane, connection_limits.LimitedConnection, pipelining.PipeliningProtocol)
 
 
 def names_used(source: Path, *owners: str) -> set[str]:
@@ -28,11 +32,12 @@ def names_used(source: Path, *owners: str) -> set[str]:
 
 def own_parts() -> set[str]:
     """What the fast lane defines itself."""
-    return {*vars(FastLane), *vars(exchange.Exchange), *vars(protocol.Lane), *(code_names(FastLane)), *(code_names(protocol.Lane))}
+    kinds = (*LANE, exchange.Exchange, lane.Lane, pipelining.ReadFlow)
+    return {name for kind in kinds for name in (*vars(kind), *code_names(kind))}
 
 
 def code_names(kind: type) -> set[str]:
-    tree = ast.parse(Path(protocol.__file__).read_text())
+    tree = ast.parse(Path(inspect.getfile(kind)).read_text())
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
     targets = [target for node in ast.walk(body) if isinstance(node, (ast.Assign, ast.AnnAssign)) for target in ast.walk(node)]
     own = {node.attr for node in targets if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and _stored(node)}
@@ -51,10 +56,10 @@ def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
 @pytest.mark.parametrize(
     ("kind", "owners", "modules"),
     [
-        ("HttpToolsProtocol", ("self", "super()"), [protocol]),
+        ("HttpToolsProtocol", ("self", "super()"), MODULES),
         ("HttpToolsProtocol", ("connection", "self.connection"), [exchange]),
-        ("RequestResponseCycle", ("self.cycle",), [protocol]),
-        ("FlowControl", ("self.flow", "connection.flow"), [protocol, exchange]),
+        ("RequestResponseCycle", ("self.cycle",), MODULES),
+        ("FlowControl", ("self.flow", "connection.flow"), [*MODULES, exchange]),
     ],
 )
 def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(

@@ -1,0 +1,128 @@
+"""uvicorn's HTTP/1.1 protocol, given one request at a time.
+
+uvicorn's own parses all that has come at once, and queues a task's worth of objects for each request in it without a bound. Here its
+parser gets the bytes up to the end of one request, as far as that can be seen, and what follows waits as bytes until that request is
+read and answered. A client that sends further ahead than `AHEAD` is not read from until half of that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from tsx_runtime.http.casing import CasedProtocol
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+END = b"\r\n\r\n"  # of each head, and of each chunked body
+AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it waits for before it is no longer read from
+LOW = AHEAD // 2  # bytes left at which it is read from again
+SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
+
+
+class ReadFlow(FlowControl):
+    """Reading pauses where uvicorn asks for it, for a body that nobody takes yet, and where too much was sent ahead."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.is_ahead = False
+
+    def resume_reading(self) -> None:
+        if not self.is_ahead:
+            super().resume_reading()
+
+    def limit(self, ahead: int) -> None:
+        """So many bytes are waiting."""
+        if ahead > AHEAD:
+            self.is_ahead = True
+            self.pause_reading()
+        elif self.is_ahead and ahead <= LOW:
+            self.release()
+
+    def release(self) -> None:
+        """What waits cannot be used without what follows."""
+        self.is_ahead = False
+        self.resume_reading()
+
+
+class PipeliningProtocol(CasedProtocol):
+    """`_feed` what comes while a request is read, `_keep` what comes before it is answered."""
+
+    flow: ReadFlow
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._ahead = bytearray()  # what is not looked at yet. (CPython deletes from the front of a bytearray without moving the rest.)
+        self._reading = False  # uvicorn's parser is within a message
+        self._in_head = False  # and within its head, of which so many bytes have come at least:
+        self._head_size = 0
+        self._filled = 0  # bytes of the present body that have come
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self.flow = ReadFlow(transport)
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        """For later."""
+        self._ahead += data
+        self.flow.limit(len(self._ahead))
+
+    def _take_ahead(self, end: int) -> bytes:
+        """The first bytes of what was kept, or all for -1."""
+        ahead = self._ahead
+        if not 0 <= end < len(ahead):
+            taken, self._ahead = bytes(ahead), bytearray()
+        else:
+            taken = bytes(memoryview(ahead)[:end])
+            del ahead[:end]
+        self.flow.limit(len(self._ahead))
+        return taken
+
+    def _feed(self, data: bytes) -> None:
+        """`data` goes on with the message that the parser is within."""
+        if END not in data:  # so no further request is whole in it
+            self._parse(data)
+        else:
+            self._ahead += data
+            self._feed_ahead()
+
+    def _feed_ahead(self) -> None:
+        while self._ahead and self._reading and not self.transport.is_closing():
+            at = self._ahead.find(END, 0 if self._in_head else SLICE)
+            self._parse(self._take_ahead(at + len(END) if at >= 0 else -1))
+        self.flow.limit(len(self._ahead))
+
+    def _parse(self, data: bytes) -> None:
+        in_head = self._in_head
+        CasedProtocol.data_received(self, data)
+        if in_head and self._in_head:
+            self._head_size += len(data)
+            self._check_head_size(self._head_size)
+
+    def _check_head_size(self, size: int) -> bool:
+        raise NotImplementedError
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        self._reading = self._in_head = True
+        self._filled = self._head_size = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._filled += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._reading = False
+        super().on_message_complete()

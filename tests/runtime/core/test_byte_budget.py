@@ -1,0 +1,50 @@
+"""The budget of bytes under way: what fits, who is refused, who is cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_runtime.core.byte_budget import ByteBudget
+from tsx_runtime.errors import NoRoom
+
+
+class Slow:
+    def __init__(self) -> None:
+        self.is_cut_off = False
+
+    def cut_off(self) -> None:
+        self.is_cut_off = True
+
+
+def test_bodies_fit_into_seven_eighths_and_what_does_not_takes_nothing() -> None:
+    budget = ByteBudget(800)
+    budget.take(700)
+    with pytest.raises(NoRoom, match="max_inflight_bytes") as caught:
+        budget.take(1)
+    assert (budget.used, budget.refused, caught.value.retry_after) == (700, 1, 1)
+    budget.give(700)
+    assert budget.used == 0
+
+
+def test_clients_with_the_most_to_read_are_cut_off_until_the_rest_fits() -> None:
+    budget = ByteBudget(1000)
+    readers = [Slow() for _ in range(4)]
+    for reader, size in zip(readers, (100, 300, 50, 200), strict=True):
+        budget.set_unread(reader, size)
+    assert budget.overdrawn  # 650 of 1000: more than a half
+    budget.shed()
+    assert [reader.is_cut_off for reader in readers] == [False, True, False, False]
+    budget.take(500)
+    budget.set_unread(readers[0], 250)  # 1000 in all: it fits
+    assert not budget.overdrawn
+    budget.set_unread(readers[0], 251)
+    budget.shed()
+    assert [reader.is_cut_off for reader in readers] == [True, True, False, False]
+    assert (budget.used, budget.unread, budget.cut_off) == (750, 250, 2)
+
+
+def test_what_a_client_has_to_read_is_counted_once_whatever_it_was_before() -> None:
+    budget, reader = ByteBudget(1000), Slow()
+    for size in (10, 400, 400, 3, 0, 0):
+        budget.set_unread(reader, size)
+        assert (budget.used, budget.unread) == (size, size)
