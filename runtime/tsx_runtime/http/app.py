@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.routing import BaseRoute, Route
 
 from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http import (
     debug,
     faults,
@@ -45,6 +46,7 @@ from tsx_runtime.http.asgi import (
 )
 from tsx_runtime.http.auth import Guard, build_guards
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
+from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.http.hosting import Platform, raw_path
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.plugged import check_paths
@@ -93,6 +95,8 @@ class ServerApp(FastAPI):
         self.playground: Playground | None = None
         self.platform: Platform | None = None
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
+        self._included: list[set[str]] = []
+        self._segments: set[str] = set()  # that routes begin with
         refusing.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
@@ -129,6 +133,17 @@ class ServerApp(FastAPI):
         else:
             await self._rest(scope, receive, send)
 
+    def has_route(self, path: str) -> bool:
+        """Whether there are routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
+        if not self._segments:  # the first request: all routes are there
+            self._segments = {"predictions", "explanations", "wfpredict", "ui", *self.guards}
+            self._segments |= _segments(self.router.routes).union(*self._included)
+        return path[1:].partition("/")[0] in self._segments
+
+    def include_router(self, router: APIRouter, *arguments: Any, **options: Any) -> None:
+        self._included.append(_segments(router.routes))  # FastAPI keeps them where only its own code finds them
+        super().include_router(router, *arguments, **options)
+
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
         begun = ended = False
@@ -147,6 +162,8 @@ class ServerApp(FastAPI):
             path: str = scope["path"]
             if path.endswith("/"):  # `/models/` is `/models`
                 scope["path"] = path = path.rstrip("/") or "/"
+            if not self.has_route(path):
+                raise ResourceNotFound(NOT_FOUND)
             if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
                 guard.check(scope["headers"])
             await super().__call__(scope, receive, answer)
@@ -178,6 +195,11 @@ class ServerApp(FastAPI):
 
     async def _describe(self, request: Request) -> Response:
         return Response(openapi.to_json(self.openapi()), media_type="application/json")
+
+
+def _segments(routes: Iterable[BaseRoute]) -> set[str]:
+    """The first ones of their paths."""
+    return {route.path.split("/")[1] for route in routes if isinstance(route, Route)}
 
 
 def _strip_root(scope: Scope) -> None:

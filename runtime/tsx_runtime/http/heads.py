@@ -8,6 +8,7 @@ that sends each head but once pays for the parser, as everywhere else.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -18,13 +19,15 @@ from tsx_runtime import wire
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.core.tracing import Parent, parent_of
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.asks import Asks, asks_of
 from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.faults import NOT_FOUND, V2
 from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.limits import priority_and_timeout
-from tsx_runtime.http.routes import Target, find_target, is_form, resolve, with_headers
+from tsx_runtime.http.refusal import Refusal
+from tsx_runtime.http.routes import V2_META, Target, find_target, is_form, resolve, with_headers
 
 REMEMBERED = 1024  # heads, and URLs
 LONGEST = 4096  # bytes of a head, or of a URL, that is remembered
@@ -56,7 +59,7 @@ class _Url(NamedTuple):
     route: Route
 
 
-Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane, which also tells what is wrong with it
+Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane. What no model answers has a `Refusal` for its route
 
 
 class Heads:
@@ -71,9 +74,12 @@ class Heads:
         *,
         traced: bool = False,
         platform: Platform | None = None,
+        has_route: Callable[[str], bool] = lambda path: True,
     ) -> None:
+        """`has_route`: whether FastAPI may have a route for a path."""
         self.known: dict[bytes, Known] = {}
-        self._urls: dict[bytes, _Url | None] = {}
+        self._urls: dict[bytes, _Url | TsxError | None] = {}
+        self._has_route = has_route
         self._registry = registry
         self._guard = guard
         self._limit = limit  # bytes of a body
@@ -94,7 +100,7 @@ class Heads:
         """`raw` ends with the empty line, and is not among the known."""
         known = self._read(raw) if len(raw) <= self._max_head else None
         if len(raw) <= LONGEST:
-            _remember(self.known, raw, known)
+            _remember(self.known, raw, known, evict=known is not None and not isinstance(known[1], Refusal))
         return known
 
     def find_again(self, head: Head) -> Route:
@@ -105,40 +111,52 @@ class Heads:
         found = parse(raw)
         if found is None or (length := body_length(found.headers)) is None or length > self._limit:
             return None
-        url = self._url(found.url)
-        if url is None or (url.target.name is None and is_form(found.headers)):
-            return None
         if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
             return None
-        try:
-            if self._guard is not None:
-                self._guard.check(found.headers)
-            priority, timeout_ms = priority_and_timeout(found.headers)
-        except TsxError:
+        url = self._url(found.url)
+        if url is None or (isinstance(url, _Url) and url.target.name is None and is_form(found.headers)):
             return None
         waits = waits_for_go(found.headers)
         if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
             return None
+        try:
+            if not isinstance(url, _NoRoute):
+                if self._guard is not None:
+                    self._guard.check(found.headers)
+                priority, timeout_ms = priority_and_timeout(found.headers)
+            if isinstance(url, TsxError):
+                raise url
+        except TsxError as error:
+            return None if waits or self._traced else _refused(error.with_traceback(None), raw, found, length)
         block = wire.header_block(with_headers(found.as_sent, url.target))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
-        line = str(raw[: raw.find(b"\r\n")], "latin-1")
+        line = _first_line(raw)
         asks = asks_of(found.headers)
         parent = parent_of(found.headers) if self._traced else None
         head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, asks, parent)
         return head, url.route.by_head(found.headers)
 
-    def _url(self, text: bytes) -> _Url | None:
+    def _url(self, text: bytes) -> _Url | TsxError | None:
+        """None: a route of FastAPI's, or no URL. An error: what everybody is told who asks for it."""
         try:
             return self._urls[text]
         except KeyError:
-            url: _Url | None = None
-            with suppress(TsxError, httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            url: _Url | TsxError | None = None
+            with suppress(httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 parsed = httptools.parse_url(text)
-                target = find_target(unquote((parsed.path or b"").decode("ascii")), parsed.query or b"")
-                url = target and _Url(target, (parsed.query or b"") if target.query else b"", resolve(self._registry, target))
+                url = self._find(unquote((parsed.path or b"").decode("ascii")), parsed.query or b"")
             if len(text) <= LONGEST:
-                _remember(self._urls, text, url)
+                _remember(self._urls, text, url, evict=isinstance(url, _Url))
             return url
+
+    def _find(self, path: str, query: bytes) -> _Url | TsxError | None:
+        try:
+            target = find_target(path, query)
+            if target is not None:
+                return _Url(target, query if target.query else b"", resolve(self._registry, target))
+        except TsxError as error:
+            return error.with_traceback(None)
+        return None if self._has_route(path) else _NoRoute(NOT_FOUND)
 
     def _forget_token(self) -> None:
         """It is another one: heads with the old one are not right any more, and those with the new one are not for ever."""
@@ -152,8 +170,26 @@ class Heads:
         self._urls.clear()
 
 
-def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT) -> None:
+class _NoRoute(ResourceNotFound):
+    """There is no route for the path, with or without a token."""
+
+
+def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
+    path = httptools.parse_url(found.url).path or b""
+    meta = V2_META if unquote(path.decode("ascii")).startswith(V2) else b"\r\n\r\n"
+    head = Head(Target(None), meta, length, found.keep_alive, 0, None, False, _first_line(raw), found.headers, None, None)
+    return head, Refusal(error)
+
+
+def _first_line(raw: bytes) -> str:
+    return str(raw[: raw.find(b"\r\n")], "latin-1")
+
+
+def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: bool) -> None:
+    """In a full table, only what a model answers makes room: a flood of refusals must not push the heads of other clients out."""
     if len(table) >= REMEMBERED:
+        if not evict:
+            return
         table.clear()
     table[key] = value
 

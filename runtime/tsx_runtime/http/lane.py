@@ -32,6 +32,7 @@ class Lane:
                 app.max_header_size,
                 traced=app.tracer is not None,
                 platform=app.platform,
+                has_route=app.has_route,
             )
         )
         self.counts = app.counts

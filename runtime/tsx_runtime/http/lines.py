@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from http import HTTPStatus
 
 from tsx_runtime.errors import TsxError
@@ -11,6 +12,9 @@ from tsx_runtime.http.cors import missing
 
 CLOSE = b"connection: close\r\n"
 REMEMBERED = 256  # pairs of status and header block
+LONGEST = 4096  # bytes of an error whose form for the Open Inference Protocol is remembered
+
+_for_v2 = lru_cache(maxsize=64)(faults.for_v2)
 
 
 class Lines:
@@ -19,7 +23,7 @@ class Lines:
     def __init__(self, cors: tuple[Pair, ...] = ()) -> None:
         """`cors` goes out with each answer that does not say the same itself."""
         self.cors = cors
-        self._known: dict[tuple[int, bytes], tuple[bytes, bytes]] = {}
+        self._known: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}  # by handlers' blocks, and by errors' pairs
         self.renew([])
 
     def renew(self, default: list[Pair]) -> None:
@@ -36,10 +40,7 @@ class Lines:
         known = self._known.get((status, block))
         if known is None:
             check_status(status)
-            known = around_id(default, status, self._with_cors(block))
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[status, block] = known
+            known = self._remember(status, block, self._with_cors(block))
         return known
 
     def refusal(
@@ -48,10 +49,18 @@ class Lines:
         """Its status, and an error as the whole of an answer. `added`: further lines of its head."""
         status, pairs, body = faults.fault(error)
         if v2:
-            body = faults.for_v2(body)
-        before, behind = around_id(default, status, (*pairs, *self.cors))
+            body = _for_v2(body) if len(body) <= LONGEST else faults.for_v2(body)
+        if default is not self.default:
+            self.renew(default)
+        before, behind = self._known.get((status, pairs)) or self._remember(status, pairs, (*pairs, *self.cors))
         close = b"" if keep_alive else CLOSE
         return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, added, len(body), close, body)
+
+    def _remember(self, status: int, key: bytes | tuple[Pair, ...], pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[status, key] = known = around_id(self.default, status, pairs)
+        return known
 
     def _with_cors(self, block: bytes) -> tuple[Pair, ...]:
         pairs = handler_headers(block)

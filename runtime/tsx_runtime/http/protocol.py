@@ -25,6 +25,7 @@ from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head, cannot_be_head
 from tsx_runtime.http.limits import deadline
 from tsx_runtime.http.pipelining import END
+from tsx_runtime.http.refusal import Refusal
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class FastLane(LimitedConnection):
         elif have > head.length:
             self._keep(memoryview(data)[end + head.length :])
             self._submit_large(head, route, data[end : end + head.length])
+        elif isinstance(route, Refusal):
+            self._to_uvicorn(data, end)  # the other lane answers before the body is there, and throws it away as it comes
         else:
             self._head = head
             self._pieces = [memoryview(data)[end:]]

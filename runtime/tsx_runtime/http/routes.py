@@ -19,6 +19,7 @@ from tsx_runtime.wire import TENSORS_HEAD
 _EXPLAIN: Pair = (b"explain", b"True")
 _PREDICT: Pair = (b"explain", b"False")
 _V2: Pair = (b"x-tsx-protocol", b"v2")  # a handler may want to know, and an error has a field more
+V2_META = b"\r\n%b: %b\r\n" % _V2  # in the metadata of its requests
 _FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 _LEGACY_FREE = frozenset({"models", "v1", "v2", "workflows", "wfpredict", "metrics", "token", "ping", "livez", "readyz"})  # no model's
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
@@ -137,7 +138,7 @@ def with_headers(headers: list[Pair], target: Target) -> list[Pair]:
 
 def speaks_v2(meta: bytes) -> bool:
     """Whether a request came to one of the routes of the Open Inference Protocol."""
-    return b"\r\n%b: %b\r\n" % _V2 in meta
+    return V2_META in meta
 
 
 def is_form(headers: list[Pair]) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from tests.runtime.http.conftest import RunningServer
-from tsx_runtime.errors import ModelNotFound
+from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.refusal import Refusal
 from tsx_runtime.http.tokens import Key
 from tsx_runtime.settings import Settings
 
@@ -84,7 +85,9 @@ class Version:
         return self
 
 
-def make_heads(guard: Guard | None = None, limit: int = 100) -> tuple[Heads, dict[str, object], Any]:
+def make_heads(
+    guard: Guard | None = None, limit: int = 100, has_route: Callable[[str], bool] = lambda path: True
+) -> tuple[Heads, dict[str, object], Any]:
     versions: dict[str, object] = {"digits": Version()}
 
     def route(name: str, version: str | None, headers: object) -> object:
@@ -93,7 +96,7 @@ def make_heads(guard: Guard | None = None, limit: int = 100) -> tuple[Heads, dic
         return versions[name]
 
     registry: Any = SimpleNamespace(route=route, on_change=[], models=versions)
-    return Heads(registry, guard, limit, 64 << 10), versions, registry
+    return Heads(registry, guard, limit, 64 << 10, has_route=has_route), versions, registry
 
 
 def test_a_head_is_read_once() -> None:
@@ -116,13 +119,15 @@ def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value: bytes, waits: 
 def test_what_is_known_is_forgotten_when_models_change() -> None:
     heads, versions, registry = make_heads()
     raw = request(b"", "/predictions/new")
-    assert heads.read(raw) is None
+    refused = heads.read(raw) or pytest.fail("not for this lane")
+    assert isinstance(refused[1], Refusal)
     assert raw in heads.known
     versions["new"] = Version()
     for listener in registry.on_change:
         listener()
     assert raw not in heads.known
-    assert heads.read(raw) is not None
+    found = heads.read(raw) or pytest.fail("not for this lane")
+    assert found[1] is versions["new"]
 
 
 def test_few_heads_are_remembered_and_none_that_is_long() -> None:
@@ -153,9 +158,7 @@ def test_few_heads_are_remembered_and_none_that_is_long() -> None:
         b"GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
         b"\r\n\r\n",
         b"junk\r\n\r\n",
-        b"POST /predictions/%ff%fe HTTP/1.1\r\n\r\n",
-        b"POST /predictions/ HTTP/1.1\r\n\r\n",
-        b"POST /predictions/nobody HTTP/1.1\r\n\r\n",
+        b"POST /predictions/nobody HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
         b"GET http://host HTTP/1.1\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nContent-Length: " + b"0" * 5000 + b"5\r\n\r\n",
         b"POST /invocations HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
@@ -166,10 +169,48 @@ def test_what_is_not_plain_is_left_to_the_other_lane(raw: bytes) -> None:
     assert heads.read(raw) is None
 
 
-def test_a_head_without_its_token_is_left_to_the_other_lane() -> None:
+@pytest.mark.parametrize(
+    ("path", "header", "status"),
+    [
+        ("/predictions/nobody", b"", 404),
+        ("/predictions/%ff%fe", b"", 404),
+        ("/predictions/", b"", 404),
+        ("/predictions/digits", b"X-TSX-Priority: urgent\r\n", 400),
+        ("/nowhere", b"", 404),
+        ("/nowhere", b"X-TSX-Priority: urgent\r\n", 404),
+    ],
+)
+def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path: str, header: bytes, status: int) -> None:
+    heads, _, _ = make_heads(has_route=lambda path: path != "/nowhere")
+    raw = request(b"", path, header)
+    _, route = heads.read(raw) or pytest.fail("not for this lane")
+    assert isinstance(route, Refusal)
+    assert route.error.status == status
+    assert heads.known[raw][1] is route
+
+
+def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it() -> None:
     heads, _, _ = make_heads(Guard(Key("secret")))
-    assert heads.read(request(b"", "/predictions/digits")) is None
-    assert heads.read(request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")) is not None
+    for path in (PATH, "/predictions/digits", "/predictions/nobody"):
+        for header in (b"", b"Authorization: Bearer wrong\r\n", b"X-TSX-Priority: urgent\r\n"):
+            _, route = heads.read(request(b"", path, header)) or pytest.fail("not for this lane")
+            assert isinstance(route, Refusal)
+            assert isinstance(route.error, InvalidToken)
+    _, route = heads.read(request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")) or pytest.fail("not for this lane")
+    assert isinstance(route, Version)
+
+
+def test_a_flood_of_refusals_pushes_no_head_out() -> None:
+    heads, _, _ = make_heads()
+    quiet = request(b"", "/predictions/digits")
+    known = heads.read(quiet)
+    for number in range(2 * REMEMBERED):
+        heads.read(request(b"", f"/predictions/nobody-{number}"))
+        heads.read(request(b"", f"/ping?{number}"))
+    assert heads.known[quiet] == known
+    assert len(heads.known) <= REMEMBERED
+    assert heads.read(request(b"", "/predictions/digits?late")) is not None
+    assert request(b"", "/predictions/digits?late") in heads.known
 
 
 @given(

@@ -1,0 +1,29 @@
+"""What stands where a model would, for a request that none answers: an unknown model or path, a wrong token.
+
+The fast lane remembers it with the head, so that a flood of such requests costs no more than answers do.
+"""
+
+from __future__ import annotations
+
+from tsx_runtime.core.jobs import ClientJob
+from tsx_runtime.core.routing import Headers
+from tsx_runtime.errors import TsxError
+
+
+class Refusal:
+    """A `Route` that refuses what is submitted to it."""
+
+    client_timeout = 0.0
+    name = version = ""  # of the model, in the access log
+
+    def __init__(self, error: TsxError) -> None:
+        self.error = error
+
+    def by_head(self, headers: Headers) -> Refusal:
+        return self
+
+    def submit(self, job: ClientJob) -> None:
+        job.refuse(self.error)
+
+    def leave(self, job: ClientJob) -> None:
+        """The client is gone; there is nothing to cancel."""
