@@ -19,6 +19,7 @@
     ├── SlowRequest              408  RequestTimeoutException
     ├── Conflict                 409  ConflictStatusException
     ├── PayloadTooLarge          413  PayloadTooLargeException
+    ├── TooManyRequests          429  TooManyRequestsException
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
     ├── LoadFailed               500  InternalServerException
@@ -82,9 +83,10 @@ class InvalidToken(TsxError):
     status = 400
     type = "InvalidKeyException"
 
-    def __init__(self, message: str, *, status: int = 400) -> None:
+    def __init__(self, message: str, *, status: int = 400, given: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.given = given  # whether there was a token, which was wrong
 
 
 class ForeignOrigin(TsxError):
@@ -175,6 +177,17 @@ class PayloadTooLarge(TsxError):
     def __init__(self, message: str, *, more: bool = False) -> None:
         super().__init__(message)
         self.more = more  # whether its sender may still be sending
+
+
+class TooManyRequests(TsxError):
+    """One client has sent more than a client may."""
+
+    status = 429
+    type = "TooManyRequestsException"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds
 
 
 class HeadTooLarge(TsxError):

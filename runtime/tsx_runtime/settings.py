@@ -117,6 +117,13 @@ def _check_absolute(paths: list[Path]) -> list[Path]:
 
 IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or text with commas")]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
+def _check_networks(values: list[str]) -> list[str]:
+    for value in values:
+        ipaddress.ip_network(value)
+    return values
+
+
+Networks = Annotated[list[str], AfterValidator(_check_networks), Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8")]
 
 
 class ModelSettings(BaseModel):
@@ -222,6 +229,18 @@ class Settings(BaseModel):
     api_token: str | None = Field(None, min_length=1, description="bearer token that GET /token must carry, which replaces a made-up token")
     key_file: Path = Field(Path("key_file.json"), description="where made-up tokens are told; readable for the server's user alone")
     token_expiration_min: float = Field(60, gt=0, le=1e9, description="minutes for which a token that was made up is right")
+    max_connections_per_client: int | None = Field(
+        None, ge=0, description="connections that one client may have open; 0 = any; not set: 1024 where other machines can connect"
+    )
+    max_requests_per_client: int | None = Field(
+        None, ge=0, description="requests that one client may send a second; 0 = any; not set: 20000 where other machines can connect"
+    )
+    max_failed_tokens: int | None = Field(
+        None, ge=0, description="wrong tokens that one client may send a minute; 0 = any; not set: 10 where other machines can connect"
+    )
+    trusted_proxies: Networks = Field(
+        [], description="addresses or networks of reverse proxies whose X-Forwarded-For says which client a request is from"
+    )
     token_failure_status: FailureStatus = Field(400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401")
     enable_model_api: bool = Field(True, description="let requests register and remove models")
     cors_allowed_origin: HeaderText | None = Field(None, description="origin whose pages may read answers, such as https://my.site, or *")

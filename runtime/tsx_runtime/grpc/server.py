@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from grpc_reflection.v1alpha import reflection
 
+from tsx_runtime.addresses import is_loopback_host
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.health import Health
@@ -19,6 +20,7 @@ from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import build_guards
+from tsx_runtime.http.client_limits import client_limits
 from tsx_runtime.http.management import Management
 from tsx_runtime.http.tokens import Keys
 from tsx_runtime.settings import Settings
@@ -42,7 +44,8 @@ class GrpcServer:
         """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers."""
         self.server = grpc.aio.server(options=options(settings, roles))
         self.log = access_log(settings)
-        services = _services(registry, settings, keys, roles, Ledger(counts, self.log, registry.tracer))
+        clients = client_limits(settings, is_local=all(is_loopback_host(getattr(settings, f"{role}_address")) for role in roles))
+        services = _services(registry, settings, keys, roles, Ledger(counts, self.log, registry.tracer, clients))
         self.health = Health(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts)))
         self.server.add_generic_rpc_handlers(tuple(service.handler for service in services))

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 
@@ -19,6 +20,7 @@ from tsx_runtime.grpc.statuses import Refusal, refusal
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.client_limits import Caller, ClientLimits, calling
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
@@ -35,6 +37,7 @@ class Ledger(NamedTuple):
     counts: Counts
     log: AccessLog | None = None
     tracer: Tracer | None = None
+    clients: ClientLimits | None = None  # how much each of them may send
 
 
 class Service:
@@ -123,8 +126,16 @@ class Service:
         return grpc.method_handlers_generic_handler(self.name, self._methods)
 
     def _check(self, context: Context) -> None:
+        clients = self._ledger.clients
+        if self._guard is None and clients is None:
+            return
+        headers = as_headers(context.invocation_metadata() or ())
+        if clients is not None and (peer := _peer(context)) is not None:
+            caller = Caller(clients, clients.caller(unquote(peer[0]).strip("[]"), headers))
+            calling.set(caller)  # of the call's own task
+            clients.count_request(caller.client)
         if self._guard is not None:
-            self._guard.check(as_headers(context.invocation_metadata() or ()))
+            self._guard.check(headers)
 
     def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
         if isinstance(error, TsxError):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from grpc import StatusCode
 
-from tsx_runtime.errors import DeadlinePassed, InvalidToken, LoadFailed, MethodNotAllowed, TsxError, Unavailable
+from tsx_runtime.errors import DeadlinePassed, InvalidToken, LoadFailed, MethodNotAllowed, TooManyRequests, TsxError, Unavailable
 
 MODEL_API_DISABLED = "Model API disabled"
 STATUS = "x-http-status"  # metadata: what the handler made of the request, as HTTP would say it, where it is not 200
@@ -86,6 +86,6 @@ def _code(error: TsxError) -> StatusCode:
 
 def _retry(error: TsxError) -> tuple[tuple[str, str], ...]:
     """Clients that retry by themselves heed the first name, people the second."""
-    if isinstance(error, Unavailable) and error.retry_after is not None and not isinstance(error, DeadlinePassed):
+    if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None and not isinstance(error, DeadlinePassed):
         return (("grpc-retry-pushback-ms", str(error.retry_after * 1000)), ("retry-after", str(error.retry_after)))
     return ()

@@ -9,10 +9,11 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import BaseRoute, Route
 
 from tsx_runtime.core.byte_budget import ByteBudget
+from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
-from tsx_runtime.errors import ResourceNotFound, TsxError
+from tsx_runtime.errors import ResourceNotFound, TooManyRequests, TsxError
 from tsx_runtime.http import (
     debug,
     faults,
@@ -45,10 +46,12 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.auth import Guard, build_guards
+from tsx_runtime.http.client_limits import ClientLimits, client_limits
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.http.hosting import Platform, raw_path
 from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.limited_asgi import limited
 from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.system import System
@@ -94,6 +97,7 @@ class ServerApp(FastAPI):
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
         self.platform: Platform | None = None
+        self.clients: ClientLimits | None = None  # None: no client is limited
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         self._included: list[set[str]] = []
         self._segments: set[str] = set()  # that routes begin with
@@ -119,9 +123,15 @@ class ServerApp(FastAPI):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
             send = adding(send, self.cors)
-            if is_preflight(scope):
-                await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
+        if self.clients is not None and scope.get("client"):
+            try:
+                send = limited(self.clients, scope, send)
+            except TooManyRequests as error:
+                await self._refuse(scope, send, new_request_id(), error)
                 return
+        if self.cors and is_preflight(scope):
+            await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
+            return
         if self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
@@ -256,6 +266,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
     app.tracer = registry.tracer
     app.bytes_in_flight = registry.bytes_in_flight
+    app.clients = client_limits(settings, is_local=all(parse_address(getattr(settings, f"{role}_address")).is_local for role in roles))
     limit = settings.max_request_size
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from tsx_runtime.addresses import is_loopback_host, parse_address
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.client_limits import calling
 from tsx_runtime.http.tokens import FAILED as FAILED_TO_RENEW
 from tsx_runtime.http.tokens import Key, Keys, build_keys
 from tsx_runtime.plugins import Authenticate, Refused
@@ -42,7 +43,10 @@ class Guard(NamedTuple):
             elif self.hosts is not None and name == b"origin" and value != self.origin:
                 self._check_name("Origin", value, _host_of(value.decode("latin-1")))
         if self.key is not None and not self.key.is_right(authorization):
-            raise InvalidToken(f"{self.failed}. Send the header 'Authorization: Bearer <token>'.", status=self.status)
+            if authorization and (caller := calling.get()) is not None:
+                caller.count_failure()
+            text = f"{self.failed}. Send the header 'Authorization: Bearer <token>'."
+            raise InvalidToken(text, status=self.status, given=bool(authorization))
         if self.plugins:
             _ask_plugins(self.plugins, self.role, headers)
 

@@ -11,6 +11,7 @@ from tsx_runtime.errors import (
     MethodNotAllowed,
     NoRoom,
     PayloadTooLarge,
+    TooManyRequests,
     TsxError,
     Unavailable,
     error_body,
@@ -62,7 +63,7 @@ def _extra(error: TsxError) -> tuple[Pair, ...]:
         return ((b"allow", ", ".join(error.allowed).encode()),)
     if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
         return ((b"connection", b"close"),)
-    if isinstance(error, Unavailable) and error.retry_after is not None:
+    if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None:
         retry = (b"retry-after", b"%d" % error.retry_after)
         return (retry, (b"connection", b"close")) if isinstance(error, NoRoom) and error.more else (retry,)
     return ()

@@ -5,6 +5,8 @@ The fast lane remembers it with the head, so that a flood of such requests costs
 
 from __future__ import annotations
 
+import asyncio
+
 from tsx_runtime.core.jobs import ClientJob
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.errors import TsxError
@@ -16,14 +18,19 @@ class Refusal:
     client_timeout = 0.0
     name = version = ""  # of the model, in the access log
 
-    def __init__(self, error: TsxError) -> None:
+    def __init__(self, error: TsxError, hold: float = 0.0) -> None:
+        """`hold`: seconds for which the answer is held back, and with it whatever its connection sends next."""
         self.error = error
+        self._hold = hold
 
     def by_head(self, headers: Headers) -> Refusal:
         return self
 
     def submit(self, job: ClientJob) -> None:
-        job.refuse(self.error)
+        if self._hold:
+            asyncio.get_running_loop().call_later(self._hold, job.refuse, self.error)
+        else:
+            job.refuse(self.error)
 
     def leave(self, job: ClientJob) -> None:
         """The client is gone; there is nothing to cancel."""

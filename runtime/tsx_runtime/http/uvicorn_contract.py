@@ -47,10 +47,11 @@ NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")  # of HttpToo
 logger = logging.getLogger("tsx.http")
 
 
-def http_protocol() -> Any:
+def http_protocol(*, limited: bool = False) -> Any:
     """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which gives the same answers by way of FastAPI.
 
-    Where uvicorn's own does not even tell header names as they were sent, handlers see them in lower case.
+    `limited`: for a listener whose clients are limited. Where uvicorn's own does not even tell header names as they were sent, handlers
+    see them in lower case.
     """
     if sys.platform == "win32":
         return "auto"
@@ -67,9 +68,10 @@ def http_protocol() -> Any:
             ", ".join(missing),
         )
         return _cased_protocol(module)
-    from tsx_runtime.http.protocol import FastLane  # here, because with another uvicorn it may not even be imported
+    from tsx_runtime.http.limited import LimitedLane  # here, because with another uvicorn they may not even be imported
+    from tsx_runtime.http.protocol import FastLane
 
-    return FastLane
+    return LimitedLane if limited else FastLane
 
 
 def _cased_protocol(module: ModuleType | None) -> Any:

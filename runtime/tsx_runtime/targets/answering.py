@@ -36,8 +36,10 @@ class Answering:
         tls: ssl.SSLContext | None,
     ) -> None:
         """An app for each of the listeners."""
-        http = http_protocol()
-        self._servers = [_Server(app, http, settings, listener, tls) for app, listener in zip(apps, listeners, strict=True)]
+        self._servers = [
+            _Server(app, http_protocol(limited=app.clients is not None), settings, listener, tls)
+            for app, listener in zip(apps, listeners, strict=True)
+        ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}
 

@@ -22,6 +22,8 @@ DEFAULTS = {  # behind what the user has set anywhere: others reach a container 
     "inference_address": "http://0.0.0.0:8080",
     "management_address": "http://127.0.0.1:8081",  # nobody reaches it from outside
     "metrics_address": "http://0.0.0.0:8082",
+    "max_connections_per_client": "0",  # a load balancer or an ingress stands before it, and has one address for all clients
+    "max_requests_per_client": "0",
 }
 
 

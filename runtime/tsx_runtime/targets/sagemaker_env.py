@@ -85,6 +85,9 @@ def read_environment(env: Mapping[str, str]) -> Said:
         "TSX_METRICS_ADDRESS": here,  # SageMaker reads /metrics where it sends requests
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{_management_port(env, port)}",  # nobody reaches it from outside
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",  # only the platform reaches the container, and it sends no header of ours
+        "TSX_MAX_CONNECTIONS_PER_CLIENT": "0",  # the platform is the one client
+        "TSX_MAX_REQUESTS_PER_CLIENT": "0",
+        "TSX_MAX_FAILED_TOKENS": "0",
         "TSX_ENABLE_GRPC": "false",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),
         "TSX_MAX_RESPONSE_SIZE": str(LARGEST),

@@ -24,7 +24,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
-from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings import Settings
 from tsx_runtime.workflows.manager import Workflows
 
@@ -174,7 +174,12 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         workflows = Workflows(registry)
         series = Series(registry.models.values)  # sampled by the test
         apps = build_apps(registry, settings, listeners, workflows=workflows, series=series)
-        servers = [uvicorn.Server(uvicorn.Config(app, http=FastLane, lifespan="off", log_config=None, access_log=False)) for app in apps]
+        servers = []
+        for app in apps:
+            http = http_protocol(limited=app.clients is not None)
+            servers.append(
+                uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, access_log=False, proxy_headers=False))
+            )
         made.extend([registry, asyncio.get_running_loop(), servers, workflows, series])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))

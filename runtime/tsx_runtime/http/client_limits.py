@@ -1,0 +1,232 @@
+"""How much one client may take: connections, requests a second, wrong tokens a minute. Decisions alone; clock and sockets are passed in.
+
+A client is an IPv4 address, or the /64 network of an IPv6 address, since whoever has one address there has all of them. Behind a
+reverse proxy that `trusted_proxies` names it is the address that the proxy tells (`X-Forwarded-For`); of any other peer that header
+is not believed. Each listener counts for itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from math import ceil
+from typing import TypeAlias
+
+from tsx_runtime.errors import TooManyRequests
+from tsx_runtime.settings import Settings
+
+CONNECTIONS, REQUESTS, FAILURES = 1024, 20_000, 10  # the limits that are on by themselves where other machines can connect
+REMEMBERED = 10_000  # clients without an open connection
+HOLD = 1.0  # seconds for which the answer to a wrong token beyond the limit is held back
+TOLD_EVERY = 60.0  # seconds between two lines of the log
+MOST_HOPS = 32  # of one X-Forwarded-For
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+Pair: TypeAlias = tuple[bytes, bytes]
+
+logger = logging.getLogger("tsx.http")
+
+
+class Rate:
+    """So many a period, as a token bucket (GCRA: the bucket's level is one point in time per client). 0: any number."""
+
+    def __init__(self, count: float, period: float, burst: float) -> None:
+        self.interval = period / count if count else 0.0
+        self.slack = self.interval * (burst - 1)
+
+    def take(self, full_at: float, now: float) -> float | None:
+        """The client's new point in time, or None where it has none left. `full_at`: the point so far, 0 for a new client."""
+        if full_at > now + self.slack + 1e-9:
+            return None
+        return (full_at if full_at > now else now) + self.interval
+
+    def wait(self, full_at: float, now: float) -> int:
+        """Whole seconds until there is one again."""
+        return max(1, ceil(full_at - self.slack - now))
+
+
+class Client:
+    """What is known of one."""
+
+    __slots__ = ("connections", "failures", "key", "requests")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.connections = 0
+        self.requests = self.failures = 0.0  # see `Rate.take`
+
+
+class ClientLimits:
+    """The clients of one listener. Those with an open connection are all known; of the others, those that came last."""
+
+    def __init__(
+        self,
+        connections: int = 0,
+        requests: int = 0,
+        failures: int = 0,
+        proxies: Iterable[str] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        remembered: int = REMEMBERED,
+    ) -> None:
+        """0: no limit. `requests`: a second; `failures`: wrong tokens a minute; `proxies`: addresses and networks that are believed."""
+        self.connections = connections
+        self.requests = Rate(requests, 1.0, max(1, requests))
+        self.failures = Rate(failures, 60.0, 2 * failures)
+        self.clock = clock
+        self.numbers = connections, requests, failures
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
+        self._remembered = remembered
+        self._connected: dict[bytes, Client] = {}
+        self._others: OrderedDict[bytes, Client] = OrderedDict()
+        self._told = -TOLD_EVERY
+
+    def __len__(self) -> int:
+        return len(self._connected) + len(self._others)
+
+    # Connections
+
+    def connect(self, host: str) -> Client:
+        """Count a connection until `disconnect`. Raises TooManyRequests where the client has as many as it may."""
+        key = key_of(host)
+        client = self._connected.get(key)
+        if client is None:
+            client = self._connected[key] = self._other(key)
+        elif self.connections and client.connections >= self.connections:
+            raise self._too_many(
+                f"Clients may have {self.connections} connections each (max_connections_per_client), and this one has them open. "
+                "Close some, or use one for more requests.",
+                1,
+            )
+        client.connections += 1
+        return client
+
+    def disconnect(self, client: Client) -> None:
+        client.connections -= 1
+        if not client.connections:
+            del self._connected[client.key]
+            self._remember(client)
+
+    # Requests
+
+    def caller(self, host: str, headers: Iterable[Pair]) -> Client:
+        """Whose a request is that came from `host`. Names of headers are in lower case."""
+        key = key_of(self._behind(host, headers) if self._proxies else host)
+        client = self._connected.get(key)
+        if client is None:
+            self._remember(client := self._other(key))
+        return client
+
+    def is_proxy(self, host: str) -> bool:
+        address = parse(host)
+        return address is not None and any(address in network for network in self._proxies)
+
+    def count_request(self, client: Client) -> None:
+        """Raises TooManyRequests."""
+        now = self.clock()
+        full_at = self.requests.take(client.requests, now)
+        if full_at is None:
+            rate = self.numbers[1]
+            raise self._too_many(
+                f"Clients may send {rate} requests a second each (max_requests_per_client). Send fewer.",
+                self.requests.wait(client.requests, now),
+            )
+        client.requests = full_at
+
+    def count_failure(self, client: Client) -> None:
+        """A wrong token. Raises TooManyRequests, which is to be held back for `HOLD` seconds."""
+        now = self.clock()
+        full_at = self.failures.take(client.failures, now)
+        if full_at is None:
+            raise self._too_many(
+                f"Clients may send {self.numbers[2]} wrong tokens a minute each (max_failed_tokens). A right one is accepted at any time.",
+                self.failures.wait(client.failures, now),
+            )
+        client.failures = full_at
+
+    def _behind(self, host: str, headers: Iterable[Pair]) -> str:
+        """The last hop that is no trusted proxy: what stands before it in the header, its sender has made up."""
+        if not self.is_proxy(host):
+            return host
+        told = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
+        for hop in reversed(told.decode("latin-1").rsplit(",", MOST_HOPS)[-MOST_HOPS:]):
+            address = parse(_without_port(hop.strip()))
+            if address is None:
+                break
+            host = str(address)
+            if not self.is_proxy(host):
+                break
+        return host
+
+    def _other(self, key: bytes) -> Client:
+        return self._others.pop(key) if key in self._others else Client(key)
+
+    def _remember(self, client: Client) -> None:
+        self._others[client.key] = client
+        if len(self._others) > self._remembered:
+            self._others.popitem(last=False)
+
+    def _too_many(self, text: str, seconds: int) -> TooManyRequests:
+        if self.clock() - self._told >= TOLD_EVERY:
+            self._told = self.clock()
+            logger.warning("a client is refused: %s (where many share an address, see trusted_proxies; told once a minute)", text)
+        return TooManyRequests(text, retry_after=seconds)
+
+
+class Caller:
+    """Whose the request is that this task answers."""
+
+    __slots__ = ("client", "hold", "limits")
+
+    def __init__(self, limits: ClientLimits, client: Client) -> None:
+        self.limits = limits
+        self.client = client
+        self.hold = 0.0  # seconds for which the answer is held back
+
+    def count_failure(self) -> None:
+        """Raises TooManyRequests."""
+        try:
+            self.limits.count_failure(self.client)
+        except TooManyRequests:
+            self.hold = HOLD
+            raise
+
+
+calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
+
+
+def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
+    """Those of a listener, which only this machine can reach or not. None: nothing is limited there."""
+    usual = (0, 0, 0) if is_local else (CONNECTIONS, REQUESTS, FAILURES)
+    given = (settings.max_connections_per_client, settings.max_requests_per_client, settings.max_failed_tokens)
+    connections, requests, failures = (own if number is None else number for number, own in zip(given, usual, strict=True))
+    if not (connections or requests or failures):
+        return None
+    return ClientLimits(connections, requests, failures, settings.trusted_proxies)
+
+
+def parse(text: str) -> Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return (address.version == 6 and address.ipv4_mapped) or address
+
+
+def key_of(host: str) -> bytes:
+    """The same for all addresses of one client. What is no address stands for itself."""
+    address = parse(host)
+    if address is None:
+        return host[:256].encode(errors="replace")
+    return address.packed if address.version == 4 else address.packed[:8]
+
+
+def _without_port(hop: str) -> str:
+    if hop.startswith("["):
+        return hop[1:].partition("]")[0]
+    return hop.partition(":")[0] if hop.count(":") == 1 else hop

@@ -1,0 +1,27 @@
+"""What one client may send, on the lane of FastAPI: the same limits and answers as `limited.py` has for the fast lane."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tsx_runtime.http import kserve
+from tsx_runtime.http.asgi import Message, Scope, Send
+from tsx_runtime.http.client_limits import Caller, ClientLimits, calling
+
+UNLIMITED = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH})  # what probes and Prometheus ask
+
+
+def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
+    """Count the request. Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests."""
+    caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
+    calling.set(caller)  # of the request's own task
+    if scope["path"] not in UNLIMITED:
+        limits.count_request(caller.client)
+
+    async def held(message: Message) -> None:
+        if caller.hold:
+            await asyncio.sleep(caller.hold)
+            caller.hold = 0.0
+        await send(message)
+
+    return held

@@ -1,0 +1,53 @@
+"""gRPC calls count against the limits of their clients, as requests of HTTP do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from tsx_runtime.grpc.service import Ledger, Service
+from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.auth import Guard
+from tsx_runtime.http.client_limits import ClientLimits
+from tsx_runtime.http.tokens import Key
+
+
+async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]) -> list[tuple[grpc.StatusCode, str]]:
+    """What each call, with this metadata, ends with, and when it is to be tried again."""
+
+    async def check(message: Any, context: Any) -> Any:
+        return health_pb2.HealthCheckResponse()
+
+    service = Service("tsx.Test", Guard(Key("secret")), Ledger(Counts(), clients=limits))
+    service.unary("Check", check, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((service.handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        ended = []
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method = channel.unary_unary("/tsx.Test/Check", health_pb2.HealthCheckRequest.SerializeToString)
+            for metadata in calls:
+                call = method(health_pb2.HealthCheckRequest(), metadata=metadata)
+                ended.append((await call.code(), dict(await call.trailing_metadata()).get("retry-after", "")))
+        return ended
+    finally:
+        await server.stop(0)
+
+
+def test_calls_beyond_the_limit_end_with_resource_exhausted() -> None:
+    limits = ClientLimits(requests=2, proxies=["127.0.0.1"], clock=lambda: 1.0)
+    right = ("authorization", "Bearer secret")
+    ended = asyncio.run(_codes(limits, [(right,)] * 3 + [(right, ("x-forwarded-for", "203.0.113.9"))]))
+    assert ended == [(grpc.StatusCode.OK, "")] * 2 + [(grpc.StatusCode.RESOURCE_EXHAUSTED, "1"), (grpc.StatusCode.OK, "")]
+
+
+def test_wrong_tokens_beyond_the_limit_end_with_resource_exhausted_and_the_right_one_is_accepted() -> None:
+    limits = ClientLimits(failures=1, clock=lambda: 1.0)
+    calls = [(("authorization", f"Bearer {token}"),) for token in ("wrong", "wrong", "wrong", "secret")]
+    codes = [code for code, _ in asyncio.run(_codes(limits, calls))]
+    assert codes == [grpc.StatusCode.PERMISSION_DENIED] * 2 + [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OK]
