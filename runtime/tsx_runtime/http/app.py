@@ -125,7 +125,7 @@ class ServerApp(FastAPI):
             send = adding(send, self.cors)
         if self.clients is not None and scope.get("client"):
             try:
-                send = limited(self.clients, scope, send)
+                send = await limited(self.clients, scope, send)
             except TooManyRequests as error:
                 await self._refuse(scope, send, new_request_id(), error)
                 return

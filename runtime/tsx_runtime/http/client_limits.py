@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import lru_cache
 from math import ceil
 from typing import TypeAlias
 
@@ -21,9 +22,10 @@ from tsx_runtime.settings import Settings
 
 CONNECTIONS, REQUESTS, FAILURES = 1024, 20_000, 10  # the limits that are on by themselves where other machines can connect
 REMEMBERED = 10_000  # clients without an open connection
-HOLD = 1.0  # seconds for which the answer to a wrong token beyond the limit is held back
+HOLD = 1.0  # seconds for which a refusal is held back, so that a flood on a few connections is no flood any more
 TOLD_EVERY = 60.0  # seconds between two lines of the log
 MOST_HOPS = 32  # of one X-Forwarded-For
+LONGEST = 64  # characters of an address
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -127,7 +129,7 @@ class ClientLimits:
         return address is not None and any(address in network for network in self._proxies)
 
     def count_request(self, client: Client) -> None:
-        """Raises TooManyRequests."""
+        """Raises TooManyRequests, which is to be held back for `HOLD` seconds."""
         now = self.clock()
         full_at = self.requests.take(client.requests, now)
         if full_at is None:
@@ -139,7 +141,7 @@ class ClientLimits:
         client.requests = full_at
 
     def count_failure(self, client: Client) -> None:
-        """A wrong token. Raises TooManyRequests, which is to be held back for `HOLD` seconds."""
+        """A wrong token. Raises TooManyRequests."""
         now = self.clock()
         full_at = self.failures.take(client.failures, now)
         if full_at is None:
@@ -210,7 +212,8 @@ def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
     return ClientLimits(connections, requests, failures, settings.trusted_proxies)
 
 
-def parse(text: str) -> Address | None:
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Address | None:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -218,11 +221,15 @@ def parse(text: str) -> Address | None:
     return (address.version == 6 and address.ipv4_mapped) or address
 
 
+def parse(text: str) -> Address | None:
+    return _parse(text) if len(text) <= LONGEST else None
+
+
 def key_of(host: str) -> bytes:
     """The same for all addresses of one client. What is no address stands for itself."""
     address = parse(host)
     if address is None:
-        return host[:256].encode(errors="replace")
+        return host[:LONGEST].encode(errors="replace")
     return address.packed if address.version == 4 else address.packed[:8]
 
 

@@ -61,11 +61,8 @@ class LimitedLane(FastLane):
         """Where the request goes to: a refusal where its client has sent too many."""
         try:
             self._limits.count_request(client)
-        except TooManyRequests as error:
-            return Refusal(error)
-        if isinstance(route, Refusal) and isinstance(route.error, InvalidToken) and route.error.given:
-            try:
+            if isinstance(route, Refusal) and isinstance(route.error, InvalidToken) and route.error.given:
                 self._limits.count_failure(client)
-            except TooManyRequests as error:
-                return Refusal(error, HOLD)
+        except TooManyRequests as error:
+            return Refusal(error, HOLD)
         return route

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
+from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http import kserve
 from tsx_runtime.http.asgi import Message, Scope, Send
-from tsx_runtime.http.client_limits import Caller, ClientLimits, calling
+from tsx_runtime.http.client_limits import HOLD, Caller, ClientLimits, calling
 
 UNLIMITED = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH})  # what probes and Prometheus ask
 
 
-def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
-    """Count the request. Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests."""
+async def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
+    """Count the request. Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests, after a while."""
     caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
     calling.set(caller)  # of the request's own task
     if scope["path"] not in UNLIMITED:
-        limits.count_request(caller.client)
+        try:
+            limits.count_request(caller.client)
+        except TooManyRequests:
+            await asyncio.sleep(HOLD)
+            raise
 
     async def held(message: Message) -> None:
         if caller.hold:

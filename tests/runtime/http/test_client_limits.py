@@ -208,6 +208,8 @@ def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
         return limits
 
     patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
+    for module in ("limited", "limited_asgi", "client_limits"):
+        patch.setattr(f"tsx_runtime.http.{module}.HOLD", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +218,6 @@ def limited(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
 
     with pytest.MonkeyPatch.context() as patch:
         use(patch, clock)
-        for module in ("limited", "client_limits"):
-            patch.setattr(f"tsx_runtime.http.{module}.HOLD", 0.02)
         values = {"inference_token": "secret", "max_requests_per_client": 30, "max_failed_tokens": 2, "trusted_proxies": ["127.0.0.1"]}
         with start_server(**values) as server:
             server.register("talker.mar", initial_workers=1)

@@ -1,0 +1,196 @@
+"""What a flood of requests that are refused does to a quiet model: its goodput alone, and under floods with limits per client off and on.
+
+    python benchmarks/flood.py [--seconds 10] [--rounds 3] [--server-cores 0,1] [--attacker-cores 2,3]
+
+The quiet model takes 20 ms for a batch and is asked 45 times a second; an answer later than `--limit-ms` is of no use. The attacker
+sends the same request over and over on 64 connections, the next one as soon as the one before is answered. Name the cores of the
+server and of the attacker, and each has as many in every round, alone or not; else they share all there are. What was promised: the
+quiet model keeps 80 % of its goodput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import selectors
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import machine
+import openloop
+import psutil
+import servers
+
+HANDLER = Path(__file__).parent / "models" / "slow.py"
+TOKEN = "quiet-and-right"
+ATTACKER = "127.0.0.2"  # another client than 127.0.0.1; macOS has no such address
+LIMITS = {"max_connections_per_client": 64, "max_requests_per_client": 1000, "max_failed_tokens": 10}  # below what an attacker takes
+
+
+class Flood(NamedTuple):
+    name: str
+    path: str
+    token: str = TOKEN
+
+
+FLOODS = (
+    Flood("unknown model", "/predictions/nobody"),
+    Flood("unknown path", "/nowhere"),
+    Flood("wrong token", "/predictions/quiet", "wrong"),
+    Flood("full queue", "/predictions/busy"),
+)
+
+
+class Row(NamedTuple):
+    limits: str
+    flood: str
+    goodput: float
+    p99: float
+    refused: float  # a second, of the attacker's
+
+
+def attack(host: str, port: int, request: bytes, connections: int, cores: Sequence[int], pipe: Connection) -> None:
+    """Until something comes through the pipe; then the number of answers and of connections that the server closed goes back."""
+    pin(os.getpid(), cores)
+    selector = selectors.DefaultSelector()
+    answers = closed = 0
+
+    def connect() -> None:
+        sock = socket.create_connection((host, port), source_address=(ATTACKER, 0))
+        sock.setblocking(False)
+        selector.register(sock, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):
+            sock.send(request)
+
+    for _ in range(connections):
+        connect()
+    while not pipe.poll():
+        for key, _ in selector.select(0.1):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            try:
+                received = sock.recv(65536)
+                if received:
+                    answers += 1
+                    sock.send(request)
+                    continue
+            except OSError:
+                pass
+            closed += 1
+            selector.unregister(sock)
+            sock.close()
+            connect()
+    pipe.send((answers, closed))
+
+
+@contextlib.contextmanager
+def flooding(server: servers.Server, flood: Flood | None, connections: int, cores: Sequence[int]) -> Iterator[list[int]]:
+    """The list gets how many answers the attacker had."""
+    counted: list[int] = []
+    if flood is None:
+        yield counted
+        return
+    address = urlsplit(server.inference)
+    request = f"POST {flood.path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {flood.token}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    here, there = multiprocessing.Pipe()
+    arguments = (address.hostname, address.port, request, connections, cores, there)
+    process = multiprocessing.get_context("spawn").Process(target=attack, args=arguments, daemon=True)
+    process.start()
+    try:
+        time.sleep(1)  # it has all its connections, and the server has seen each head
+        yield counted
+    finally:
+        here.send("stop")
+        if here.poll(30):
+            counted.append(here.recv()[0])
+        process.join(5)
+        process.kill()
+
+
+def pin(pid: int, cores: Sequence[int]) -> None:
+    if cores:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            process.cpu_affinity(list(cores))
+
+
+def measure(server: servers.Server, body: Path, flood: Flood | None, limits: str, options: argparse.Namespace) -> Row:
+    goodputs, p99s, rates = [], [], []
+    headers = (f"Authorization: Bearer {TOKEN}",)
+    for _ in range(options.rounds):
+        began = time.monotonic()
+        with flooding(server, flood, options.connections, options.attacker_cores) as counted:
+            url = f"{server.inference}/predictions/quiet"
+            result = openloop.run(url, options.rate, options.seconds, 16, body, headers=headers, limit_ms=options.limit_ms)
+        goodputs.append(result.goodput)
+        p99s.append(result.p99)
+        rates.append(sum(counted) / (time.monotonic() - began))
+    return Row(limits, flood.name if flood else "alone", *(machine.median(column) for column in (goodputs, p99s, rates)))
+
+
+def table(rows: list[Row]) -> str:
+    alone = {row.limits: row.goodput for row in rows if row.flood == "alone"}
+    lines = ["| limits | flood | goodput/s | of alone | p99 ms | refusals/s |", "|---" * 6 + "|"]
+    lines += [
+        f"| {row.limits} | {row.flood} | {row.goodput:.1f} | {row.goodput / alone[row.limits]:.0%} | {row.p99:.1f} | {row.refused:,.0f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def cores(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3, help="of each case; the medians are printed")
+    parser.add_argument("--rate", type=float, default=45, help="requests a second for the quiet model")
+    parser.add_argument("--limit-ms", type=float, default=200, help="after which an answer is of no use")
+    parser.add_argument("--connections", type=int, default=64, help="of the attacker")
+    parser.add_argument("--server-cores", type=cores, default=[], help="such as 0,1")
+    parser.add_argument("--attacker-cores", type=cores, default=[], help="such as 2,3")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        body = directory / "body"
+        body.write_bytes(b'{"x":1}')
+        config: dict[str, object] = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}
+        quiet = servers.archive(directory, "quiet", "--handler", HANDLER, config=config)
+        busy = servers.archive(directory, "busy", "--handler", HANDLER, config=config | {"jobQueueSize": 4})
+        for limits, values in (("off", {}), ("on", LIMITS)):
+            given = {**values, "inference_token": TOKEN}
+            with servers.tsx(directory, quiet, busy, **given) as server:
+                wait_for(server)
+                pin(server.process.pid, options.server_cores)
+                rows += [measure(server, body, flood, limits, options) for flood in (None, *FLOODS)]
+    print(
+        f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s at {options.rate:g} requests/s\n\n{table(rows)}"
+    )
+
+
+def wait_for(server: servers.Server) -> None:
+    """Ask until both models are there."""
+    deadline = time.monotonic() + servers.START_SECONDS
+    while True:
+        try:
+            for name in ("quiet", "busy"):
+                server.call(f"/models/{name}", management=True)
+            return
+        except OSError:
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
