@@ -117,6 +117,8 @@ def _check_absolute(paths: list[Path]) -> list[Path]:
 
 IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or text with commas")]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
+
+
 def _check_networks(values: list[str]) -> list[str]:
     for value in values:
         ipaddress.ip_network(value)

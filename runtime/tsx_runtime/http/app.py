@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import BaseRoute, Route
 
-from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.addresses import parse_address
+from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
