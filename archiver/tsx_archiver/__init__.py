@@ -37,6 +37,7 @@ from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_mod
 from .opening import OpenArchive, open_archive
 from .packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from .rewriting import rewrite_archive
+from .safejson import load_json
 from .safeyaml import load_yaml_file
 from .writing import FORMATS, Format, write_archive
 
@@ -88,6 +89,7 @@ __all__ = [
     "describe_model_file",
     "inspect_archive",
     "is_model_name",
+    "load_json",
     "load_model_config",
     "load_yaml_file",
     "open_archive",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InvalidManifest
 from .names import DEFAULT_VERSION, normal, path_fault, shown
+from .safejson import load_json
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_MANIFEST_VALUES = 200_000  # a checksum for each of 100,000 members, and more
 
 # Our own top-level key, {member: hex sha-256}. TorchServe reads the manifest with Gson, which passes over keys it does not know.
 CHECKSUMS_KEY = "sha256"
@@ -99,8 +100,8 @@ class Manifest:
 def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifest:
     """Read MANIFEST.json; raises InvalidManifest, which names `source`."""
     try:
-        data = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        data = read_manifest_json(content)
+    except ValueError as error:
         raise InvalidManifest(f"{source}: {MANIFEST_PATH} is not JSON ({error}). Pack the model again.") from error
     if not isinstance(data, dict):
         raise InvalidManifest(f"{source}: {MANIFEST_PATH} holds a {type(data).__name__}, not an object. Pack the model again.")
@@ -108,6 +109,12 @@ def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifes
         return Manifest(data, default_name)
     except InvalidManifest as error:
         raise InvalidManifest(f"{source}: {error.message}") from error
+
+
+def read_manifest_json(content: bytes) -> Any:
+    """Raises ValueError."""
+    text = content.decode("utf-8-sig").encode()  # without a mark at its beginning
+    return load_json(text, most_bytes=MAX_MANIFEST_BYTES, most_values=MAX_MANIFEST_VALUES)
 
 
 def split_handler(handler: str) -> tuple[str, str | None]:

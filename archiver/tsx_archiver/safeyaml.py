@@ -10,7 +10,8 @@ import yaml
 from .errors import InvalidConfig
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 100_000
+MAX_NODES = 20_000  # of a second of parsing
+MAX_SEPARATORS = 2 * MAX_NODES  # commas and line ends, counted before anything is parsed
 MAX_DEPTH = 64
 
 
@@ -22,6 +23,8 @@ def load_yaml(content: bytes, *, source: str) -> Any:
     """
     if len(content) > MAX_BYTES:
         raise InvalidConfig(f"{source} has {len(content)} bytes; a configuration may have {MAX_BYTES}. Put data into an extra file.")
+    if content.count(b",") + content.count(b"\n") > MAX_SEPARATORS:
+        raise InvalidConfig(f"{source} has more than {MAX_SEPARATORS} lines and commas. Put data into an extra file.")
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(content.decode("utf-8-sig"))

@@ -46,6 +46,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
+
+LONGEST_REFUSAL = 1000  # characters of a 4xx error, which quotes what the client sent
+LONGEST_FAILURE = 64 << 10  # characters of a 5xx error, which may quote what a handler raised
 
 
 class TsxError(Exception):
@@ -53,8 +57,10 @@ class TsxError(Exception):
 
     status = 500
     type = "InternalServerException"
+    longest: int | None = None  # characters of its text; by its status if None
 
     def __init__(self, message: str, *, traceback: str | None = None) -> None:
+        message = shortened(message, self.longest or (LONGEST_REFUSAL if self.status < 500 else LONGEST_FAILURE))
         super().__init__(message)
         self.message = message
         self.traceback = traceback
@@ -77,6 +83,7 @@ class InvalidModel(TsxError):
 
     status = 400
     type = "ModelException"
+    longest = 16 << 10  # it ends with what pip printed last
 
 
 class InvalidToken(TsxError):
@@ -274,6 +281,11 @@ class SettingError(TsxError):
     """A setting is unknown, or its value cannot be used."""
 
 
+def shortened(text: str, longest: int) -> str:
+    """Its beginning and its length, where it is longer than that."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
+
+
 def is_failure(what: int | TsxError) -> bool:
     """What counts against a model wherever requests are counted: an answer of this status, or a refusal, that is not its client's doing.
 
@@ -301,3 +313,20 @@ def _error_body(status: int, type: str, message: str) -> bytes:
 
 
 _remembered = lru_cache(maxsize=64)(_error_body)  # a server that refuses much refuses with the same words
+
+
+LONGEST_READ = 256 << 10  # bytes; the server's own errors are shorter, and a handler may send anything
+
+
+def read_error(body: bytes) -> dict[str, Any]:
+    """What the error JSON in an answer's body says, with a text as its message; empty where it is none.
+
+    A large body is not parsed: that would hold the event loop.
+    """
+    if len(body) > LONGEST_READ or not body.startswith(b"{"):
+        return {}
+    try:
+        told: dict[str, Any] = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told.get("message"), str) else {}

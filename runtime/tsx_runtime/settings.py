@@ -208,6 +208,8 @@ class Settings(BaseModel):
         description="bytes of all bodies over 64 KiB that arrive, wait or run, and of unread answers; at least two of max_request_size",
     )
     max_header_size: int = Field(64 << 10, ge=1024, description="bytes of one request's headers")
+    max_headers: int = Field(200, ge=10, description="headers of one request")
+    max_management_size: int = Field(1 << 20, ge=1024, description="bytes of the body of one management request")
     header_timeout: int = Field(10, ge=1, description="seconds that a request's headers may take")
     body_timeout: int = Field(30, ge=1, description="seconds that a body may take, and one more for each body_min_rate bytes that came")
     body_idle_timeout: int = Field(10, ge=1, description="seconds for which nothing of a request's body may come")

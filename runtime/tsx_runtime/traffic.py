@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from functools import lru_cache
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -32,7 +33,10 @@ MOST = 1e9  # of a weight
 LONGEST = 4096  # characters of a pattern
 LARGEST = 1 << 16  # bytes of memory for one: what is tried on each request must not take longer than a millisecond
 NEEDS_RE2 = "it takes the package google-re2, by which no value can hold up the server: pip install 'tsx-serve[rules]'"
-UNKNOWN = "extra_forbidden"  # pydantic's word
+MOST_ENTRIES = 1000  # rules, weights and labels, of each: rules are tried one after the other on each request
+LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
+EXPLAINED = 5  # problems of one table that an error names
+UNKNOWN = "extra_forbidden"  # pydantic's word, of what often makes the other problems
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STICKY = re.compile(r"(header|cookie|field):(.+)")
@@ -69,19 +73,34 @@ class Pattern(Protocol):
     def fullmatch(self, text: str) -> object | None: ...
 
 
-@lru_cache(maxsize=1024)
 def compile_pattern(value: str) -> Pattern:
     """By RE2, whose time is linear in the length of what it is tried on: Python's own may take years. Raises ValueError."""
+    made = _compiled(value)
+    if isinstance(made, str):
+        raise ValueError(made)
+    return made
+
+
+def warm_patterns(values: Sequence[str]) -> None:
+    """Compile what one table may have, so that the event loop finds it done."""
+    if sum(map(len, values)) <= LONGEST_PATTERNS and len(values) <= MOST_ENTRIES:
+        for value in values:
+            _compiled(value)
+
+
+@lru_cache(maxsize=2048)
+def _compiled(value: str) -> Pattern | str:
+    """Or why it is none."""
     try:
         import re2  # here, because it is an extra
     except ImportError:
-        raise ValueError(NEEDS_RE2) from None
+        return NEEDS_RE2
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, LARGEST
     try:
         made: Pattern = re2.compile(value, options)
     except re2.error as error:
-        raise ValueError(f"it is no regular expression of RE2, which knows nothing that looks around or back: {_reason(error)}") from error
+        return f"it is no regular expression of RE2, which knows nothing that looks around or back: {_reason(error)}"
     return made
 
 
@@ -108,6 +127,14 @@ def _check_path(value: str) -> str:
     return value
 
 
+def _check_count(entries: object) -> object:
+    """Before each is looked at."""
+    if isinstance(entries, Sized) and len(entries) > MOST_ENTRIES:
+        raise ValueError(f"there are {len(entries)} entries; at most {MOST_ENTRIES} can be")
+    return entries
+
+
+_few = BeforeValidator(_check_count)
 FieldPath = Annotated[str, AfterValidator(_check_path)]
 Target = Annotated[str, AfterValidator(_check_target)]  # a version, or a label
 Label = Annotated[str, AfterValidator(_check_label)]
@@ -142,7 +169,7 @@ class Compare(_Part):
     """How the answers of a shadow are compared with those that clients got (`core/comparing.py`)."""
 
     kind: Literal["exact", "numeric", "top-k", "plugin"] = "exact"
-    ignore: list[FieldPath] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
+    ignore: Annotated[list[FieldPath], _few] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # how far a number may be off, as a part of the client's
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # and how far in any case
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -173,13 +200,22 @@ class Shadow(_Part):
     examples: Annotated[int, Field(ge=0, le=100)] | None = None  # of answers that differ are kept, the newest; 20 where it is not set
 
 
+def _check_patterns(rules: object) -> object:
+    """Before any is compiled."""
+    told = rules if isinstance(rules, list | tuple) else ()
+    patterns = [rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None) for rule in told]
+    if (length := sum(len(pattern) for pattern in patterns if isinstance(pattern, str))) > LONGEST_PATTERNS:
+        raise ValueError(f"their patterns have {length} characters together; at most {LONGEST_PATTERNS} can be")
+    return rules
+
+
 class Traffic(_Part):
     """Of one model. What names a version that is not registered, or not ready, has no effect until it is."""
 
-    weights: dict[Target, Weight] = Field(default={}, description="by version or label; only their proportions count")
+    weights: Annotated[dict[Target, Weight], _few] = Field(default={}, description="by version or label; only their proportions count")
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
-    rules: list[Rule] = []  # the first that fits counts
-    labels: dict[Label, Target] = Field(default={}, description="what a label means: a version")
+    rules: Annotated[list[Rule], BeforeValidator(_check_patterns), _few] = []  # the first that fits counts
+    labels: Annotated[dict[Label, Target], _few] = Field(default={}, description="what a label means: a version")
     shadow: Shadow | None = None
 
     @model_validator(mode="after")
@@ -233,8 +269,10 @@ def parse_traffic(given: object) -> Traffic:
     try:
         return Traffic.model_validate(given)
     except ValidationError as error:
-        problems = sorted(error.errors(), key=lambda problem: problem["type"] != UNKNOWN)  # often the one that makes the others
-        raise ValueError("; ".join(_explained(problem["type"], problem["loc"], problem["msg"]) for problem in problems)) from error
+        problems = sorted(error.errors(include_url=False, include_input=False), key=lambda problem: problem["type"] != UNKNOWN)
+        texts = [_explained(problem["type"], problem["loc"], problem["msg"]) for problem in problems[:EXPLAINED]]
+        more = len(problems) - EXPLAINED
+        raise ValueError("; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)) from error
 
 
 def _explained(kind: str, place: tuple[int | str, ...], text: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidManifest
-from ..manifest import CHECKSUMS_KEY, split_handler
+from ..manifest import CHECKSUMS_KEY, read_manifest_json, split_handler
 from ..names import is_model_name, path_fault, shown
 
 WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
@@ -31,8 +30,8 @@ class WorkflowManifest:
 def parse_workflow_manifest(content: bytes, *, source: str) -> WorkflowManifest:
     """Raises InvalidManifest, which names `source`."""
     try:
-        data = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        data = read_manifest_json(content)
+    except ValueError as error:
         raise _invalid(source, f"is not JSON ({error})") from error
     workflow = data.get("workflow") if isinstance(data, dict) else None
     if not isinstance(workflow, dict):

@@ -26,10 +26,15 @@ def read_answer(answer: ComparedAnswer) -> Any:
     head = answer.headers.get(TENSORS_HEAD.decode())
     length = int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
     try:
-        value = json.loads(answer.body[:length].decode(), parse_float=_float, parse_int=_int)
+        value = load_in_turns(answer.body[:length].decode())
         return value if head is None else _with_tensors(value, answer.body[length:])
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError, struct.error):
         return NO_JSON
+
+
+def load_in_turns(text: str) -> Any:
+    """For threads: between the numbers of a large document the event loop has its turn, which the parser alone would not give it."""
+    return json.loads(text, parse_float=_float, parse_int=_int)
 
 
 def _with_tensors(value: Any, raw: bytes) -> Any:
@@ -47,9 +52,6 @@ def _with_tensors(value: Any, raw: bytes) -> Any:
     if start != len(raw):
         raise ValueError("there is more than the tensors")
     return value
-
-
-# As calls of Python's own they let the event loop have its turn while a large body is parsed in a thread; the parser itself would not.
 
 
 def _float(text: str) -> float:

@@ -14,6 +14,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.times import arrivals
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
+MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
 JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 
 logger = logging.getLogger("tsx.channel")
@@ -263,9 +264,11 @@ class Channel(asyncio.BufferedProtocol):
 
 
 def _facts(frame: wire.Frame) -> dict[str, Any]:
+    if len(frame.extra) > MOST_FACTS:
+        raise wire.FrameError(f"the worker's report has {len(frame.extra)} bytes; at most {MOST_FACTS} are read")
     try:
         facts: dict[str, Any] = json.loads(bytes(frame.extra))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wire.FrameError(f"the worker's report is not JSON: {error}") from error
     return facts
 

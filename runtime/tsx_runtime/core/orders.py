@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
-
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.metricsconfig import read_metrics_config
@@ -35,7 +33,7 @@ def load_order(
         model_version=version,
         model_dir=str(archive.directory),
         manifest=archive.manifest.data,
-        model_config=yaml.safe_dump(archive.config.raw),
+        model_config=archive.config.text,
         handler=handler,
         worker=worker,
         gpu_id=place.gpu_id,

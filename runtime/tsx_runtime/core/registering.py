@@ -20,6 +20,7 @@ from tsx_runtime.core.replacing import Replacements, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
 from tsx_runtime.nearest import suggestion
 from tsx_runtime.plugins import BatchPolicy
+from tsx_runtime.settings import Settings
 from tsx_runtime.sources import Trust, in_store, is_url
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Registering:
     async def from_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """An archive or directory that lies anywhere: what the command line names itself."""
         try:
-            archive = await asyncio.to_thread(open_archive, path, cache=self._settings.cache_dir, limits=self._settings.archive_limits())
+            archive = await asyncio.to_thread(_open, path, self._settings)
         except ArchiveNotFound as error:
             raise ModelNotFound(f"Model not found at: {order.url}. {error}") from error
         except ArchiveError as error:
@@ -156,6 +157,12 @@ class Registering:
             raise BadRequest("Parameter url is required.")
         absent = f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY"
         return in_store(url, self._settings.model_store, absent)
+
+
+def _open(path: Path, settings: Settings) -> OpenArchive:
+    archive = open_archive(path, cache=settings.cache_dir, limits=settings.archive_limits())
+    _ = archive.config.text  # which takes half a second where the configuration is large: not on the event loop, where workers start
+    return archive
 
 
 def _with_policy(chosen: Plan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> Plan:

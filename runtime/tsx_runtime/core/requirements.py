@@ -15,6 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 MOST_BYTES = 1 << 20  # of a requirements file
+LONGEST_LINE = 32 << 10  # characters, with the lines that continue it: a requirement with a hundred hashes has ten thousand
 MOST_FILES = 32  # that include each other
 REMOTE = ("http", "https", "git+https", "git+http", "git+ssh", "hg+https", "svn+https", "bzr+https", "ssh")
 INDEX_OPTIONS = ("-i", "--index-url", "--pypi-url", "--extra-index-url", "--trusted-host")
@@ -26,14 +27,15 @@ WHEELS = (".whl",)
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSIONS = r"(?:===?|~=|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+"
-_MARKER = r"(?:\s*;[^;`|&$\\]*)?"
+_MARKER = r"(?:\s*;(?:(?!\s--hash)[^;`|&$\\])*)?"  # which ends before the hashes, so that there is one way to read a line
 _HASHES = r"(?:\s+--hash[= ][a-z0-9]+:[0-9a-f]+)*"
 _NAMED = re.compile(
     rf"{_NAME}\s*(?:\[[A-Za-z0-9._,\s-]*\])?\s*(?:\(?\s*{_VERSIONS}(?:\s*,\s*{_VERSIONS})*\s*,?\s*\)?)?{_MARKER}{_HASHES}\s*"
 )
 _AT = re.compile(rf"{_NAME}\s*(?:\[[A-Za-z0-9._,\s-]*\])?\s*@\s*(?P<url>[^\s;]+){_MARKER}{_HASHES}\s*")
 _PLACE = re.compile(rf"(?P<place>[^\s;`|&$\\]+){_MARKER}{_HASHES}\s*")
-_COMMENT = re.compile(r"(^|\s+)#.*$")
+_BLANKS = re.compile(r"[ \t\f\v]+")  # of several blanks in a row the other patterns would try every way to share them out
+_COMMENT = re.compile(r"(^|\s)#.*$")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -103,15 +105,17 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         if line.endswith("\\"):
             pending += line[:-1].strip() + " "
             continue
-        whole = _COMMENT.sub("", pending + line).strip()
+        whole = _COMMENT.sub("", _BLANKS.sub(" ", pending + line)).strip()
         if whole:
             yield first, whole
         pending, first = "", 0
     if pending.strip():
-        yield first, pending.strip()
+        yield first, _BLANKS.sub(" ", pending).strip()
 
 
 def _check_line(line: str, file: Path, inside: Path, found: _Found) -> None:
+    if len(line) > LONGEST_LINE:
+        raise BadRequirements(f"it has {len(line)} characters; at most {LONGEST_LINE} are read")
     if any(ord(character) < 32 and character != "\t" for character in line):
         raise BadRequirements("it holds control characters")
     if line.startswith("-"):

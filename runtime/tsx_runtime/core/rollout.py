@@ -27,10 +27,13 @@ from tsx_runtime.core.significance import above, worse
 
 EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
 FOR_P99 = 400  # requests from which on a sample has an upper limit for its p99 (two standard deviations of the rank)
+MOST_STEPS = 100
 SLOW_SHARE = 0.01  # of requests are slower than the p99, by its name
 
 
 def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
+    if len(steps) > MOST_STEPS:
+        raise ValueError(f"there are {len(steps)} steps; at most {MOST_STEPS} can be")
     if not steps or any(not 0 < step <= 100 for step in steps) or list(steps) != sorted(set(steps)):
         raise ValueError("steps are percentages that grow, above 0 and at most 100, as in 1,5,25,100")
     return steps if steps[-1] == 100 else (*steps, 100.0)

@@ -15,6 +15,7 @@ from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.traffic import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
 
+MOST_COOKIES = 200  # of one header, among which a sticky one is looked for: browsers keep fewer for a site
 LONGEST = 1024  # bytes of a header's value that a pattern is tried on: what clients send must not keep the server busy
 
 VersionT = TypeVar("VersionT")
@@ -180,7 +181,7 @@ def _name(by: str, key: str) -> str:
 def _cookie(name: bytes, headers: Headers) -> bytes | None:
     for other, value in headers:
         if other == b"cookie":
-            for crumb in value.split(b";"):
+            for crumb in value.split(b";", MOST_COOKIES)[:MOST_COOKIES]:
                 key, equals, text = crumb.strip().partition(b"=")
                 text = text.strip().strip(b'"')
                 if equals and key.strip() == name and text:

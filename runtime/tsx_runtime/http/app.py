@@ -13,7 +13,7 @@ from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
-from tsx_runtime.errors import ResourceNotFound, TooManyRequests, TsxError
+from tsx_runtime.errors import HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
 from tsx_runtime.http import (
     debug,
     faults,
@@ -53,7 +53,7 @@ from tsx_runtime.http.hosting import Platform, raw_path
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.limited_asgi import limited
 from tsx_runtime.http.plugged import check_paths
-from tsx_runtime.http.routes import runs_model
+from tsx_runtime.http.routes import check_query, runs_model
 from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.http.tokens import Keys, build_keys
@@ -64,6 +64,7 @@ from tsx_runtime.settings import ROLES, Settings
 from tsx_runtime.version import __version__
 from tsx_runtime.workflows.manager import Workflows
 
+LONGEST_PATH = 8192  # characters; no route of the framework has so long a one
 SEPARATE = tuple((role,) for role in ROLES)
 
 
@@ -87,6 +88,7 @@ class ServerApp(FastAPI):
         )
         self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
+        self.max_headers = settings.max_headers
         self.lane: Any = None  # what the connections of the fast lane share; made by the first
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
@@ -132,7 +134,10 @@ class ServerApp(FastAPI):
         if self.cors and is_preflight(scope):
             await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
             return
-        if self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
+        if len(scope["headers"]) > self.max_headers:
+            text = f"The request has {len(scope['headers'])} headers; max_headers is {self.max_headers}."
+            await self._refuse(scope, send, new_request_id(), HeadTooLarge(text))
+        elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
             await traced(self.tracer, self.predictions, scope, receive, send)
@@ -169,7 +174,10 @@ class ServerApp(FastAPI):
             await send(message)
 
         try:
+            check_query(scope["query_string"])
             path: str = scope["path"]
+            if len(path) > LONGEST_PATH:  # each route would be tried on all of it
+                raise ResourceNotFound(faults.NOT_FOUND)
             if path.endswith("/"):  # `/models/` is `/models`
                 scope["path"] = path = path.rstrip("/") or "/"
             if not self.has_route(path):
@@ -268,23 +276,24 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     app.bytes_in_flight = registry.bytes_in_flight
     app.clients = client_limits(settings, is_local=all(parse_address(getattr(settings, f"{role}_address")).is_local for role in roles))
     limit = settings.max_request_size
+    most = min(limit, settings.max_management_size)
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
         app.predictions.timing_share = settings.server_timing_share
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
     if "management" in roles:
-        app.include_router(traffic.build_router(registry, limit))  # before those that take any word for a version
-        app.include_router(rollout.build_router(registry, limit))
-        app.include_router(record.build_router(registry, limit))
-        app.include_router(shadow.build_router(registry, limit))
-        app.include_router(management.build_router(registry, limit))
+        app.include_router(traffic.build_router(registry, most))  # before those that take any word for a version
+        app.include_router(rollout.build_router(registry, most))
+        app.include_router(record.build_router(registry, most))
+        app.include_router(shadow.build_router(registry, most))
+        app.include_router(management.build_router(registry, most))
         app.guards["models"] = guards.management
         app.include_router(debug.build_router(registry))
         app.guards["debug"] = guards.management
         if keys.api is not None:
             app.include_router(management.build_token_router(keys))
             app.guards["token"] = guards.token
-        app.include_router(workflow_routes.build_router(workflows, limit))
+        app.include_router(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
         app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions)
         read_metrics = metrics.reader(registry, counts, system)

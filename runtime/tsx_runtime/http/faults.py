@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 
 from tsx_runtime.errors import (
     InvalidToken,
@@ -15,6 +16,7 @@ from tsx_runtime.errors import (
     TsxError,
     Unavailable,
     error_body,
+    read_error,
 )
 from tsx_runtime.http.asgi import JSON, NO_CACHE, Pair
 
@@ -40,12 +42,10 @@ def for_v2(body: bytes) -> bytes:
 
     A handler writes what it likes, and what a client made it write: none of that may raise here, where a batch is being answered.
     """
-    try:
-        told = json.loads(body)
-        if list(told) == ["code", "type", "message"]:
+    told = read_error(body)
+    if list(told) == ["code", "type", "message"]:
+        with suppress(ValueError, RecursionError):
             return json.dumps(told | {"error": told["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
-    except (ValueError, TypeError, RecursionError):
-        pass
     return body
 
 

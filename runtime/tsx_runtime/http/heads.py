@@ -71,6 +71,7 @@ class Heads:
         guard: Guard | None,
         limit: int,
         max_head: int,
+        max_headers: int,
         *,
         traced: bool = False,
         platform: Platform | None = None,
@@ -84,6 +85,7 @@ class Heads:
         self._guard = guard
         self._limit = limit  # bytes of a body
         self._max_head = max_head  # bytes
+        self._max_headers = max_headers
         self._traced = traced
         self._platform = platform
         registry.on_change.append(self._forget)
@@ -98,7 +100,7 @@ class Heads:
 
     def read(self, raw: bytes) -> Known:
         """`raw` ends with the empty line, and is not among the known."""
-        known = self._read(raw) if len(raw) <= self._max_head else None
+        known = self._read(raw) if len(raw) <= self._max_head and raw.count(b"\n") <= self._max_headers + 2 else None
         if len(raw) <= LONGEST:
             _remember(self.known, raw, known, evict=known is not None and not isinstance(known[1], Refusal))
         return known

@@ -30,6 +30,7 @@ class Lane:
                 predictions.guard,
                 predictions.limit,
                 app.max_header_size,
+                app.max_headers,
                 traced=app.tracer is not None,
                 platform=app.platform,
                 has_route=app.has_route,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
@@ -11,18 +10,19 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, RootModel, ValidationError
 
+from tsx_archiver import load_json
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed
+from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
 from tsx_runtime.http import faults, openapi, refusing
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.http.gpu import read_gpus
+from tsx_runtime.http.replies import MOST_VALUES, read_given
 from tsx_runtime.http.replies import json_answer as _json
-from tsx_runtime.http.replies import read_given
 from tsx_runtime.http.replies import status_answer as _status
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.http.tokens import Keys
@@ -30,6 +30,7 @@ from tsx_runtime.nearest import suggestion
 from tsx_runtime.tunable import TUNABLE
 
 RUNTIMES = ("python", "python3", "python2", "lsp")  # what archives name; all run in this server's own Python
+LARGEST_DESCRIPTION = 1 << 20  # bytes of what a handler says of itself that are parsed; more is shown as text
 PROCESSING = "Processing worker updates..."
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
@@ -129,7 +130,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
     try:
         return kind.model_validate(given | own)
     except ValidationError as error:
-        raise refusing.from_validation(error.errors(), kind.model_fields) from error
+        raise refusing.from_validation(error.errors(include_url=False), kind.model_fields) from error
 
 
 async def ask_handler(version: ModelVersion) -> Any:
@@ -150,17 +151,15 @@ async def ask_handler(version: ModelVersion) -> Any:
     if answer.status >= 400:
         raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return load_json(body, most_bytes=LARGEST_DESCRIPTION, most_values=MOST_VALUES)
+    except ValueError:
         return body.decode(errors="replace")
 
 
 def _message(body: bytes) -> str:
     """The text of a worker's error JSON, or of whatever else the handler sent."""
-    try:
-        return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return body[:1000].decode(errors="replace")
+    told = read_error(body)
+    return str(told["message"]) if told else body[:1000].decode(errors="replace")
 
 
 def _order(parameters: RegisterParameters) -> RegisterOrder:

@@ -16,6 +16,7 @@ from tsx_runtime.http.asgi import NO_CACHE, Message, Receive, Scope, Send, send_
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
 from tsx_runtime.nearest import suggestion
 
+MOST = 5  # problems of one request that its answer names: a body may have thousands
 _SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
 
@@ -69,13 +70,15 @@ def from_http(error: HTTPException) -> TsxError:
 def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
     """Name the parameter and its value. (TorchServe takes the default for a number that does not parse.) `known`: those there are."""
     texts = []
-    for problem in problems:
+    for problem in problems[:MOST]:
         name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
         if problem["type"] == "extra_forbidden" and known:
             others = f"; there are {', '.join(known)}."
             texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
             continue
         texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
+    if len(problems) > MOST:
+        texts.append(f"There are {len(problems) - MOST} more problems.")
     return BadRequest(" ".join(texts))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import create_form_parser
+from python_multipart.multipart import parse_options_header
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import Headers, meant
@@ -20,7 +20,11 @@ _EXPLAIN: Pair = (b"explain", b"True")
 _PREDICT: Pair = (b"explain", b"False")
 _V2: Pair = (b"x-tsx-protocol", b"v2")  # a handler may want to know, and an error has a field more
 V2_META = b"\r\n%b: %b\r\n" % _V2  # in the metadata of its requests
-_FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
+_MULTIPART = b"multipart/form-data"
+_FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
+_FIELD = b"model_name"
+MOST_FIELDS = 1000  # of a query string, or of a form that is to name its model: what has more is not read
+LONGEST_HEAD = 4096  # bytes of the headers of one part of a form, or of the content type; of a longer one nothing is read
 _LEGACY_FREE = frozenset({"models", "v1", "v2", "workflows", "wfpredict", "metrics", "token", "ping", "livez", "readyz"})  # no model's
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
@@ -36,6 +40,12 @@ class Target(NamedTuple):
     strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
 
 
+def check_query(query: bytes) -> None:
+    """Before it is parsed. Raises BadRequest."""
+    if query.count(b"&") >= MOST_FIELDS:
+        raise BadRequest(f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are read.")
+
+
 def runs_model(path: str) -> bool:
     try:
         return find_target(path) is not None
@@ -44,7 +54,10 @@ def runs_model(path: str) -> bool:
 
 
 def find_target(path: str, query: bytes = b"") -> Target | None:
-    """`path` is percent-decoded. None: the path runs no model. Raises `ResourceNotFound` where a model's name is missing."""
+    """`path` is percent-decoded. None: the path runs no model.
+
+    Raises `ResourceNotFound` where a model's name is missing, `BadRequest` for a query string of too many parameters.
+    """
     if path.startswith(("/predictions/", "/explanations/")):
         return _from_predictions(path)
     if path.startswith("/v1/models/"):
@@ -52,6 +65,7 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
     if path.startswith("/v2/models/"):
         return _from_kserve_v2(path)
     if path in ("/invocations", "/invocations/"):
+        check_query(query)
         names = parse_qs(query.decode("latin-1")).get("model_name", []) if query else []
         return Target(names[-1] if names else None, query=True)
     if path.endswith("/invoke"):
@@ -146,18 +160,46 @@ def is_form(headers: list[Pair]) -> bool:
 
 
 def model_in_form(headers: list[Pair], body: bytes) -> str | None:
-    """The form's field `model_name`."""
+    """The form's field `model_name`, the last one where there are several; what else is wrong with the form, the worker says.
+
+    Nothing but that field is parsed, and only after the fields were counted. Raises BadRequest.
+    """
     content_type = next(value for name, value in headers if name == b"content-type")
-    name: list[bytes] = []
+    multipart = content_type.lower().startswith(_MULTIPART)
+    found = None
+    for value in _values_in_parts(content_type, body) if multipart else _values_in_pairs(body):
+        found = value
+    return None if found is None else found.decode("utf-8", "replace")
 
-    def on_field(field: Any) -> None:
-        if field.field_name == b"model_name":
-            name[:] = [field.value or b""]
 
-    try:
-        parser = create_form_parser({"Content-Type": content_type}, on_field, lambda file: None)
-        parser.write(body)
-        parser.finalize()
-    except (FormParserError, ValueError):
-        return None  # the worker says what is wrong with it
-    return name[0].decode("utf-8", "replace") if name else None
+def _values_in_parts(content_type: bytes, body: bytes) -> Iterator[bytes]:
+    boundary = _option(content_type, b"boundary")
+    if not boundary:
+        return
+    separator = b"\r\n--" + boundary
+    _check_fields(body.count(separator))
+    for part in (b"\r\n" + body).split(separator)[1:]:
+        head, _, value = part[:LONGEST_HEAD].partition(b"\r\n\r\n")
+        for line in head.split(b"\r\n"):
+            name, _, disposition = line.partition(b":")
+            if name.strip().lower() != b"content-disposition" or _FIELD not in disposition:
+                continue
+            if _option(disposition, b"name") == _FIELD and _option(disposition, b"filename") is None:
+                yield value
+
+
+def _values_in_pairs(body: bytes) -> Iterator[bytes]:
+    _check_fields(body.count(b"&") + body.count(b";") + 1)
+    for pair in body.replace(b";", b"&").split(b"&"):
+        name, _, value = pair[:LONGEST_HEAD].partition(b"=")
+        if name == _FIELD:
+            yield value
+
+
+def _check_fields(count: int) -> None:
+    if count > MOST_FIELDS:
+        raise BadRequest(f"The form has {count} fields; at most {MOST_FIELDS} are read for the model's name. Name it as ?model_name=NAME.")
+
+
+def _option(header: bytes, name: bytes) -> bytes | None:
+    return parse_options_header(header)[1].get(name) if len(header) <= LONGEST_HEAD else None

@@ -17,6 +17,7 @@ _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::\d{1,5})?|\
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+LONGEST = 4096  # characters of a URL, or of a name in the store
 MOST_UNQUOTED = 5  # rounds; who hides dots more deeply than this is refused anyway
 
 
@@ -38,6 +39,7 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
 
     Raises ModelNotFound, as TorchServe does for what it does not want to look at, and BadRequest for what cannot be a URL.
     """
+    check_length(text)
     plain, _, fragment = text.partition("#")
     if climbs(plain):
         raise ModelNotFound(f"Relative path is not allowed in url: {text}")
@@ -59,6 +61,12 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
     return ModelUrl(plain, scheme, (parts.hostname or "").lower(), port, parts.path, _digest(fragment))
 
 
+def check_length(text: str) -> None:
+    """Before anything looks at it: patterns of `allowed_urls` may take time that grows with the square of it. Raises BadRequest."""
+    if len(text) > LONGEST:
+        raise BadRequest(f"The url has {len(text)} characters; at most {LONGEST} are read.")
+
+
 def climbs(text: str) -> bool:
     """Whether a path in it could leave its directory, in whatever way the dots are written."""
     for _ in range(MOST_UNQUOTED):
@@ -72,6 +80,7 @@ def climbs(text: str) -> bool:
 
 def in_store(name: str, store: Path | None, without_store: str) -> Path:
     """Where the file of that name lies, if it is there. Raises ModelNotFound where it would be outside, or there is no store."""
+    check_length(name)
     if climbs(name) or Path(name).is_absolute():
         raise ModelNotFound(f"Relative path is not allowed in url: {name}")
     if store is None:

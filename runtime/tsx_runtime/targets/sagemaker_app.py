@@ -44,7 +44,7 @@ from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.hosting import raw_path
 from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.http.replies import read_object
-from tsx_runtime.http.routes import Target, find_target, resolve
+from tsx_runtime.http.routes import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform
 from tsx_runtime.targets.sagemaker_lines import Form, accepted_form, as_line, form_of, joined, lines_of
 from tsx_runtime.targets.sagemaker_models import Loaded, Models, registry_name
@@ -53,6 +53,7 @@ from tsx_runtime.targets.start import StartModel, load_all
 
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
 INVOKE = b"/invoke"
+NEW_LINE = b"\n"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
 ISOLATED = (
     "Under network isolation (EnableNetworkIsolation), and in a subnet without a way out, nothing can be installed at the start: "
@@ -136,8 +137,7 @@ class SageMaker:
         assert target is not None
         resolve(self.registry, target)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.predictions.limit)
-        lines = list(lines_of(body))
-        if not lines:
+        if next(lines_of(body), None) is None:
             raise BadRequest("The request has no line: each line of its body is one input of the model.")
         route = resolve(self.registry, target, headers)
         job_of = _job_maker(scope, target, form, route)
@@ -145,9 +145,9 @@ class SageMaker:
         given = accepted_form(_header(headers, b"accept") or self.said.accept.encode("latin-1", "replace"), form)
         try:
             line_of = partial(_line, given)
-            answers = await unless_gone(receive, answer_each(lines, route, self._gate(target), job_of, line_of, most))
+            answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
         except LineFailed as failure:
-            text = f"{failure} None of the {len(lines)} lines is answered: mend that one, or leave it out."
+            text = f"{failure} None of the {body.strip().count(NEW_LINE) + 1} lines is answered: mend that one, or leave it out."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
             await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
             return
@@ -281,9 +281,11 @@ class MultiModel(SageMaker):
 
     async def _manage(self, method: str, name: str | None, scope: Scope, receive: Receive) -> dict[str, Any]:
         if method == "POST" and name is None:
-            given = await read_object(Request(scope, receive), self.predictions.limit, '{"model_name": "NAME", "url": "DIRECTORY"}')
+            most = min(self.predictions.limit, self.registry.settings.max_management_size)
+            given = await read_object(Request(scope, receive), most, '{"model_name": "NAME", "url": "DIRECTORY"}')
             return _shown(await self._models.load(str(given.get("model_name") or ""), str(given.get("url") or "")))
         if method == "GET" and name is None:
+            check_query(scope["query_string"])
             token = parse_qs(scope["query_string"].decode("latin-1")).get("next_page_token", [None])[-1]
             page, following = self._models.page(token)
             return {"models": [_shown(each) for each in page], **({"nextPageToken": following} if following else {})}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ FORMS = {
     "application/x-ndjson": JSON_LINES,
     "text/csv": CSV,
 }
+_SOMETHING = re.compile(rb"\S")
+MOST_ACCEPTED = 100  # types that an Accept header may name; the others count for nothing
 ACCEPTED = {**FORMS, "application/json": JSON_LINES}
 
 
@@ -36,7 +39,7 @@ def form_of(content_type: bytes) -> Form | None:
 
 def accepted_form(accept: bytes, own: Form) -> Form:
     """The first that is accepted, in the client's order; the request's own where it accepts anything, or nothing that there is."""
-    for part in accept.decode("latin-1").split(","):
+    for part in accept.decode("latin-1").split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]:
         form = ACCEPTED.get(part.partition(";")[0].strip().lower())
         if form is not None:
             return form
@@ -44,10 +47,15 @@ def accepted_form(accept: bytes, own: Form) -> Form:
 
 
 def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Those that hold anything, with their numbers, from 1."""
-    for number, line in enumerate(body.split(b"\n"), start=1):
-        if line.strip():
-            yield number, line.rstrip(b"\r")
+    """Those that hold anything, with their numbers, from 1. Each is found when it is asked for: a body may have millions."""
+    start, number = 0, 1
+    while (found := _SOMETHING.search(body, start)) is not None:
+        number += body.count(b"\n", start, found.start())
+        begin = max(start, body.rfind(b"\n", start, found.start()) + 1)
+        end = body.find(b"\n", begin)
+        end = len(body) if end < 0 else end
+        yield number, body[begin:end].rstrip(b"\r")
+        start, number = end + 1, number + 1
 
 
 def as_line(answer: bytes, form: Form) -> bytes:

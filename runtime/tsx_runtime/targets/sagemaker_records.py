@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.split import Route
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import TsxError, read_error
 from tsx_runtime.http.asgi import ClientGone, Receive
 
 QUOTED = 1000  # characters of an answer that is quoted as the reason of a failure
@@ -107,12 +106,8 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Answ
 
 def _reason(body: bytes) -> str:
     """Of an answer that is an error; one in the form of the server's own is not quoted whole."""
-    text = body.decode("utf-8", "replace").strip()
-    try:
-        told = json.loads(text)
-        text = str(told["message"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
+    told = read_error(body.strip())
+    text = told["message"] if told else body.decode("utf-8", "replace").strip()
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 

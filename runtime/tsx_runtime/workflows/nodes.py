@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import time
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.tracing import current
-from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable
+from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error
 from tsx_runtime.workflows.schedule import Output
 
 EXCERPT = 1000  # characters of a node's own words in an error
@@ -118,12 +117,9 @@ async def _take(job: WaitingJob, most: int) -> tuple[Answer, bytes]:
 def _failure(status: int, body: bytes) -> TsxError:
     """What a worker says of a handler that failed, or a handler says itself by its status."""
     text = body[:EXCERPT].decode("utf-8", "replace")
-    try:
-        told = json.loads(body)
-        if told["code"] == status and told["type"]:
-            text = str(told["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
+    told = read_error(body)
+    if told.get("code") == status and told.get("type"):
+        text = told["message"]
     if status == OutOfResources.status:
         return OutOfResources(text)
     if status < 500:

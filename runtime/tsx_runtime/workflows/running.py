@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from tsx_archiver.workflow import WorkflowSpec
 from tsx_runtime.errors import NodeFailed
-from tsx_runtime.wire import Body
+from tsx_runtime.wire import COPIED, Body
 from tsx_runtime.workflows.nodes import Node, Request, ask
 from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
 
@@ -41,7 +41,9 @@ async def run(spec: WorkflowSpec, nodes: Mapping[str, Node], request: Request) -
                 finished.add(name)
     finally:
         await _end(tasks)
-    return _answer({leaf: done[leaf] for leaf in spec.leaves})
+    outputs = {leaf: done[leaf] for leaf in spec.leaves}
+    large = len(outputs) > 1 and sum(len(output.body) for output in outputs.values()) > COPIED
+    return await asyncio.to_thread(_answer, outputs) if large else _answer(outputs)
 
 
 def _input(parents: Iterable[str], done: Mapping[str, Output], request: Request) -> tuple[list[tuple[bytes, bytes]], Body]:

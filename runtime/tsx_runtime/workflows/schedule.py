@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from tsx_runtime.core.answers import load_in_turns
 from tsx_runtime.wire import COPIED, TENSORS_HEAD, Body, Parts
 
 _FRAMING = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"expect", TENSORS_HEAD)
@@ -67,7 +67,7 @@ def merge(outputs: Mapping[str, Output]) -> bytes:
     for name, output in outputs.items():
         try:
             text = str(output.body, "utf-8-sig").strip()
-            json.loads(text)
+            load_in_turns(text)
         except (ValueError, RecursionError):
             raise ValueError(name) from None
         members.append(f'  "{name}": {text}')

@@ -96,7 +96,7 @@ def make_heads(
         return versions[name]
 
     registry: Any = SimpleNamespace(route=route, on_change=[], models=versions)
-    return Heads(registry, guard, limit, 64 << 10, has_route=has_route), versions, registry
+    return Heads(registry, guard, limit, 64 << 10, 200, has_route=has_route), versions, registry
 
 
 def test_a_head_is_read_once() -> None:
