@@ -15,6 +15,7 @@ from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.traffic import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
 
+MOST_TRIED = 8  # headers of one name that a rule is tried on
 MOST_COOKIES = 200  # of one header, among which a sticky one is looked for: browsers keep fewer for a site
 LONGEST = 1024  # bytes of a header's value that a pattern is tried on: what clients send must not keep the server busy
 
@@ -100,9 +101,14 @@ def sharing(traffic: Traffic, registered: Collection[str], default: str) -> set[
 
 def by_rule(table: Table, headers: Headers) -> str | None:
     """The version of the first rule that fits."""
+    if not table.fits:
+        return None
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
     for fit in table.fits:
-        for name, value in headers:
-            if name == fit.header and _fits(fit, value.strip()):
+        for value in values.get(fit.header, ())[:MOST_TRIED]:
+            if _fits(fit, value.strip()):
                 return fit.version
     return None
 

@@ -54,7 +54,7 @@ def _json_object(body: bytes, limit: int, example: str = '{"url": "digits.mar"}'
     try:
         given = load_json(body, most_bytes=limit, most_values=MOST_VALUES) if body.strip() else {}
     except ValueError as error:
-        raise BadRequest(f"The request's body cannot be read as JSON: {error}.") from error
+        raise BadRequest(f"The request's body is not JSON that can be read: {error}.") from error
     if not isinstance(given, dict):
         raise BadRequest(f"The request's body must be a JSON object such as {example}.")
     return given

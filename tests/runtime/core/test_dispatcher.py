@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, LoadError
+from tsx_runtime.core.channel import MOST_FACTS, Channel, LoadError
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.queue import Limits
@@ -774,3 +774,12 @@ def test_what_is_refused_is_an_error_unless_its_client_left():
         assert [seen.error or seen.status for seen in dispatcher.stats.recent.newest()] == [500, "ClientLeft", "QueueFull"]
 
     asyncio.run(main())
+
+
+def test_a_worker_that_reports_more_than_any_worker_does_is_ended() -> None:
+    async def scenario() -> None:
+        _, channel, peer = await started(Limits(1))
+        await peer.write(*wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MOST_FACTS + b'"}'))
+        await asyncio.wait_for(channel.closed, TIMEOUT)
+
+    asyncio.run(scenario())

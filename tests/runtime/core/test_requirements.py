@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,33 @@ def test_no_path_leads_out_of_the_archive(tmp_path, line):
     (model / "link").symlink_to(outside)
     with pytest.raises(BadRequirements, match="leads out of the archive"):
         read(model, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("a" + " " * 30_000 + "!", "no requirement"),  # each took from seconds to years, in which the front end answered nobody
+        ("a" + " " * 30_000 + "#" + " " * 30_000 + "b", None),
+        ("a" + " \\\n" * 15_000 + "!", "no requirement"),
+        ("a;" + " --hash=a:0" * 2_500 + "!", "no requirement"),
+        ("a==1" + ",==1" * 8_000 + "?", "no requirement"),
+        ("a" * 40_000, "at most 32768 are read"),
+    ],
+    ids=["blanks", "comment", "continued", "hashes", "versions", "length"],
+)
+def test_no_line_takes_long_to_be_read(tmp_path, line, text):
+    began = time.thread_time()
+    if text is None:
+        read(tmp_path, line)
+    else:
+        with pytest.raises(BadRequirements, match=text):
+            read(tmp_path, line)
+    assert time.thread_time() - began < 1  # tenfold of what it takes
+
+
+def test_a_requirement_may_have_a_hundred_hashes(tmp_path):
+    text = "numpy==1.26.4; python_version < '3.13' \\\n    " + " \\\n    ".join(f"--hash=sha256:{number:064x}" for number in range(200))
+    assert read(tmp_path, text).inputs == (("requirements.txt", text),)
 
 
 def test_the_file_itself_cannot_be_a_link_out_of_the_archive(tmp_path):

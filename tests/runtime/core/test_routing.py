@@ -246,3 +246,16 @@ def test_a_label_is_found_where_no_version_has_its_name() -> None:
         choose("digits", versions, "1.0", "gone", labels)
     with pytest.raises(ModelVersionNotFound, match="Model version: other does not exist for model: digits"):
         choose("digits", versions, "1.0", "other", labels)
+
+
+def test_a_rule_is_tried_on_the_first_headers_of_its_name_alone():
+    ruled = table(Traffic(rules=[Rule(header="X-User", equals="me", to="2.0")]))
+    others = [(b"x-user", b"you")]
+    assert by_rule(ruled, [*others * 7, (b"x-user", b"me")]) == "2.0"
+    assert by_rule(ruled, [*others * 8, (b"x-user", b"me")]) is None
+
+
+def test_a_sticky_cookie_is_looked_for_among_as_many_as_a_browser_sends():
+    by_cookie = sticking("cookie:session")
+    assert key_in_head(by_cookie, [(b"cookie", b"a=b;" * 199 + b"session=x")]) == b"x"
+    assert key_in_head(by_cookie, [(b"cookie", b"a=b;" * 200 + b"session=x")]) is None

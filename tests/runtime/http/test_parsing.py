@@ -123,3 +123,69 @@ def test_no_request_holds_the_loop_while_it_is_parsed(target, attack: Attack) ->
     assert answer.status_code == attack.status, answer.text[:300]
     assert len(answer.json()["message"]) < LONGEST_TEXT
     assert heart.longest < HELD
+
+
+def test_the_largest_table_that_may_be_is_taken(target) -> None:
+    long = {"header": "x", "matches": "(" + "|".join(f"user{number}" for number in range(450)) + ")", "to": "2.0"}
+    table = {
+        "weights": {f"w{number}": 1 for number in range(1000)},
+        "labels": {f"label{number}": "2.0" for number in range(1000)},
+        "rules": [long, *({"header": "x-user", "matches": f"user-{number}-[a-z]{{1,9}}", "to": "2.0"} for number in range(999))],
+    }
+    heart = Heart()
+    with heart.beating(target):
+        answer = target.management.put("/models/talker/traffic", json=table)
+    try:
+        print(f"FIGURE {1000 * heart.longest:8.1f} ms")
+        assert answer.status_code == 200, answer.text[:1000]
+        assert target.ask(x_user="user-5-abc").status_code == 200
+    finally:
+        target.management.delete("/models/talker/traffic")
+        target.management.put("/models/talker/traffic", json={})
+
+
+@pytest.mark.parametrize("name", ["weights", "labels", "rules"])
+def test_a_larger_table_is_refused(target, name: str) -> None:
+    many = [{"header": "x", "equals": "y", "to": "1.0"}] * 1001 if name == "rules" else {f"w{number}": "1" for number in range(1001)}
+    answer = target.management.put("/models/talker/traffic", json={name: many})
+    assert answer.status_code == 400
+    assert f"{name}: there are 1001 entries; at most 1000 can be" in answer.json()["message"]
+
+
+def test_patterns_may_not_grow_beyond_their_sum_by_one_merge_after_the_other(target) -> None:
+    patterns = [f"{'a' * 4000}{number}" for number in range(20)]
+    answer = target.management.put(TRAFFIC, json={"rules": [{"header": "x", "matches": each, "to": "1.0"} for each in patterns]})
+    assert answer.status_code == 400
+    assert "their patterns have 80030 characters together; at most 65536 can be" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("lane", ["inference", "management"])
+def test_the_headers_of_a_request_are_counted(start_server, lane: str) -> None:
+    with start_server(max_headers=20) as server:
+        server.register("talker.mar", initial_workers=1)
+        client = httpx.Client(base_url=server.addresses[lane], headers=None)
+        path = "/predictions/talker" if lane == "inference" else "/models"
+        own = len(client.build_request("GET", path).headers)
+        enough = [("x-own", str(number)) for number in range(20 - own)]
+        assert client.get(path, headers=enough).status_code == 200
+        refused = client.get(path, headers=[*enough, ("x-own", "20")])
+        assert refused.status_code == 431
+        assert refused.json()["message"] == "The request has 21 headers; max_headers is 20."
+
+
+def test_the_body_of_a_management_request_has_a_bound_of_its_own(start_server) -> None:
+    with start_server(max_management_size=2000) as server:
+        server.register("talker.mar", initial_workers=1)
+        body = json.dumps({"labels": {"a": "1.0"}}).encode()
+        assert server.management.put(TRAFFIC, content=body.ljust(2000)).status_code == 200
+        refused = server.management.put(TRAFFIC, content=body.ljust(2001))
+        assert refused.status_code == 413
+        assert "max_management_size" in refused.json()["message"]
+        assert server.ask(b"x" * 50_000).status_code == 200
+
+
+def test_a_handlers_description_is_shown_as_text_where_it_is_too_large_to_be_parsed(target) -> None:
+    target.write_mar("wordy.mar", handler="def handle(data, context):\n    return ['[' + '[],' * 30_000 + '1]' for _ in data or ()]\n")
+    target.register("wordy.mar", initial_workers=1)
+    answer = target.management.get("/models/wordy", params={"customized": "true"})
+    assert answer.json()[0]["customizedMetadata"] == "[" + "[]," * 30_000 + "1]"

@@ -132,3 +132,13 @@ def test_a_pattern_that_is_none_is_told() -> None:
 def test_a_name_that_is_no_archives_is_refused(path: str) -> None:
     with pytest.raises(BadRequest, match="does not end in an archive's name"):
         file_name(parse_url(f"https://a{path}"))
+
+
+def test_a_url_is_read_up_to_a_length_that_no_real_one_has(tmp_path: Path) -> None:
+    start, end = "https://h.example/", ".mar"
+    assert parse_url(start + "a" * (4096 - len(start + end)) + end).host == "h.example"
+    for text in (start + "a" * (4097 - len(start + end)) + end, "%25" * 300_000):
+        with pytest.raises(BadRequest, match="at most 4096 are read"):
+            parse_url(text)
+        with pytest.raises(BadRequest, match="at most 4096 are read"):
+            in_store(text, tmp_path, "none")

@@ -41,6 +41,18 @@ def test_any_answers_are_as_many_json_lines_that_say_the_same(values: list[Any])
     assert [json.loads(line) for _, line in lines_of(lines)] == values
 
 
+@given(st.text("a ,\r\n\t", max_size=30).map(str.encode))
+def test_the_lines_of_a_body_are_those_that_hold_anything(body: bytes) -> None:
+    told = [(number, line.rstrip(b"\r")) for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
+    assert list(lines_of(body)) == told
+
+
+def test_millions_of_lines_are_found_one_by_one() -> None:
+    assert next(lines_of(b"\n" * 5_000_000 + b"a\n" * 3_000_000)) == (5_000_001, b"a")
+    assert accepted_form(b"a," * 30_000 + b"text/csv", JSON_LINES) == JSON_LINES
+    assert accepted_form(b"text/html, text/csv;q=0.5", JSON_LINES) == CSV
+
+
 @given(st.lists(st.lists(st.integers() | st.text(st.characters(exclude_categories=["C"])), min_size=1, max_size=4), max_size=8))
 def test_rows_are_as_many_lines_of_csv_with_the_same_fields(rows: list[list[Any]]) -> None:
     lines = [as_line(json.dumps(row).encode(), CSV).decode() for row in rows]

@@ -1,0 +1,42 @@
+"""What an error may hold, and what is read of one that a worker sent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tsx_runtime.errors import BadRequest, InvalidModel, ModelNotFound, PredictionFailed, error_body, read_error
+from tsx_runtime.http.faults import for_v2
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"), [(BadRequest, 1000), (ModelNotFound, 1000), (InvalidModel, 16 << 10), (PredictionFailed, 64 << 10)]
+)
+def test_an_error_keeps_as_much_of_its_text_as_somebody_reads(kind, longest):
+    assert kind("x" * longest).message == "x" * longest
+    cut = kind("x" * (longest + 1))
+    assert cut.message == str(cut) == "x" * longest + f"... ({longest + 1} characters)"
+
+
+def test_an_error_of_the_servers_own_is_read():
+    body = error_body(500, "InternalServerException", "é" * (64 << 10))
+    assert read_error(body) == {"code": 500, "type": "InternalServerException", "message": "é" * (64 << 10)}
+    assert json.loads(for_v2(body))["error"] == "é" * (64 << 10)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no image",
+        b"[1]",
+        b'{"message": 1}',
+        b'{"message": ' + b"[" * 100_000,
+        b'{"code": 1, "type": "a", "message": "' + b"x" * (256 << 10) + b'"}',
+        b'{"a": [' + b"[]," * 2_000_000 + b"1]}",
+    ],
+)
+def test_of_anything_else_that_a_handler_sends_nothing_is_read(body):
+    assert read_error(body) == {}
+    assert for_v2(body) == body
