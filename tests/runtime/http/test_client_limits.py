@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,9 @@ from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.answering import Answering
+from tsx_runtime.targets.container_env import Place, settings_of
 from tsx_runtime.targets.listen import Listener, listeners
+from tsx_runtime.targets.sagemaker_env import read_environment
 
 BODIES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
 both_lanes = pytest.mark.parametrize("lane", BODIES)
@@ -164,6 +167,17 @@ def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
     assert local is not None
     assert local.numbers == (0, 7, 0)
     assert client_limits(Settings(max_connections_per_client=0, max_requests_per_client=0, max_failed_tokens=0), is_local=False) is None
+
+
+def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_limited(tmp_path: Path) -> None:
+    container = settings_of({}, Place(tmp_path, None), None, [])
+    limits = client_limits(container, is_local=False)
+    assert limits is not None
+    assert limits.numbers == (0, 0, FAILURES)
+    own = settings_of({"TSX_MAX_REQUESTS_PER_CLIENT": "7"}, Place(tmp_path, None), None, [])
+    assert own.max_requests_per_client == 7
+    names = ("MAX_CONNECTIONS_PER_CLIENT", "MAX_REQUESTS_PER_CLIENT", "MAX_FAILED_TOKENS")
+    assert [read_environment({}).variables[f"TSX_{name}"] for name in names] == ["0", "0", "0"]
 
 
 def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
