@@ -185,6 +185,13 @@ class Settings(BaseModel):
     grpc_management_max_connection_age_grace_ms: int | None = Field(
         None, ge=1, description="how long calls may go on after that; for ever if not set"
     )
+    grpc_max_concurrent_streams: int = Field(100, ge=1, le=1 << 20, description="calls that one connection may have under way")
+    grpc_max_concurrent_calls: int = Field(1000, ge=1, description="calls that one port takes at a time; further ones are refused")
+    grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1, description="connections that one port takes at a time")
+    grpc_max_connection_idle_ms: int = Field(
+        300_000, ge=1, le=(1 << 31) - 1, description="how long a connection may have no call before it is closed"
+    )
+    grpc_message_timeout: int = Field(60, ge=1, description="seconds that the message of a call may take to arrive")
     enable_grpc_ssl: bool = Field(False, description="encrypt gRPC with certificate_file and private_key_file")
     model_store: Path | None = Field(None, description="the directory that models are registered from")
     allowed_urls: list[str] = Field([], description="where models may be downloaded from: hosts, or patterns that match whole URLs")

@@ -14,8 +14,9 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.tracing import current
 from tsx_runtime.errors import TsxError
+from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block
-from tsx_runtime.grpc.statuses import STATUS, Refusal, worker_refusal
+from tsx_runtime.grpc.statuses import STATUS, Refused, worker_refusal
 from tsx_runtime.http.asgi import Pair, check_status, new_request_id
 from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.wire import Body
@@ -23,19 +24,14 @@ from tsx_runtime.wire import Body
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Refused(Exception):
-    """The call ends with this status."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.details)
-        self.refusal = refusal
-
-
 class Asked:
     """One request of a call. Leave the `with` early and it gives its place in the queue up, or its stream."""
 
     def __init__(self, context: Context, route: Route, own: Iterable[Pair], body: Body) -> None:
-        """`own`: headers beside those of the call's metadata. Raises BadRequest where the metadata names an urgency that is none."""
+        """`own`: headers beside those of the call's metadata. Raises BadRequest where the metadata names an urgency that is none.
+
+        The body counts against `max_inflight_bytes` until `leave`; Unavailable where it does not fit.
+        """
         request_id = new_request_id()
         headers = as_headers(context.invocation_metadata() or ())
         priority, timeout_ms = priority_and_timeout(headers)
@@ -51,7 +47,13 @@ class Asked:
         self._answer: Answer | None = None
         if (span := current.get()) is not None:
             self.job.trace(span, route)
-        route.submit(self.job)
+        self._budget, self._held = current_call.get().budget, len(body)
+        self._budget.take(self._held)
+        try:
+            route.submit(self.job)
+        except BaseException:
+            self._give()
+            raise
 
     @property
     def version(self) -> ModelVersion:
@@ -69,6 +71,7 @@ class Asked:
 
     def leave(self) -> None:
         """Nobody waits any more. Of a request that is answered it changes nothing."""
+        self._give()
         done = self.job.done
         if not done.done() or done.cancelled():
             done.cancel()
@@ -78,6 +81,10 @@ class Asked:
         if self._answer is not None and self._answer.streamed:
             self.route.leave(self.job)
             self._answer.leave()
+
+    def _give(self) -> None:
+        size, self._held = self._held, 0
+        self._budget.give(size)
 
     def __enter__(self) -> Asked:
         return self

@@ -10,9 +10,11 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
-from tsx_runtime.grpc.calls import Context, Refused
+from tsx_runtime.grpc.admission import Admission, Admissions
+from tsx_runtime.grpc.calls import Context
+from tsx_runtime.grpc.messages import SMALL
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal
+from tsx_runtime.grpc.statuses import Refusal, Refused, shortened
 from tsx_runtime.http.describe import not_ready
 
 NAME = "grpc.health.v1.Health"
@@ -28,8 +30,8 @@ class Health:
         self._watchers: set[asyncio.Event] = set()
         registry.on_readiness.append(self._wake)
 
-    def service(self, ledger: Ledger) -> Service:
-        service = Service(NAME, None, ledger)
+    def service(self, ledger: Ledger, probes: Admission) -> Service:
+        service = Service(NAME, None, ledger, Admissions(probes, probes), SMALL)
         service.unary("Check", self.check, HealthCheckRequest, HealthCheckResponse)
         service.stream("Watch", self.watch, HealthCheckRequest, HealthCheckResponse)
         return service
@@ -44,7 +46,7 @@ class Health:
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             text = f"There is neither a service nor a model {request.service!r} here."
-            raise Refused(Refusal(grpc.StatusCode.NOT_FOUND, text, status=404))
+            raise Refused(Refusal(grpc.StatusCode.NOT_FOUND, shortened(text), status=404))
         return HealthCheckResponse(status=status)
 
     async def watch(self, request: HealthCheckRequest, context: Context) -> AsyncGenerator[HealthCheckResponse, None]:

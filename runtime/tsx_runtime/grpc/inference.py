@@ -17,10 +17,11 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.core.stateful import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
-from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
+from tsx_runtime.grpc.admission import Admissions
+from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal, code_of, refusal
+from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import is_healthy
@@ -29,6 +30,7 @@ from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts, parse_header_b
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 MOST_PIECES = 1024
+MOST_SEQUENCES = 10_000  # that one stream may have begun and not ended
 AHEAD = 64  # requests of one stream that may be with the model at a time
 
 _LENGTHS = struct.Struct("<IQ")
@@ -55,12 +57,13 @@ class Inference:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         settings = registry.settings
+        self.longest = settings.max_header_size
         self.names = HeaderNames(
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
 
-    def service(self, guard: Guard | None, ledger: Ledger) -> Service:
-        service = Service(NAME, guard, ledger, self.registry.settings.write_timeout)
+    def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
+        service = Service(NAME, guard, ledger, admissions)
         service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, open_to_all=True)
         service.unary("Predictions", self.predictions, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions", self.stream, PredictionsRequest, PredictionResponse)
@@ -110,11 +113,15 @@ class Inference:
                 await turns.room.acquire()  # between asking and telling of it nothing is waited for: whoever ends the stream finds it
                 sequence = _sequence_of(request) or (own if self._is_stateful(request) else None)
                 try:
+                    if sequence not in seen and len(seen) >= MOST_SEQUENCES:
+                        raise BadRequest(
+                            f"The stream has {MOST_SEQUENCES} sequences that have not ended. End some, or open another stream."
+                        )
                     turn = _Turn(sequence, self._ask(request, context, sequence, starts=sequence not in seen))
                 except (TsxError, Refused) as error:
                     turn = _Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
                 turns.queue.put_nowait(turn)
-                if sequence is not None:
+                if sequence is not None and (sequence in seen or len(seen) < MOST_SEQUENCES):
                     (seen.discard if self.names.end in request.input else seen.add)(sequence)
         finally:
             turns.queue.put_nowait(None)
@@ -146,6 +153,10 @@ class Inference:
             if starts and names.start not in request.input:
                 own.append((names.start.encode("latin-1"), b"true"))
         own += [(name.encode("latin-1"), _line(request.input[name])) for name in (names.start, names.end) if name in request.input]
+        size = sum(len(value) for _, value in own)
+        if size > self.longest:
+            text = f"The sequence_id, {names.start} and {names.end} have {size} bytes together, and may have {self.longest}"
+            raise BadRequest(f"{text} (max_header_size): they are headers. Use a shorter sequence_id.")
         return Asked(context, route, own, body_of(request.input))
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 from fastapi import Response
 
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context
+from tsx_runtime.grpc.messages import SMALL
 from tsx_runtime.grpc.protos.management_pb2 import (
     DescribeModelRequest,
     ListModelsRequest,
@@ -34,8 +36,8 @@ class ManagementCalls:
     def __init__(self, management: Management) -> None:
         self.management = management
 
-    def service(self, guard: Guard | None, ledger: Ledger) -> Service:
-        service = Service(NAME, guard, ledger)
+    def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
+        service = Service(NAME, guard, ledger, admissions, SMALL)
         for method, call, request in (
             ("DescribeModel", self.describe, DescribeModelRequest),
             ("ListModels", self.list_models, ListModelsRequest),

@@ -12,10 +12,11 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc import tensors
-from tsx_runtime.grpc.calls import Asked, Context, Refused, answer_parts, whole_answer
+from tsx_runtime.grpc.admission import Admissions
+from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal, code_of, refusal, shortened
+from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal, shortened
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.describe import not_ready
@@ -35,8 +36,8 @@ class OpenInference:
         self.registry = registry
         self.messages: Any = messages
 
-    def service(self, name: str, guard: Guard | None, ledger: Ledger) -> Service:
-        service, messages = Service(name, guard, ledger, self.registry.settings.write_timeout), self.messages
+    def service(self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
+        service, messages = Service(name, guard, ledger, admissions), self.messages
         for method, call in (
             ("ServerLive", self.server_live),
             ("ServerReady", self.server_ready),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -13,18 +13,21 @@ from urllib.parse import unquote
 import grpc
 
 from tsx_runtime.core.tracing import OpenSpan, Tracer, current, parent_of
-from tsx_runtime.errors import TsxError
-from tsx_runtime.grpc.calls import Context, Refused
+from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError
+from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
+from tsx_runtime.grpc.calls import Context
+from tsx_runtime.grpc.messages import read_message
 from tsx_runtime.grpc.metadata import as_headers
-from tsx_runtime.grpc.statuses import Refusal, refusal
+from tsx_runtime.grpc.statuses import Refusal, Refused, refusal
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.client_limits import Caller, ClientLimits, calling
+from tsx_runtime.http.client_limits import ClientLimits
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
 FAULTS = frozenset({2, 4, 12, 13, 14, 15})
+LONGEST_NAME = 200  # characters of a model's name in the access log
 TOO_SLOW = "The client took nothing of the answer for {:g} s (write_timeout)."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
 
@@ -40,37 +43,60 @@ class Ledger(NamedTuple):
     clients: ClientLimits | None = None  # how much each of them may send
 
 
-class Service:
-    """One service under its full name. `unary` and `stream` add its methods; `handler` is what a server takes."""
+class Service(grpc.GenericRpcHandler):
+    """One service under its full name, as a server takes it. `unary` and `stream` add its methods.
 
-    def __init__(self, name: str, guard: Guard | None, ledger: Ledger, write_timeout: float = 30.0) -> None:
-        """`write_timeout`: seconds for which the client of a stream may take nothing of it."""
+    Tokens and the number of calls are looked at before a message is received: who may not call sends no bodies.
+    """
+
+    def __init__(self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions, most: int | None = None) -> None:
+        """`most`: bytes of one message, where that is less than `max_request_size`."""
         self.name = name
-        self._write_timeout = write_timeout
+        self._admissions = admissions
+        self._most = admissions.calls.largest if most is None else min(most, admissions.calls.largest)
         self._guard = guard
         self._ledger = ledger
-        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._methods: dict[str, _Method] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Called by gRPC in the task of each call, once its metadata is there."""
+        method = self._methods.get(handler_call_details.method)
+        if method is None:
+            return None
+        try:
+            method.admission.check()
+            if self._guard is not None and not method.open_to_all:
+                self._guard.check(as_headers(handler_call_details.invocation_metadata or ()))
+        except Exception as error:  # the boundary of a call
+            return self._refusing(method.name, error)
+        current_call.set(Call(method.admission))
+        return method.handler
 
     def unary(
         self, method: str, call: Callable[[Any, Context], Awaitable[Any]], request: Any, response: Any, *, open_to_all: bool = False
     ) -> None:
         """`open_to_all`: it asks for no token, as what probes ask by REST."""
 
-        async def guarded(message: Any, context: Context) -> Any:
-            with self._logged(method, message, context) as ended:
+        async def guarded(raw: bytes, context: Context) -> Any:
+            own = current_call.get()
+            own.arrived()
+            with self._logged(method, context) as ended:
                 try:
-                    if not open_to_all:
-                        self._check(context)
-                    answer = await call(message, context)
+                    self._count(context)
+                    message = await read_message(request, raw, self._most)
+                    ended.model = getattr(message, "model_name", "")
+                    data = (await call(message, context)).SerializeToString()
+                    own.take(len(data))
+                    own.finish()
                 except Exception as error:  # the boundary of a call
                     reason = self._reason(method, error, context)
                 else:
                     ended.code, ended.status = grpc.StatusCode.OK, 200
-                    return answer
+                    return data
                 ended.code, ended.status = reason.code, reason.status
                 return await _end(context, reason)
 
-        self._methods[method] = grpc.unary_unary_rpc_method_handler(guarded, request.FromString, response.SerializeToString)
+        self._add(method, grpc.unary_unary_rpc_method_handler(guarded), open_to_all=open_to_all)
 
     def stream(
         self,
@@ -83,13 +109,17 @@ class Service:
     ) -> None:
         """`call` yields the responses. With `both_ways` it gets an iterator of requests in place of one."""
 
-        async def guarded(message: Any, context: Context) -> None:
-            with self._logged(method, message, context) as ended:
+        async def guarded(raw: Any, context: Context) -> None:
+            current_call.get().arrived()
+            with self._logged(method, context) as ended:
                 try:
-                    self._check(context)
+                    self._count(context)
+                    message = self._each(request, raw) if both_ways else await read_message(request, raw, self._most)
+                    ended.model = getattr(message, "model_name", "")
                     async with aclosing(call(message, context)) as responses:  # a client that leaves ends it here, not when it is collected
                         async for response in responses:
                             await self._write(context, response)
+                    current_call.get().finish()
                 except Exception as error:  # the boundary of a call
                     reason = self._reason(method, error, context)
                 else:
@@ -99,10 +129,34 @@ class Service:
                 await _end(context, reason)
 
         made = grpc.stream_stream_rpc_method_handler if both_ways else grpc.unary_stream_rpc_method_handler
-        self._methods[method] = made(guarded, request.FromString, response.SerializeToString)
+        self._add(method, made(guarded))
+
+    def _add(self, method: str, handler: grpc.RpcMethodHandler[Any, Any], *, open_to_all: bool = False) -> None:
+        admission = self._admissions.probes if open_to_all else self._admissions.calls
+        self._methods[f"/{self.name}/{method}"] = _Method(method, handler, admission, open_to_all)
+
+    def _refusing(self, method: str, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
+        """Ends the call without its message. To the client a method of one message and one of many are the same."""
+
+        async def refuse(_: Any, context: Context) -> None:
+            with self._logged(method, context) as ended:
+                try:
+                    self._count(context, error)
+                except TooManyRequests as many:
+                    reason = refusal(many)
+                else:
+                    reason = self._reason(method, error, context)
+                ended.code, ended.status = reason.code, reason.status
+                await _end(context, reason)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def _each(self, request: Any, raws: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+        async for raw in raws:
+            yield await read_message(request, raw, self._most)
 
     async def _write(self, context: Context, response: Any) -> None:
-        """A client that takes nothing holds the worker up, and with it all who wait for that. Raises `Refused`."""
+        """A client that takes nothing holds the worker up, and with it all who wait for that. Raises `Refused` and Unavailable."""
         task, late = asyncio.current_task(), False
         assert task is not None
 
@@ -111,31 +165,28 @@ class Service:
             late = True
             task.cancel()
 
-        timer = asyncio.get_running_loop().call_later(self._write_timeout, give_up)
+        data, call, seconds = response.SerializeToString(), current_call.get(), self._admissions.calls.write_timeout
+        call.take(len(data))
+        timer = asyncio.get_running_loop().call_later(seconds, give_up)
         try:
-            await context.write(response)
+            await context.write(data)
+            call.give(len(data))  # else once the call has ended
         except asyncio.CancelledError:
             if late:
-                raise Refused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(self._write_timeout), status=408)) from None
+                raise Refused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(seconds), status=408)) from None
             raise
         finally:
             timer.cancel()
 
-    @property
-    def handler(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(self.name, self._methods)
-
-    def _check(self, context: Context) -> None:
-        clients = self._ledger.clients
-        if self._guard is None and clients is None:
+    def _count(self, context: Context, error: Exception | None = None) -> None:
+        """Raises TooManyRequests where the client has sent too many calls, or, as `error` says, wrong tokens."""
+        clients, peer = self._ledger.clients, _peer(context)
+        if clients is None or peer is None:
             return
-        headers = as_headers(context.invocation_metadata() or ())
-        if clients is not None and (peer := _peer(context)) is not None:
-            caller = Caller(clients, clients.caller(unquote(peer[0]).strip("[]"), headers))
-            calling.set(caller)  # of the call's own task
-            clients.count_request(caller.client)
-        if self._guard is not None:
-            self._guard.check(headers)
+        client = clients.caller(unquote(peer[0]).strip("[]"), as_headers(context.invocation_metadata() or ()))
+        clients.count_request(client)
+        if isinstance(error, InvalidToken) and error.given:
+            clients.count_failure(client)
 
     def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
         if isinstance(error, TsxError):
@@ -147,10 +198,10 @@ class Service:
         return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED)
 
     @contextmanager
-    def _logged(self, method: str, message: Any, context: Context) -> Generator[_Ended, None, None]:
+    def _logged(self, method: str, context: Context) -> Generator[_Ended, None, None]:
         """The call is counted, and has a line of the access log in TorchServe's form: the status there is gRPC's number."""
         ended, began = _Ended(), time.monotonic()
-        span = None if self._ledger.tracer is None else self._span(self._ledger.tracer, method, message, context, began)
+        span = None if self._ledger.tracer is None else self._span(self._ledger.tracer, method, context, began)
         current.set(span)  # of the call's own task
         try:
             yield ended
@@ -161,10 +212,10 @@ class Service:
             if ended.status:
                 self._ledger.counts.add(ended.status)
             if self._ledger.log is not None and self._ledger.log.wants():
-                line, model = f"gRPC {self.name}/{method} HTTP/2.0", getattr(message, "model_name", "")
-                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), model)
+                line = f"gRPC {self.name}/{method} HTTP/2.0"
+                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), ended.model[:LONGEST_NAME])
 
-    def _span(self, tracer: Tracer, method: str, message: Any, context: Context, began: float) -> OpenSpan | None:
+    def _span(self, tracer: Tracer, method: str, context: Context, began: float) -> OpenSpan | None:
         """Of a call of a model; that of another one would tell nothing."""
         if method not in TRACED:
             return None
@@ -180,10 +231,18 @@ class Service:
         return span
 
 
+class _Method(NamedTuple):
+    name: str
+    handler: grpc.RpcMethodHandler[Any, Any]
+    admission: Admission
+    open_to_all: bool
+
+
 class _Ended:
     """How a call ended."""
 
     code = grpc.StatusCode.CANCELLED  # unless it is said otherwise: its client has left
+    model = ""  # that its message names
     status = 0  # as REST would answer it; a client that has left gets no answer that could be counted
 
 
@@ -199,4 +258,6 @@ def _peer(context: Context) -> tuple[str, str] | None:
 
 
 async def _end(context: Context, reason: Refusal) -> None:
+    if (call := current_call.get(None)) is not None:
+        call.finish()
     await context.abort(reason.code, reason.details, (*(context.trailing_metadata() or ()), *reason.metadata))

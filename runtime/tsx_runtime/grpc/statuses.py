@@ -40,6 +40,14 @@ class Refusal(NamedTuple):
     status: int = 500  # what REST would answer: as that it is counted
 
 
+class Refused(Exception):
+    """The call ends with this status."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.details)
+        self.refusal = refusal
+
+
 def code_of(status: int) -> StatusCode:
     """What an HTTP status from 400 on is in gRPC."""
     return _CODES.get(status) or (StatusCode.FAILED_PRECONDITION if status < 500 else StatusCode.INTERNAL)

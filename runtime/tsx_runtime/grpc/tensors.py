@@ -18,6 +18,7 @@ from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 LENGTH = struct.Struct("<I")  # before each element of BYTES
+MOST_DIMENSIONS = 64  # as in torch and numpy
 SIZE = "binary_data_size"
 
 
@@ -61,6 +62,10 @@ def pack(request: Any) -> Packed:
         raw: list[bytes] = list(request.raw_input_contents)
     else:
         raw = [pack_contents(tensor) for tensor in request.inputs]
+    for tensor in request.inputs:
+        if len(tensor.shape) > MOST_DIMENSIONS:
+            message = f"The input {tensor.name[:100]!r} has {len(tensor.shape)} dimensions: a tensor has at most {MOST_DIMENSIONS}."
+            raise BadRequest(message)
     head = {
         "id": request.id,
         "parameters": {**parameters(request.parameters), "binary_data_output": True},

@@ -8,11 +8,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from tsx_runtime.core.byte_budget import ByteBudget
+from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.client_limits import ClientLimits
 from tsx_runtime.http.tokens import Key
+from tsx_runtime.settings import Settings
 
 
 async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]) -> list[tuple[grpc.StatusCode, str]]:
@@ -21,10 +24,11 @@ async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]])
     async def check(message: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse()
 
-    service = Service("tsx.Test", Guard(Key("secret")), Ledger(Counts(), clients=limits))
+    admission = Admission(Settings(), ByteBudget(1 << 20))
+    service = Service("tsx.Test", Guard(Key("secret")), Ledger(Counts(), clients=limits), Admissions(admission, admission))
     service.unary("Check", check, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((service.handler,))
+    server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
