@@ -16,8 +16,13 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from tests.runtime.grpc.conftest import TIMEOUT
+from tests.support.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
 from tests.support.models import make_model
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.grpc.inference import NAME as INFERENCE
@@ -41,6 +46,7 @@ class Clock:
 
 
 class Server(NamedTuple):
+    port: int
     store: Path
     keys: Keys
     clock: Clock
@@ -90,7 +96,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, loop, stop = made
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Server(store, keys, clock, channel)
+            yield Server(port, store, keys, clock, channel)
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(TIMEOUT)
@@ -135,6 +141,26 @@ def test_10_a_token_is_asked_for_by_every_call_however_it_is_written(server: Ser
     for method in ("DescribeModel", "ListModels", "RegisterModel", "ScaleWorker", "SetDefault", "UnregisterModel"):
         assert server.manage(method, token=f"Bearer {right}")[0] is grpc.StatusCode.PERMISSION_DENIED
         assert server.manage(method, token="")[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_10_reflection_asks_for_a_token_and_health_does_not(server: Server) -> None:
+    assert server.keys.inference is not None
+    asked = [ServerReflectionRequest(list_services="")]
+    method = ServerReflectionStub(server.channel).ServerReflectionInfo
+    with pytest.raises(grpc.RpcError) as caught:
+        list(method(iter(asked), timeout=TIMEOUT))
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    (answer,) = method(iter(asked), timeout=TIMEOUT, metadata=(("authorization", f"Bearer {server.keys.inference.token}"),))
+    assert INFERENCE in [service.name for service in answer.list_services_response.service]
+    assert HealthStub(server.channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status
+
+
+def test_10_who_has_no_token_is_refused_before_the_message(server: Server) -> None:
+    with HostileConnection(f"127.0.0.1:{server.port}") as connection:
+        path = f"/{INFERENCE}/Predictions".encode()
+        connection.send(frame(HEADERS, END_HEADERS, 1, call_headers(path)))
+        connection.wait_end(1)
+        assert connection.status(1) == grpc.StatusCode.PERMISSION_DENIED.value[0]
 
 
 def test_10_a_token_that_has_ended_or_was_replaced_is_wrong(server: Server) -> None:

@@ -1,0 +1,91 @@
+"""What is refused before a message is parsed, or converted for a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from typing import Any
+
+import pytest
+
+from tsx_runtime.errors import BadRequest, PayloadTooLarge
+from tsx_runtime.grpc.messages import MOST_FIELDS, read_message, unpacked
+from tsx_runtime.grpc.options import options
+from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
+from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
+from tsx_runtime.grpc.tensors import pack
+from tsx_runtime.settings import Settings
+
+LARGEST = 10_000_000
+MANY = 100_000
+
+
+def read(kind: Any, raw: bytes, most: int = LARGEST) -> Any:
+    return asyncio.run(read_message(kind, raw, most))
+
+
+def many_parameters() -> ModelInferRequest:
+    request = ModelInferRequest()
+    for number in range(MOST_FIELDS):
+        request.parameters[str(number)].bool_param = True
+    return request
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        (PredictionsRequest, PredictionsRequest(input={str(number): b"" for number in range(MANY)}).SerializeToString()),
+        (ModelInferRequest, b"\x2a\x00" * MANY),
+        (ModelInferRequest, b"\x32\x00" * MANY),
+        (ModelInferRequest, b"\x3a\x00" * MANY),
+        (ModelInferRequest, ModelInferRequest(inputs=[{"contents": {"bytes_contents": [b""] * MANY}}]).SerializeToString()),
+        (ModelInferRequest, many_parameters().SerializeToString()),
+        (ModelInferRequest, b"\x0b" * MANY),
+    ],
+    ids=["map of inputs", "tensors", "outputs", "raw contents", "strings", "parameters", "groups"],
+)
+def test_a_message_of_very_many_fields_is_refused(kind: Any, raw: bytes) -> None:
+    with pytest.raises(BadRequest, match=f"more than {MOST_FIELDS} fields"):
+        read(kind, raw)
+
+
+def test_numbers_are_not_counted_one_by_one() -> None:
+    request = ModelInferRequest(inputs=[{"name": "x", "datatype": "FP32", "shape": [MANY], "contents": {"fp32_contents": [1.5] * MANY}}])
+    assert read(ModelInferRequest, request.SerializeToString()) == request
+    raw = ModelInferRequest(raw_input_contents=[bytes(1_000_000)])
+    assert read(ModelInferRequest, raw.SerializeToString()) == raw
+
+
+@pytest.mark.parametrize("raw", [b"\xff" * 100_000, b"\x2a", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x80" * 50_000])
+def test_what_is_no_message_is_a_bad_request(raw: bytes) -> None:
+    with pytest.raises(BadRequest, match="is no ModelInferRequest"):
+        read(ModelInferRequest, raw)
+
+
+def test_a_tensor_has_so_many_dimensions() -> None:
+    with pytest.raises(BadRequest, match="has 100000 dimensions: a tensor has at most 64"):
+        pack(ModelInferRequest(inputs=[{"name": "x", "datatype": "FP32", "shape": [1] * MANY}], raw_input_contents=[b"1234"]))
+
+
+def test_gzip_is_unpacked_up_to_the_limit() -> None:
+    request = PredictionsRequest(model_name="m", input={"data": bytes(1000)})
+    packed = gzip.compress(request.SerializeToString())
+    assert read(PredictionsRequest, packed) == request
+    with pytest.raises(PayloadTooLarge, match="more than 999 bytes"):
+        read(PredictionsRequest, packed, 999)
+    with pytest.raises(BadRequest, match="its end is missing"):
+        unpacked(packed[:-1], LARGEST)
+    with pytest.raises(BadRequest, match="cannot be unpacked"):
+        unpacked(b"\x1f\x8b\x08\xff" + bytes(20), LARGEST)
+
+
+def test_each_bound_of_the_settings_reaches_grpc_s_core_by_its_name() -> None:
+    settings = Settings(
+        grpc_max_concurrent_streams=7, grpc_max_connections=8, grpc_max_connection_idle_ms=9, header_timeout=3, max_header_size=2048
+    )
+    chosen = dict(options(settings, ["grpc_inference"]))
+    assert chosen["grpc.max_concurrent_streams"] == 7
+    assert chosen["grpc.max_allowed_incoming_connections"] == 8
+    assert chosen["grpc.max_connection_idle_ms"] == 9
+    assert chosen["grpc.server_handshake_timeout_ms"] == chosen["grpc.http2.settings_timeout"] == 3000
+    assert chosen["grpc.max_metadata_size"] == chosen["grpc.absolute_max_metadata_size"] == 2048
