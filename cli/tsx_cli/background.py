@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psutil
 
+from tsx_runtime.safe_path import CLEAN
+
 # SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop` does before it ends anything.
 MARK = "org.pytorch.serve.ModelServer"
 PATIENCE = 300.0  # seconds that a stopping server may take to answer what it has accepted
 
 # No `-m`: that would let a file of the working directory stand before tsx's own modules, and before Python's.
-_MAIN = "import sys; sys.path[:] = filter(None, sys.path); from tsx_cli.torchserve import main; sys.exit(main())"
+_MAIN = CLEAN + "from tsx_cli.torchserve import main; sys.exit(main())"
 
 
 class AlreadyRunning(Exception):

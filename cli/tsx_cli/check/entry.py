@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tsx_runtime.safe_path import run_module
+
 LAST = 40  # lines of the log that are told
-ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
+ENTRY = (sys.executable, *run_module("tsx_runtime.targets.entry"), "serve")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ LINES: tuple[Rule, ...] = (
     _rule(
         r"executable file not found|exec\b.*: no such file or directory|No module named '?tsx_runtime",
         "the image does not start tsx",
-        'Its end must be ENTRYPOINT ["python", "-m", "tsx_runtime.targets.entry"] and CMD ["serve"]; tsx deploy builds such a one',
+        'Its end must be ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
+        "tsx deploy builds such a one",
     ),
     _rule(
         r"ModuleNotFoundError: No module named '([\w.]+)'|ImportError: cannot import name '(\w+)'",

@@ -18,6 +18,7 @@ from tsx_archiver.private_directory import temporary_place
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError
+from tsx_runtime.safe_path import run_module
 from tsx_runtime.version import __version__
 
 DISTRIBUTION = "tsx-serve"
@@ -57,7 +58,7 @@ def _built(source: Path, place: Path) -> Path | None:
     """The same source gives the same bytes."""
     if not (source / "pyproject.toml").is_file():
         return None
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(source)]
+    command = [sys.executable, *run_module("pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(source)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise CliError(f"no wheel of tsx could be built from {source}, which this is run from: {done.stdout.strip()}")

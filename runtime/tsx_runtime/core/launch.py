@@ -10,10 +10,11 @@ from typing import NamedTuple
 import tsx_archiver
 import tsx_runtime
 from tsx_runtime.core.isolation import Sandbox
+from tsx_runtime.safe_path import CLEAN
 
-# The new interpreter has to find this installation, and nothing by accident: `-c` puts the working directory first on the path.
-BOOT = (
-    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = [place for place in sys.path if place]; "
+# The new interpreter has to find this installation, and nothing by accident.
+BOOT = CLEAN + (
+    "import json; told = json.loads(sys.argv[1]); "
     "sys.path += [root for root in told.pop('roots') if root not in sys.path]; "
     "from tsx_runtime.worker.entry import run_program; run_program(**told)"
 )

@@ -20,19 +20,20 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
 from tsx_runtime.core.command import CommandProcess, start_program
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.waiting import open_pidfd, readable
+from tsx_runtime.safe_path import CLEAN
 from tsx_runtime.sockets import socket_place
 from tsx_runtime.worker.entry import run
 
@@ -219,7 +220,7 @@ class ProcessStarter:
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
         args = (back, self._worker_files, self.hidden)
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
-        with _no_main():
+        with _no_main(), _without_working_directory():
             process.start()
         # multiprocessing would look at it from this thread at the next start, and take its exit code from under the event loop
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
@@ -248,12 +249,32 @@ def _ensure_fork_server() -> None:
     server, and with it the workers, while the front end still has requests to answer; it ends by itself when the front end has.
     What the fork server starts inherits this; a worker lets go of it once it ignores both itself.
     """
-    resource_tracker.ensure_running()  # it would let signals through again
+    with _without_working_directory():
+        resource_tracker.ensure_running()  # it would let signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
-        forkserver.ensure_running()
+        with _without_working_directory():
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_working_directory() -> Iterator[None]:
+    """What multiprocessing starts meanwhile is a program of `-c`, which would import from the working directory before all else."""
+    start = util.spawnv_passfds
+
+    def start_clean(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        words = list(args)
+        at = words.index("-c") + 1
+        words[at] = CLEAN + words[at]
+        return start(path, words, passfds)
+
+    util.spawnv_passfds = start_clean
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = start
 
 
 @contextmanager

@@ -8,10 +8,14 @@ Any other word than `serve` is a command of the user's, as `docker run IMAGE bas
 What a platform needs is imported once it is known: on Lambda every import is a part of a cold start.
 """
 
-from __future__ import annotations
+import sys
+
+if __name__ == "__main__":  # not even __future__ may be imported before this
+    from tsx_runtime.safe_path import leave_out_working_directory
+
+    leave_out_working_directory()
 
 import os
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 

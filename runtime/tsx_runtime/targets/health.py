@@ -3,12 +3,16 @@
 It needs no program beside Python, and finds the server by the same variables and files as the entry.
 """
 
-from __future__ import annotations
+import sys
+
+if __name__ == "__main__":  # not even __future__ may be imported before this
+    from tsx_runtime.safe_path import leave_out_working_directory
+
+    leave_out_working_directory()
 
 import http.client
 import os
 import ssl
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 

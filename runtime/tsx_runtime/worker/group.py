@@ -22,11 +22,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsx_runtime.safe_path import CLEAN
 from tsx_runtime.sockets import socket_place
 
-RANK_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tsx_runtime.worker.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
+RANK_BOOT = CLEAN + (
+    "import json; sys.path[:] = json.loads(sys.argv[1]); from tsx_runtime.worker.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
 )
 SWITCH = "switch"  # the name of the socket that ranks fetch theirs from
 

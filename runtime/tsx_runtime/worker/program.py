@@ -7,18 +7,21 @@ import os
 import signal
 import site
 import sys
+import sysconfig
 
 _PR_SET_PDEATHSIG = 1
 
 
 def put_first(packages: str) -> None:
-    """Have a directory of packages, and what its .pth files name, come before everything that is installed."""
+    """Have a directory of packages, and what its .pth files name, come before all that is installed, and behind the standard library."""
     before = list(sys.path)
     if packages in before:  # the interpreter is the environment's own, and has put it where it belongs
         return
     site.addsitedir(packages)
     added = [place for place in sys.path if place not in before]
-    sys.path[:] = [*added, *before]
+    paths = sysconfig.get_paths()
+    library = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
+    sys.path[:] = [*(place for place in before if place in library), *added, *(place for place in before if place not in library)]
 
 
 def end_with_parent() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.spec import DeploySpec
+from tsx_runtime.safe_path import run_module
 
-HEALTH = ("python", "-m", "tsx_runtime.targets.health")
+HEALTH = ("python", *run_module("tsx_runtime.targets.health"))
 TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
 OPEN = "TSX_DISABLE_TOKEN_AUTHORIZATION"
 INSIDE, METRICS_INSIDE = 8080, 8082
@@ -82,7 +84,7 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
     own = spec.container
     words = ["run", "--detach", "--name", name, "--init", "--restart", "unless-stopped", "--read-only", "--tmpfs", SCRATCH]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "1g", "--stop-timeout", str(own.grace)]
-    words += ["--health-cmd", " ".join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", "3"]
+    words += ["--health-cmd", shlex.join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", "3"]
     words += ["--health-start-period", f"{own.startup_timeout}s"]
     for key, value in environment(spec).items():
         words += ["--env", f"{key}={value}"]
