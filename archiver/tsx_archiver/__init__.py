@@ -30,11 +30,11 @@ from .errors import (
 )
 from .inspecting import Finding, Inspection, MemberInfo, inspect_archive, read_member, verify_archive
 from .limits import Limits
-from .manifest import Manifest, split_handler
+from .manifest import Manifest, handler_fault, split_handler
 from .modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
 from .modelfile import ModelFile, describe_model_file
-from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_model_name
-from .opening import OpenArchive, open_archive
+from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
+from .opening import OpenArchive, open_archive, refuse_foreign_link
 from .packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from .rewriting import rewrite_archive
 from .safejson import load_json
@@ -87,7 +87,9 @@ __all__ = [
     "default_cache",
     "default_model_name",
     "describe_model_file",
+    "handler_fault",
     "inspect_archive",
+    "is_inside",
     "is_model_name",
     "load_json",
     "load_model_config",
@@ -96,7 +98,9 @@ __all__ = [
     "parse_model_config",
     "plan_archive",
     "read_member",
+    "refuse_foreign_link",
     "rewrite_archive",
+    "shown",
     "split_handler",
     "verify_archive",
     "write_archive",

@@ -125,6 +125,11 @@ def split_handler(handler: str) -> tuple[str, str | None]:
     return handler, None
 
 
+def handler_fault(handler: str) -> str | None:
+    """Why a handler of this name is refused, whoever names it, or None. Blanks around it count for nothing, as in TorchServe."""
+    return path_fault(split_handler(handler.strip(" "))[0])
+
+
 def _check(data: dict[str, Any]) -> None:
     model = data.get("model")
     if model is not None and not isinstance(model, dict):
@@ -143,7 +148,7 @@ def _check(data: dict[str, Any]) -> None:
 
 def _check_path(key: str, value: str) -> None:
     """No name may lead out of the model's directory or of the model store, whatever is later made of it."""
-    fault = path_fault(split_handler(value)[0] if key == "handler" else value)
+    fault = handler_fault(value) if key == "handler" else path_fault(value)
     if fault is None and key in ("modelName", "modelVersion") and ("/" in value or value in (".", "..")):
         fault = "it is a path"
     if fault:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from .errors import UnsafePath
 
@@ -35,7 +35,7 @@ def path_fault(name: str) -> str | None:
     """Why a relative path with `/` between its parts could not be trusted, or None."""
     if not name:
         return "it is empty"
-    if any(ord(char) < 32 or ord(char) == 127 for char in name):
+    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
         return "it holds control characters"
     if name.startswith("/"):
         return "it is absolute"
@@ -55,6 +55,14 @@ def path_fault(name: str) -> str | None:
     if max(sizes) > MAX_PART_BYTES or sum(sizes) + len(sizes) > MAX_NAME_BYTES:
         return f"it is too long ({sum(sizes)} bytes)"
     return None
+
+
+def is_inside(path: Path, directory: Path) -> bool:
+    """Whether the path, with all links followed, lies in the directory. Of what is not there, whether it would."""
+    try:
+        return path.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError, ValueError):  # links that lead in a circle, and what no file can be called
+        return False
 
 
 def safe_member_name(name: str, source: str) -> str:

@@ -15,14 +15,14 @@ from typing import BinaryIO
 from .cache import Cache, Entry, default_cache
 from .containers import MANIFEST_DIRECTORIES, Container, root_of
 from .digest import file_digest, file_state
-from .errors import ArchiveNotFound, CannotOpen, CorruptMember, EmptyArchive, ForeignFile, InvalidConfig, WrongChecksum
+from .errors import ArchiveNotFound, CannotOpen, CorruptMember, EmptyArchive, ForeignFile, InvalidConfig, UnsafePath, WrongChecksum
 from .formats import open_container
 from .limits import MIB, Limits
 from .locks import FileLock
 from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from .modelconfig import ModelConfig, load_model_config, missing_warm_up
 from .modelfile import describe_model_stream
-from .names import default_model_name, normal, shown
+from .names import default_model_name, is_inside, normal, shown
 
 DEFAULT_CONFIG = "model-config.yaml"
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
@@ -205,6 +205,7 @@ def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str) -> s
 def _open_directory(directory: Path, default_name: str, source: Path | None = None) -> OpenArchive:
     try:
         root = model_root(directory)
+        refuse_foreign_link(root, directory, source or directory)
         manifest = directory_manifest(root, default_name, source or directory)
         config, problems = _config(root, manifest)
     except OSError as error:
@@ -226,12 +227,20 @@ def model_root(directory: Path) -> Path:
 
 def directory_manifest(root: Path, default_name: str, source: Path) -> Manifest:
     path = root / MANIFEST_PATH
+    refuse_foreign_link(path, root, source)
     if path.is_file():
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise CorruptMember(f"{path} has {path.stat().st_size} bytes; at most {MAX_MANIFEST_BYTES} are read. Pack the model again.")
         return parse_manifest(path.read_bytes(), default_name=default_name, source=str(source))
     _refuse_foreign([entry.name for entry in root.iterdir() if entry.is_file()], source)
     return Manifest(default_name=default_name)
+
+
+def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
+    """What the server reads of a directory lies in it: an error quotes values, and a link may lead to any file. Raises UnsafePath."""
+    if not is_inside(path, root):
+        name = shown(str(path.relative_to(root)))
+        raise UnsafePath(f"{source}: {name} is a link that leads out of the model's directory. Put the file itself there.")
 
 
 def _refuse_foreign(names: list[str], source: Path) -> None:
@@ -248,6 +257,7 @@ def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
     name = manifest.config_file or (None if manifest.data else DEFAULT_CONFIG)
     if name is None or not (root / name).is_file():
         return ModelConfig(), []
+    refuse_foreign_link(root / name, root, Path(manifest.model_name))
     try:
         config, problems = load_model_config(root / name)
     except InvalidConfig as error:

@@ -1,8 +1,9 @@
-"""A model file that is served without being packed: a directory of links that looks like an unpacked archive."""
+"""A model file that is served without being packed: a directory that looks like an unpacked archive."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from tsx_cli.model_spec import Parts, work_out
 def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
     """The directory, as long as the context lasts, and lines that say what was worked out.
 
-    Weights are linked, never copied. Raises `UsageError` and `ArchiveError`.
+    Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.
     """
     spec, notes = work_out(path, parts, name=name)
     plan = plan_archive(spec)
@@ -29,6 +30,8 @@ def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tupl
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(member.source, bytes):
                 target.write_bytes(member.source)
+            elif member.source.suffix == ".py":  # the server runs no code that a link leads to
+                shutil.copyfile(member.source, target)
             else:
                 target.symlink_to(member.source.absolute())
         manifest = directory / MANIFEST_PATH

@@ -72,9 +72,12 @@ class JsonLines(logging.Formatter):
                 return text
             return "\n".join(json_line(record.created, "info", record.name, line) for line in text.splitlines())
         more = self.about(record)
-        if record.exc_info and record.exc_info[0] is not None:
-            more["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        if record.exc_info and record.exc_info[1] is not None:
+            more["exception"] = self.traceback_of(record.exc_info[1])
         return json_line(record.created, level_of(record), record.name, record.getMessage(), more)
+
+    def traceback_of(self, error: BaseException) -> str:
+        return "".join(traceback.format_exception(error))
 
     def about(self, record: logging.LogRecord) -> dict[str, object]:
         return {name: getattr(record, name) for name in ABOUT if hasattr(record, name)}

@@ -20,11 +20,14 @@ from tsx_runtime.settings import Settings
 from .conftest import DIGITS, Run
 
 
-def test_a_bare_model_is_linked_and_never_copied() -> None:
+def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
     with unpacked(DIGITS / "digits.pth", Parts(str(DIGITS / "handler.py"), DIGITS / "model.py")) as (directory, notes):
         assert notes[0] == "digits.pth: weights, 64.6 kB"
-        for name in ("digits.pth", "model.py", "handler.py", "index_to_name.json"):
+        for name in ("digits.pth", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
+        for name in ("model.py", "handler.py"):  # the server runs no code that a link leads to
+            assert not (directory / name).is_symlink()
+            assert (directory / name).read_bytes() == (DIGITS / name).read_bytes()
         manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
         assert manifest["model"]["modelName"] == "digits"
     assert not directory.exists()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidManifest
-from ..manifest import CHECKSUMS_KEY, read_manifest_json, split_handler
+from ..manifest import CHECKSUMS_KEY, handler_fault, read_manifest_json
 from ..names import is_model_name, path_fault, shown
 
 WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
@@ -54,7 +54,7 @@ def _text(workflow: dict[str, Any], key: str, source: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise _invalid(source, f"has a {key} that is a {type(value).__name__}, not a text")
-    fault = path_fault(split_handler(value)[0] if key == "handler" else value)
+    fault = handler_fault(value) if key == "handler" else path_fault(value)
     if fault:
         raise _invalid(source, f"has the {key} {shown(value)}, which is refused: {fault}")
     return value

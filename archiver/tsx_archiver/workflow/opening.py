@@ -13,7 +13,7 @@ from ..limits import Limits
 from ..locks import FileLock
 from ..manifest import MAX_MANIFEST_BYTES, split_handler
 from ..names import shown
-from ..opening import is_directory, model_root, open_source, unpack_file
+from ..opening import is_directory, model_root, open_source, refuse_foreign_link, unpack_file
 from .manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest, parse_workflow_manifest
 from .spec import WorkflowSpec, read_spec
 
@@ -75,13 +75,16 @@ def _checksums(container: Container, root: str, source: Path) -> Mapping[str, st
 def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
     try:
         root = model_root(directory)
+        refuse_foreign_link(root, directory, source)
         path = root / WORKFLOW_MANIFEST_PATH
+        refuse_foreign_link(path, root, source)
         if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
             raise _no_workflow(source)
         manifest = parse_workflow_manifest(path.read_bytes(), source=str(source))
         handler = _handler(root, manifest, source)
         if not (root / manifest.spec_file).is_file():
             raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not hold.")
+        refuse_foreign_link(root / manifest.spec_file, root, source)
         spec = read_spec(root / manifest.spec_file, has_handler=handler is not None)
     except OSError as error:
         raise CannotOpen(f"{error.filename} cannot be read ({error.strerror}). Check its permissions.") from error
@@ -93,6 +96,7 @@ def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None
         return None
     name = split_handler(manifest.handler)[0]
     name = name if name.endswith(".py") else f"{name}.py"
+    refuse_foreign_link(root / name, root, source)
     if not (root / name).is_file():
         raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not hold. Pack it again.")
     return name

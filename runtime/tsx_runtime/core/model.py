@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.environments import Environment
+from tsx_runtime.core.handlers import chosen_handler
 from tsx_runtime.core.isolation import Sandbox, isolation_of
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.journal import Journal
@@ -71,9 +72,7 @@ class ModelVersion:
             )
         self.envelope = envelope_of(archive, settings)
         self.runtime = order.runtime or archive.manifest.runtime
-        self.handler = handler_of(
-            archive, order.handler or archive.manifest.handler or settings.default_service_handler or "", self.runtime
-        )
+        self.handler = handler_of(archive, chosen_handler(archive, order.handler, settings.default_service_handler), self.runtime)
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
         self.measured = read_measured(archive.directory)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import Manifest, ModelConfig, OpenArchive, load_model_config
+from tsx_archiver import Manifest, ModelConfig, OpenArchive, load_model_config, refuse_foreign_link
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.start import StartModel
@@ -35,6 +35,7 @@ def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") 
             raise SettingError(f"SAGEMAKER_PROGRAM is '{program}', but {script} is not there. Pack it below code/ in model.tar.gz.")
         if len([path for path in directory.glob("*") if path.suffix in WEIGHTS]) != 1:
             return None
+    refuse_foreign_link(script, directory, directory)
     return StartModel(directory, _order(directory, script, env, name), archive=_archive(directory, script, code, env, name))
 
 
@@ -44,6 +45,7 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
     if (code / "requirements.txt").is_file():
         told["requirementsFile"] = str((code / "requirements.txt").relative_to(directory))
     if (directory / CONFIG).is_file():
+        refuse_foreign_link(directory / CONFIG, directory, directory)
         told["configFile"] = CONFIG
         config, found = load_model_config(directory / CONFIG)
         problems = [f"{CONFIG}: {problem.text}" for problem in found]

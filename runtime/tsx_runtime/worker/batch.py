@@ -6,7 +6,6 @@ import gc
 import logging
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from tsx_runtime.worker.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.exceptions import BadRows, NobodyWaits, PredictionException, in_words
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes, PredictionTime
+from tsx_runtime.worker.quoting import format_error
 from tsx_runtime.worker.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.requests import read_row
 from tsx_runtime.worker.stages import Laps
@@ -256,7 +256,7 @@ class _Batch:
         elif left:
             logger.warning("the handler failed for %d requests at once; %d are now tried apart: %s", len(positions), len(left), words)
         if len(left) == len(positions):
-            trace = "" if memory else "".join(traceback.format_exception(error))
+            trace = "" if memory else format_error(error)
             return _Failure(answer, place, words, trace, memory, left)
         ended = [idx for idx, position in enumerate(positions) if position not in left]
         ids = ", ".join(requests.metas[idx].partition("\r\n")[0] for idx in ended)

@@ -1,7 +1,7 @@
 """From the name of a handler to its entry point, by TorchServe's rules. Contract section 5.1.
 
-1. `file.py[:function]` or `file[:function]` is imported with the model's directory first on the path; a name that is not
-   found there is one of the built-in handlers.
+1. `file.py[:function]` or `file[:function]` is imported from the model's directory (`modules.py`); a name that is not found there is
+   a module that is installed, or one of the built-in handlers.
 2. A module that has the function (by default `handle`) is served by it; it is called once with `(None, context)` to load.
 3. Otherwise the module's only class is made, `initialize(context)` is called, and `handle` serves.
 """
@@ -14,14 +14,15 @@ import importlib.util
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tsx_archiver import handler_fault, is_inside, shown
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.modules import own_modules
 
 logger = logging.getLogger("tsx.worker")
 
@@ -87,7 +88,10 @@ def load_entry(
 
     Raises `LoadError`, with the handler's own exception as its cause where it raised one.
     """
-    entry = adapt(_load(handler.strip() or DEFAULT_HANDLER, model_dir, context, coroutines))
+    fault = handler_fault(handler) if handler else None
+    if fault:  # also where the front end has not looked
+        raise LoadError(f"The handler {shown(handler)} is refused: {fault}.")
+    entry = adapt(_load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines))
     return _enveloped(entry, envelope, coroutines) if envelope else entry
 
 
@@ -126,33 +130,23 @@ def find_file(name: str, model_dir: Path) -> Path | None:
         relative += ".py"
     for candidate in (model_dir / relative, model_dir / relative.rpartition("/")[2]):
         if candidate.is_file():
-            return candidate
+            return own_file(candidate, model_dir)
     return None
 
 
+def own_file(path: Path, model_dir: Path) -> Path:
+    """The path of code, or of a file whose content may be quoted. Raises LoadError where it leads out of the model's directory."""
+    if not is_inside(path, model_dir):
+        name = shown(os.path.relpath(path, model_dir))
+        raise LoadError(f"{name} is refused: it leads out of the model's directory. Put the file itself into the archive.")
+    return path
+
+
 def import_file(path: Path, what: str = "Handler") -> ModuleType:
-    """Import under the file's own name, even where an installed module has the same name: the archive's is meant."""
-    name = path.stem
-    directory = str(path.parent)
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    """Import a file of the archive, also where an installed module has the same name: the archive's is meant."""
+    if path.suffix != ".py":
         raise LoadError(f"{path.name} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        _imported(f"{what} {path.name}", lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # checked above
-    except LoadError:
-        del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
-        raise
-    return module
+    return own_modules.import_file(path, lambda module, execute: _imported(f"{what} {path.name}", execute))
 
 
 def classes_of(module: ModuleType, parent: type | None = None) -> list[type]:
@@ -169,7 +163,8 @@ def _find_installed(name: str) -> str | None:
     if not all(part.isidentifier() for part in dotted.split(".")):
         return None
     try:
-        return dotted if importlib.util.find_spec(dotted) is not None else None
+        name = own_modules.spelled(dotted)
+        return name if importlib.util.find_spec(name) is not None else None
     except (ImportError, ValueError):  # a parent that does not import, or __main__
         return None
 

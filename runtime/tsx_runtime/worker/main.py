@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,16 +24,18 @@ import yaml
 from tsx_archiver import parse_model_config
 from tsx_runtime.output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import concurrent, continuous, loader, printing, profiling, shim, stages
+from tsx_runtime.worker import concurrent, continuous, loader, modules, printing, profiling, shim, stages
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.compiler_cache import protect_compiler_cache
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.exceptions import LONGEST, LoadError, NobodyWaits, in_words, presentable
+from tsx_runtime.worker.exceptions import LoadError, NobodyWaits, in_words
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.micro_batching import with_micro_batches
+from tsx_runtime.worker.modules import own_modules
 from tsx_runtime.worker.overlap import overlaps, read_ahead
+from tsx_runtime.worker.quoting import format_error
 from tsx_runtime.worker.recovery import Ceiling
 from tsx_runtime.worker.reporting import reporting
 from tsx_runtime.worker.warmup import warm_up
@@ -339,7 +340,7 @@ def _enter(model_dir: Path) -> None:
         os.chdir(model_dir)
     except OSError as error:
         raise LoadError(f"The model's directory {model_dir} cannot be entered: {error.strerror}.") from error
-    sys.path.insert(0, str(model_dir))
+    own_modules.enter(model_dir)
 
 
 def _limit_threads(threads: int | None) -> None:
@@ -362,6 +363,6 @@ def _report(error: BaseException) -> dict[str, str]:
 
 def _own_traceback(error: BaseException) -> str:
     tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith((loader.__file__, __file__, "<frozen importlib")):
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith((loader.__file__, modules.__file__, __file__, "<frozen importlib")):
         tb = tb.tb_next
-    return presentable("".join(traceback.format_exception(type(error), error, tb or error.__traceback__)), 4 * LONGEST)
+    return format_error(error, tb)

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
 from tsx_runtime.output import Lossy
 from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.quoting import format_error
 
 LONGEST = 64 << 10  # bytes of a line whose end is not there yet
 TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
@@ -97,9 +98,17 @@ class OwnText(logging.Formatter):
     def __init__(self) -> None:
         super().__init__(TEXT)
 
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
+        return format_error(ei[1]).rstrip("\n") if ei[1] is not None else ""
+
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return escaped(text) if record.name.startswith("tsx.") else text
+
+
+class OwnJson(JsonLines):
+    def traceback_of(self, error: BaseException) -> str:
+        return format_error(error)
 
 
 class JsonLog(logging.Handler):
@@ -109,7 +118,7 @@ class JsonLog(logging.Handler):
         super().__init__()
         self._whose = whose
         self._ids = ids
-        self._json = JsonLines()
+        self._json = OwnJson()
         self._text = OwnText()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +19,8 @@ from typing import Any
 from tsx_runtime.output import Lossy
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.channel import Channel
-from tsx_runtime.worker.exceptions import LONGEST as LONGEST_MESSAGE
 from tsx_runtime.worker.exceptions import presentable
+from tsx_runtime.worker.quoting import format_error
 
 EVERY = 0.5  # seconds for which reports are gathered
 MOST = 200  # lines of one report; of more the newest
@@ -87,10 +86,8 @@ class _Errors(logging.Handler):
         self._gathered = gathered
 
     def emit(self, record: logging.LogRecord) -> None:
-        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info and record.exc_info[0] else ""
-        self._gathered.add_error(
-            presentable(record.getMessage()), presentable(trace, 4 * LONGEST_MESSAGE)
-        )  # the server's loop reads all of it
+        error = record.exc_info[1] if record.exc_info else None
+        self._gathered.add_error(presentable(record.getMessage()), "" if error is None else format_error(error))
 
 
 @contextmanager

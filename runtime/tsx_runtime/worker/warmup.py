@@ -20,6 +20,7 @@ from tsx_runtime.worker import concurrent, continuous
 from tsx_runtime.worker.answers import Answer
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.loader import own_file
 
 MOST = 100  # requests of a recording, where no `count` says more
 
@@ -61,7 +62,7 @@ def _batches(
     entry: WarmUp, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None, numbers: Iterator[int]
 ) -> Iterator[list[Item]]:
     """Batches of the size that is served. Of a file, without a `count`, one request alone and one full batch."""
-    file = directory / entry.file
+    file = own_file(directory / entry.file, directory)
     if file.name.endswith(SUFFIX):
         found = itertools.islice(read(file), entry.count or MOST)
         requests = ((recorded.query, recorded.headers, recorded.body) for recorded in found)

@@ -23,6 +23,7 @@ from tsx_runtime.worker.handlers.precision import in_precision, wanted_precision
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.timing import timed
 from tsx_runtime.worker.handlers.weights import load_eager
+from tsx_runtime.worker.loader import own_file
 
 logger = logging.getLogger("tsx.worker")
 
@@ -54,7 +55,7 @@ class BaseHandler:
         self.map_location = self.device.type
         model_dir = Path(properties["model_dir"])
         files = self.manifest.get("model") or {}  # some manifests have null there
-        model_file = model_dir / files["modelFile"] if files.get("modelFile") else None
+        model_file = own_file(model_dir / files["modelFile"], model_dir) if files.get("modelFile") else None
         if not files.get("serializedFile"):
             raise LoadError("No model weights could be loaded: the archive names no serialized file. Add one with --serialized-file.")
         path = model_dir / files["serializedFile"]

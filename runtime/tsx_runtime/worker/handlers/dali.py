@@ -18,6 +18,7 @@ from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_classifier import ImageClassifier
 from tsx_runtime.worker.handlers.timing import timed
 from tsx_runtime.worker.handlers.vision import NotAnImage, image_bytes
+from tsx_runtime.worker.loader import own_file
 
 
 class DALIHandler(BaseHandler):
@@ -35,6 +36,7 @@ class DALIHandler(BaseHandler):
         path = Path(context.system_properties["model_dir"]) / str(settings["pipeline_file"])
         if not path.is_file():
             raise LoadError(f"DALI's pipeline {path.name} is not in the archive. Add it with --extra-files.")
+        own_file(path, Path(context.system_properties["model_dir"]))
         try:
             from nvidia.dali.pipeline import Pipeline  # not one of tsx's dependencies: there is a build for each release of CUDA
         except ModuleNotFoundError as error:

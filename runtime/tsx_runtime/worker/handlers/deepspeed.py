@@ -17,6 +17,7 @@ import torch
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.base import BaseHandler
+from tsx_runtime.worker.loader import own_file
 
 logger = logging.getLogger("tsx.worker")
 
@@ -39,7 +40,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
     if not isinstance(settings, dict) or not settings.get("config"):
         raise LoadError("The model asks for DeepSpeed, but model-config.yaml does not say `deepspeed: {config: FILE}`.")
     directory = Path(ctx.system_properties["model_dir"])
-    config = _read_json(directory / str(settings["config"]))
+    config = _read_json(own_file(directory / str(settings["config"]), directory))
     if settings.get("checkpoint"):
         config["checkpoint"] = str(_existing(directory / str(settings["checkpoint"])))
     try:

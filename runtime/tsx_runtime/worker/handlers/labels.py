@@ -30,7 +30,8 @@ def _name(number: Any, value: Any, path: Path) -> str:
     if isinstance(value, list) and value:
         value = value[-1]
     if not isinstance(value, str | int | float):
-        raise LoadError(f"{path.name} gives class {number} the name {value!r}; it must be text, or a list that ends with text")
+        kind = type(value).__name__
+        raise LoadError(f"{path.name} gives class {number} a {kind} for a name; it must be text, or a list that ends with text")
     return str(value)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +33,8 @@ from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.model_files import load_model_file
 from tsx_runtime.worker.handlers.sagemaker_formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
 from tsx_runtime.worker.handlers.sagemaker_joining import Joining
-from tsx_runtime.worker.loader import import_file
+from tsx_runtime.worker.loader import import_file, own_file
+from tsx_runtime.worker.modules import own_modules
 
 WEIGHTS = (".pt", ".pth", ".pt2")
 USUAL = "model.pth", "model.pt"
@@ -195,13 +195,12 @@ class _Failed:
 
 
 def _program(model_dir: Path, told: dict[str, str]) -> ModuleType | None:
-    """With its directory first on the path, where its own modules are."""
+    """Its own modules are beside it, or below `code`."""
     if not told.get("program"):
         return None
     code = (model_dir / told["code"]).absolute()
-    if str(code) not in sys.path:
-        sys.path.insert(0, str(code))
-    return import_file(code / told["program"], "Program")
+    own_modules.add(code)
+    return import_file(own_file(code / told["program"], model_dir), "Program")
 
 
 def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
