@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from tsx_runtime.worker.compiler_cache import VARIABLE, protect_compiler_cache
 
@@ -16,13 +17,12 @@ STRANGER = 54321
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(VARIABLE, "")  # so that it is put back
+    monkeypatch.delenv(VARIABLE)
     return tmp_path
 
 
 def test_it_is_where_torch_looks_and_made_before_anybody_else_can(temporary: Path) -> None:
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
     protect_compiler_cache()
     assert os.environ[VARIABLE] == default_cache_dir()
     assert Path(os.environ[VARIABLE]).stat().st_mode & 0o777 == 0o700
