@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tsx_runtime
+from tsx_archiver.private_directory import temporary_place
 from tsx_runtime.core import cgroups
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp
@@ -133,7 +134,7 @@ class Sandbox:
             except cgroups.NoGroups as error:  # it was there when the server started
                 raise OSError(str(error)) from error
             self._group = cgroups.Group(parent, self._isolation.bounds)
-        self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-")
+        self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_place())
 
     def command(self, inner: list[str]) -> list[str]:
         """The program that becomes `inner`."""
