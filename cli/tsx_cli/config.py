@@ -18,13 +18,14 @@ def config() -> None:
 @app.command()
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
+    from tsx_runtime.redaction import redacted_values
     from tsx_runtime.settings import MODELS, SECRETS  # here, as they are slow to import, and help must be quick
 
     settings, origins = read_settings(config, assignments)
     shown = settings.model_dump(mode="json", exclude={MODELS})
     for model, own in settings.models.items():
         shown |= {f"{MODELS}.{model}.{name}": value for name, value in own.model_dump(exclude_none=True).items()}
-    values = {name: "(hidden)" if name in SECRETS and value else value for name, value in shown.items()}
+    values = {name: "(hidden)" if name in SECRETS and value else redacted_values(value) for name, value in shown.items()}
     if as_json:
         print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
         return

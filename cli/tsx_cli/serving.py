@@ -14,11 +14,13 @@ from tsx_cli.bare_model import unpacked
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import is_archive, is_workflow, split_list
 from tsx_cli.model_spec import Parts
+from tsx_cli.output import one_line
 from tsx_cli.startup_page import show
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.output import keep_going
+from tsx_runtime.redaction import redacted
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.server import USUAL, Manner, Started, serve
@@ -127,7 +129,7 @@ def run_server(
     console = Console()
     if console.is_terminal and (starts or workflows):
         named = [start.order.url for start in starts] + [start.order.url for start in workflows]
-        console.print(f"loading {', '.join(named)} ...", style="dim", markup=False, highlight=False)
+        console.print(f"loading {one_line(redacted(', '.join(named)))} ...", style="dim", markup=False, highlight=False)
 
     def on_ready(started: Started) -> None:
         show(started, settings, console)

@@ -11,7 +11,7 @@ from rich.text import Text
 from tsx_archiver import describe_model_file
 from tsx_cli.inputs import guess_content_type, samples_in
 from tsx_cli.model_spec import kind_in_words
-from tsx_cli.output import print_table
+from tsx_cli.output import one_line, print_table
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.settings import Settings
@@ -37,12 +37,12 @@ def show(started: Started, settings: Settings, console: Console) -> None:
                 f"serving {version.name} {version.version}: {kind(version)}, {devices(version)}, {_count(len(version.workers), 'worker')}"
             )
         for workflow in started.workflows:
-            print(f"serving workflow {workflow.name}: {', '.join(workflow.nodes)}")
+            print(f"serving workflow {workflow.name}: {one_line(', '.join(workflow.nodes))}")
         for role, address in started.addresses.items():
             print(f"{WHAT[role]} at {address}")
         if page := web_page(started):
             print(f"page at {page}")
-        print("\n".join(f"try: {line}" for line in examples(started, settings)), flush=True)
+        print("\n".join(f"try: {one_line(line)}" for line in examples(started, settings)), flush=True)
         return
     served = [_count(len(versions), "model"), *([_count(len(started.workflows), "workflow")] if started.workflows else [])]
     console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}"))
@@ -57,7 +57,7 @@ def show(started: Started, settings: Settings, console: Console) -> None:
         console.print(Text(f"  {'page':<16} {page}"))
     console.print()
     for line in examples(started, settings):
-        console.print(Text.assemble("  ", ("try", "bold"), f"   {line}"), soft_wrap=True)
+        console.print(Text.assemble("  ", ("try", "bold"), f"   {one_line(line)}"), soft_wrap=True)
     console.print(Text.assemble("  ", ("stop", "bold"), "  Ctrl-C\n"))
 
 

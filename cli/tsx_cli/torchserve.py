@@ -178,7 +178,7 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
     """What holds for this command where nothing else is said, because its users' scripts expect it."""
     logs = Path(env.get("LOG_LOCATION") or "logs")
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
-    strict = {"generate_tokens": True, "enable_model_api": False}
+    strict = {"generate_tokens": True, "enable_model_api": False, "pass_headers": ["authorization", "proxy-authorization", "cookie"]}
     return {**strict, "metrics_mode": "log", "access_log": True, "log_location": logs, "metrics_location": metrics}
 
 
@@ -209,6 +209,9 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
 
     given = [name for name in JAVAS_OWN if getattr(arguments, name)]
     said = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given]
+    if setup.settings.pass_headers:
+        names = ", ".join(setup.settings.pass_headers)
+        said.append(f"handlers see these headers of requests, as in TorchServe: {names}; an empty pass_headers keeps them from handlers")
     if setup.restored:
         ignored = "; --models does not count then (--ncs starts afresh)" if arguments.models else ""
         said.append(f"starting from the last snapshot, {setup.file}{ignored}")

@@ -11,6 +11,8 @@ import time
 import traceback
 from typing import TextIO
 
+from tsx_runtime.redaction import redacted
+
 MOST_IDS = 64  # of one batch that a line names
 
 MARK = "\x1e"  # begins a line of a worker's that goes to the front end with its requests' ids, which MARK_END ends
@@ -27,6 +29,11 @@ STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u
 def escaped(text: str) -> str:
     """Text that a client or a handler may have written, as it may be shown at a terminal."""
     return STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text)
+
+
+def escaped_json(text: str) -> str:
+    """JSON as it may be shown at a terminal: the same value, in which such characters stand as \\u...."""
+    return STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def writes_json(log_format: str, *, in_files: bool, stream: TextIO | None = None) -> bool:
@@ -53,7 +60,7 @@ def json_line(at: float, level: str, logger: str, message: str, more: dict[str, 
     line: dict[str, object] = {"time": f"{whole}.{int(at % 1 * 1000):03d}Z", "level": level, "logger": logger}
     line |= {name: value for name, value in (more or {}).items() if value not in ("", None, [])}
     line["message"] = message
-    return json.dumps(line, ensure_ascii=False, default=str)
+    return escaped_json(json.dumps(line, ensure_ascii=False, default=str))
 
 
 def dropped(lost: int) -> bytes:
@@ -73,8 +80,8 @@ class JsonLines(logging.Formatter):
             return "\n".join(json_line(record.created, "info", record.name, line) for line in text.splitlines())
         more = self.about(record)
         if record.exc_info and record.exc_info[1] is not None:
-            more["exception"] = self.traceback_of(record.exc_info[1])
-        return json_line(record.created, level_of(record), record.name, record.getMessage(), more)
+            more["exception"] = redacted(self.traceback_of(record.exc_info[1]))
+        return json_line(record.created, level_of(record), record.name, redacted(record.getMessage()), more)
 
     def traceback_of(self, error: BaseException) -> str:
         return "".join(traceback.format_exception(error))

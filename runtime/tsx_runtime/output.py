@@ -172,16 +172,21 @@ def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.
     atexit.register(listener.stop)
 
 
-def send_output_to(path: str, label: str) -> None:
-    """Send what this process writes to stdout and stderr, native code's output too, to the socket at `path`. Raises OSError."""
+def send_output_to(path: str, label: str, *, all_of_it: bool = True) -> None:
+    """Send what this process writes to stdout and stderr, native code's output too, to the socket at `path`. Raises OSError.
+
+    Not `all_of_it`: only native code's, and that of programs that a handler starts, and only what would go to a terminal.
+    """
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
+        if not all_of_it and not os.isatty(fd):
+            continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(path)
             sock.sendall(f"{label}-{name}\n".encode())
             stream.flush()
             os.dup2(sock.fileno(), fd)
-        if isinstance(stream.buffer, Lossy):
+        if all_of_it and isinstance(stream.buffer, Lossy):
             stream.buffer.reopen()
 
 

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.nearest import suggestion
+from tsx_runtime.redaction import redacted
 from tsx_runtime.settings import MODELS, NESTED, SECRETS, Accepts, ModelSettings, Settings
 from tsx_runtime.torchserve_keys import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.traffic import Traffic, parse_traffic
@@ -200,7 +201,7 @@ def _convert(found: _Found) -> Any:
         value = adapter.validate_json(json.dumps(found.value, default=str), strict=True)
         return found.file.parent / value if kind is Path else value
     except ValueError as error:
-        shown = "what was given" if found.name in SECRETS else repr(found.value)
+        shown = "what was given" if found.name in SECRETS else redacted(repr(found.value))
         raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}): it takes {accepted(field)}") from error
 
 

@@ -147,6 +147,8 @@ class ModelSettings(BaseModel):
     max_worker_requests: int | None = Field(None, ge=0, description="requests after which a worker is replaced; 0 = never")
     max_worker_memory: int | None = Field(None, ge=0, description="resident megabytes at which a worker is replaced; 0 = never")
     max_worker_age: int | None = Field(None, ge=0, description="seconds after which a worker is replaced; 0 = never")
+    pass_env: list[str] | None = Field(None, description="credentials in the server's environment that its workers see as well")
+    pass_headers: list[str] | None = Field(None, description="headers with callers' credentials that its handler sees as well")
     traffic: Traffic | None = Field(None, description="how requests are shared out among its versions; see routing.md")
     isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")
     isolation_network: bool | None = Field(None, description="whether isolated workers may use the network")
@@ -257,6 +259,9 @@ class Settings(BaseModel):
     cors_allowed_origin: HeaderText | None = Field(None, description="origin whose pages may read answers, such as https://my.site, or *")
     cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
     cors_allowed_headers: HeaderText | None = Field(None, description="headers that such pages may send, such as X-Custom-Header")
+    allowed_hosts: list[str] = Field(
+        [], description="hosts, beside loopback's, that predictions on loopback may name in Host and Origin; * for any, from any site"
+    )
     metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = Field(
         "prometheus", description="prometheus: /metrics alone; log, or legacy: lines in ts_metrics.log and model_metrics.log as well"
     )
@@ -286,6 +291,8 @@ class Settings(BaseModel):
     heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
     shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
     drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
+    pass_env: list[str] = Field([], description="credentials in the environment that workers see: names, or patterns such as AWS_*")
+    pass_headers: list[str] = Field([], description="of Authorization, Proxy-Authorization and Cookie those that handlers see")
     blacklist_env_vars: Pattern = Field(None, description="regular expression for whole names of variables that workers must not see")
     state_dir: Path | None = Field(
         None, description="where changes made while serving are kept; .tsx in the model store, or the user's state directory, if not set"

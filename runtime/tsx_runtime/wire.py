@@ -130,6 +130,7 @@ class LoadOrder(TypedDict):
     server_version: str
     envelope: str  # what stands around requests and answers; empty where nothing does
     output: str  # socket that takes what the worker prints; empty: it prints to where the front end does
+    at_terminal: bool  # that socket takes only what Python does not print, for it to be made harmless
     log_json: bool  # what it prints becomes JSON lines
     model_metrics: list[DeclaredMetric]
     every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second

@@ -32,6 +32,18 @@ def test_a_secret_is_hidden(run: Run) -> None:
     assert json.loads(ended.out)["management_token"]["value"] == "(hidden)"
 
 
+def test_no_url_is_shown_with_who_asks(run: Run) -> None:
+    values = {"otlp_endpoint": "https://me:hunter2@collector:4318", "s3_endpoint_url": "http://me:hunter2@minio:9000"}
+    values |= {"allowed_urls": "https://hunter2@host/.*", "load_models": "https://host/m.mar?X-Amz-Signature=hunter2"}
+    words = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    for form in ([], ["--json"]):
+        ended = run("config", "show", *words, *form)
+        assert "hunter2" not in ended.out
+        assert "***@collector:4318" in ended.out
+    refused = run("config", "show", "--set", "otlp_endpoint=ftp://me:hunter2@host")
+    assert "otlp_endpoint cannot be 'ftp://***@host'" in refused.err
+
+
 def test_another_file_is_named_on_the_command_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
     (tmp_path / "other.toml").write_text("drain_timeout = 6\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.support.models import make_model
+from tests.support.servers import screen
 
 TIMEOUT = 60.0
 
@@ -85,3 +87,28 @@ def test_a_full_disk_or_closed_streams_fail_no_request_and_no_end(tmp_path, user
             assert call(address, "POST", "/predictions/noisy") == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
+
+
+STEERING = r"""
+import ctypes, os, sys
+
+def handle(data, context):
+    return data
+
+print("\x1bc\x1b]8;;http://evil.org\x07from Python")
+sys.stdout.flush()
+os.system(r"printf '\033]52;c;ZXZpbA==\007\033cfrom a program\n'")
+os.write(2, b"\x1b]0;title\x07from a descriptor\n")
+ctypes.CDLL(None).dprintf(1, b"%s", b"\x1bcfrom native code\n")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only what Python prints is made harmless")
+def test_nothing_that_a_model_prints_steers_the_terminal(tmp_path, user_environment):
+    make_model(tmp_path / "evil", STEERING)
+    seen, code = screen(["serve", "evil"], tmp_path, user_environment, until="Ctrl-C")
+    assert code == 0
+    for whence in ("Python", "a program", "a descriptor", "native code"):
+        assert re.search(rf"evil 1\.0 \| (\\x[0-9a-f]{{2}}\S*)+from {whence}", seen), (whence, seen)
+    assert "\x1b]" not in seen
+    assert "\x1bc" not in seen

@@ -7,7 +7,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.loglines import escaped
+from tsx_runtime.loglines import STEERS, escaped
 from tsx_runtime.targets.logs import CONSOLE, Shape, Short
 from tsx_runtime.worker.printing import OwnText
 
@@ -40,5 +40,5 @@ def test_neither_the_servers_log_nor_a_workers_own_steers_a_terminal() -> None:
         assert not set(line) & {"\x1b", "\x9b", "\u202e"}
 
 
-def test_a_handler_has_its_own_colours() -> None:
-    assert "\x1b[2J" in OwnText().format(record("own"))
+def test_what_a_handler_logs_steers_no_terminal() -> None:
+    assert not STEERS.search(OwnText().format(record("own")))

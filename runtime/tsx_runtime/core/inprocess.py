@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import threading
 from collections.abc import Collection, Iterator
@@ -78,9 +77,9 @@ class WorkerThread:
 class ThreadStarter:
     """In the place of a `ProcessStarter`. A model with packages of its own, or of several processes, still is a program."""
 
-    def __init__(self, *, hide: str | None = None) -> None:
-        """`hide`: a pattern for the names of environment variables that are none of the workers' business; this process loses them too."""
-        self.hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
+    def __init__(self, *, hidden: Collection[str] = ()) -> None:
+        """`hidden`: names of environment variables that are none of the workers' business; this process loses them too."""
+        self.hidden = hidden
         self.restarted = False  # a thread has ended by itself, and another was started in its place
         self._threads: list[WorkerThread] = []
         self._programs: list[CommandProcess] = []

@@ -29,6 +29,7 @@ from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
+from tsx_runtime.redaction import redacted
 from tsx_runtime.settings import Settings
 
 
@@ -63,7 +64,7 @@ class ModelVersion:
         self.archive = archive
         self.plan = chosen
         self.order = order
-        self.url = order.url
+        self.url = redacted(order.url)  # as it is shown
         self.isolation = isolation_of(settings, name)
         if self.isolation is not None and chosen.parallel.is_group:
             raise BadRequest(

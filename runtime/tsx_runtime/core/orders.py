@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
+from tsx_runtime.core.hidden import passed_variables
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.places import Place
 from tsx_runtime.core.plan import Plan
@@ -28,6 +31,8 @@ def load_order(
     every_prediction_time: bool = False,
 ) -> wire.LoadOrder:
     """`gpus`: how many the worker has. The others are described at `LoadOrder`."""
+    in_files = settings.log_location is not None
+    is_json = writes_json(settings.log_format, in_files=in_files)
     return wire.LoadOrder(
         model_name=name,
         model_version=version,
@@ -41,7 +46,7 @@ def load_order(
         response_timeout=chosen.response_timeout,
         threads=place.threads,
         cores=list(place.cores) or None,
-        variables=place.variables,
+        variables=place.variables | passed_variables(settings, name, os.environ),
         ranks=chosen.parallel.ranks,
         gpus=gpus,
         limit_max_image_pixels=settings.limit_max_image_pixels,
@@ -50,7 +55,8 @@ def load_order(
         server_version=__version__,
         envelope=envelope,
         output=output,
-        log_json=writes_json(settings.log_format, in_files=settings.log_location is not None),
+        at_terminal=bool(output) and not in_files and not is_json,
+        log_json=is_json,
         model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
         every_prediction_time=every_prediction_time,
         mode=chosen.strategy.mode,

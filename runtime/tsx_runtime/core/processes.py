@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import multiprocessing.process
 import os
-import re
 import select
 import signal
 import socket
@@ -20,7 +19,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
@@ -31,6 +30,7 @@ from typing import Any, Protocol
 import psutil
 
 from tsx_runtime.core.command import CommandProcess, start_program
+from tsx_runtime.core.hidden import starting_without
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.waiting import open_pidfd, readable
 from tsx_runtime.safe_path import CLEAN
@@ -127,7 +127,7 @@ class WorkerProcess:
 class Starter(Protocol):
     """What a server starts its workers with."""
 
-    hidden: list[str]  # environment variables that are none of the workers' business
+    hidden: Collection[str]  # environment variables that are none of the workers' business
 
     def warm_up(self, *, exported: bool = False) -> None: ...
 
@@ -139,8 +139,8 @@ class Starter(Protocol):
 class ProcessStarter:
     """Starts workers. Holds the one thread in which that may block: the first start waits for the fork server to import torch."""
 
-    def __init__(self, *, preload: bool = True, worker_files: int | None = None, hide: str | None = None) -> None:
-        """`hide`: a pattern for the names of environment variables that are none of the workers' business. Raises SettingError."""
+    def __init__(self, *, preload: bool = True, worker_files: int | None = None, hidden: Collection[str] = ()) -> None:
+        """`hidden`: names of environment variables that are none of the workers' business."""
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
         self._context: BaseContext = multiprocessing.get_context(method)
         self._forks = method == "forkserver"
@@ -149,7 +149,7 @@ class ProcessStarter:
         self._lock = threading.Lock()  # of that set: forks and programs are started in different threads
         self._preload = preload
         self._worker_files = worker_files
-        self.hidden = [name for name in os.environ if re.fullmatch(hide, name)] if hide else []
+        self.hidden = hidden
         self._began: float | None = None  # when the start that is under way began
         if self._forks:
             _have_room_for_sockets()
@@ -160,7 +160,7 @@ class ProcessStarter:
         """Start the fork server now, so that it imports torch while the front end starts. `exported`: for `.pt2` models."""
         if self._forks:
             self._set_preload(exported)
-            self._thread.submit(_ensure_fork_server)
+            self._thread.submit(_ensure_fork_server, self.hidden)
 
     def _set_preload(self, exported: bool) -> None:
         modules = [PRELOAD_EXPORTED if exported else PRELOAD] if self._preload else []
@@ -199,7 +199,7 @@ class ProcessStarter:
         self._began = time.monotonic()
         try:
             if self._forks:
-                _ensure_fork_server()
+                _ensure_fork_server(self.hidden)
             front, back = socket.socketpair()
             with back:
                 try:
@@ -220,7 +220,7 @@ class ProcessStarter:
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
         args = (back, self._worker_files, self.hidden)
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
-        with _no_main(), _without_working_directory():
+        with _no_main(), _without_working_directory(), starting_without(self.hidden, os.environ):
             process.start()
         # multiprocessing would look at it from this thread at the next start, and take its exit code from under the event loop
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
@@ -242,18 +242,18 @@ def _have_room_for_sockets() -> None:
             tempfile.tempdir = usual
 
 
-def _ensure_fork_server() -> None:
+def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
     """With both stops held back, since a terminal and a service manager send them to every process of the server.
 
     SIGINT: multiprocessing ignores it only once torch is imported, and until then it is a traceback. SIGTERM would end the fork
     server, and with it the workers, while the front end still has requests to answer; it ends by itself when the front end has.
     What the fork server starts inherits this; a worker lets go of it once it ignores both itself.
     """
-    with _without_working_directory():
+    with _without_working_directory(), starting_without(hidden, os.environ):
         resource_tracker.ensure_running()  # it would let signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
-        with _without_working_directory():
+        with _without_working_directory(), starting_without(hidden, os.environ):
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_plus
 
 from tsx_runtime import wire
-from tsx_runtime.core.credentials import lets_in, tells_who
+from tsx_runtime.core.credentials import tells_who
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.recordterms import RecordTerms
@@ -25,6 +25,7 @@ from tsx_runtime.core.segments import Kept, Segments
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
+from tsx_runtime.redaction import lets_in
 from tsx_runtime.wire import Body, Buffer, Parts
 
 MOST_WAITING = 32 << 20  # bytes that wait for the disk

@@ -14,6 +14,7 @@ from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environments
+from tsx_runtime.core.hidden import HiddenHeaders, hidden_variables
 from tsx_runtime.core.isolation import check_isolation
 from tsx_runtime.core.model import Host, Model, ModelVersion
 from tsx_runtime.core.peek import holds_exported_program
@@ -55,6 +56,7 @@ class Registry:
         check_isolation(settings)
         self.settings = settings
         self.bytes_in_flight = ByteBudget(max(settings.max_inflight_bytes, 2 * settings.max_request_size))
+        self.hidden_headers = HiddenHeaders(settings)
         self.models: dict[str, Model] = {}
         self.state = State(state_directory(settings))
         configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}
@@ -71,7 +73,7 @@ class Registry:
         self.on_readiness: list[Callable[[], None]] = []  # called when a version may have become ready, or not ready any more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
         self._starter = starter or ProcessStarter(
-            preload=settings.worker_preload, worker_files=worker_files, hide=settings.blacklist_env_vars
+            preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
         self._host = Host(
             settings,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from tsx_runtime.core.credentials import lets_in
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.redaction import lets_in
 from tsx_runtime.wire import Body, Parts
 
 NEWEST = 2000  # comparisons whose latencies are kept

@@ -9,6 +9,7 @@ from typing import Any, cast
 import grpc
 
 from tsx_runtime import wire
+from tsx_runtime.core.hidden import HiddenHeaders
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.split import HEADER, Route
@@ -27,8 +28,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Asked:
     """One request of a call. Leave the `with` early and it gives its place in the queue up, or its stream."""
 
-    def __init__(self, context: Context, route: Route, own: Iterable[Pair], body: Body) -> None:
-        """`own`: headers beside those of the call's metadata. Raises BadRequest where the metadata names an urgency that is none.
+    def __init__(self, context: Context, route: Route, own: Iterable[Pair], body: Body, hidden: HiddenHeaders) -> None:
+        """`own`: headers beside those of the call's metadata; the handler sees none that are `hidden`.
+
+        Raises BadRequest where the metadata names an urgency that is none.
 
         The body counts against `max_inflight_bytes` until `leave`; Unavailable where it does not fit.
         """
@@ -42,8 +45,10 @@ class Asked:
         if remaining is not None:
             due = now + remaining if due is None else min(due, now + remaining)
         self.id = request_id.decode()
+        left_out = hidden.of(route.name)
+        shown = [pair for pair in headers if pair[0] not in left_out]
         self.route = route
-        self.job = WaitingJob(wire.request_meta(self.id, b"", [*headers, *own]), body, now, due, priority)
+        self.job = WaitingJob(wire.request_meta(self.id, b"", [*shown, *own]), body, now, due, priority)
         self._answer: Answer | None = None
         if (span := current.get()) is not None:
             self.job.trace(span, route)

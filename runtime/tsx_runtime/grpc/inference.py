@@ -157,7 +157,7 @@ class Inference:
         if size > self.longest:
             text = f"The sequence_id, {names.start} and {names.end} have {size} bytes together, and may have {self.longest}"
             raise BadRequest(f"{text} (max_header_size): they are headers. Use a shorter sequence_id.")
-        return Asked(context, route, own, body_of(request.input))
+        return Asked(context, route, own, body_of(request.input), self.registry.hidden_headers)
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:
         """Whether one of the versions that may get it is."""

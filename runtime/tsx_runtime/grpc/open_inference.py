@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import ModuleType
 from typing import Any
 
+from tsx_runtime.core.hidden import HiddenHeaders
 from tsx_runtime.core.jobs import Answer
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
@@ -79,7 +80,7 @@ class OpenInference:
 
     async def infer(self, request: Any, context: Context) -> Any:
         route = self._find_route(request.model_name, request.model_version)
-        with _ask(context, route, request) as asked:
+        with _ask(context, route, request, self.registry.hidden_headers) as asked:
             answer, body = await whole_answer(context, asked)
         return self._response(request, asked.version, answer, body)
 
@@ -88,7 +89,7 @@ class OpenInference:
         async for request in requests:
             try:
                 route = self._find_route(request.model_name, request.model_version)
-                with _ask(context, route, request) as asked:
+                with _ask(context, route, request, self.registry.hidden_headers) as asked:
                     async for answer, body in answer_parts(context, asked):
                         response = self._response(request, asked.version, answer, body)
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
@@ -119,10 +120,10 @@ def _check_name(name: str) -> None:
         raise BadRequest("The request names no model.")
 
 
-def _ask(context: Context, route: Route, request: Any) -> Asked:
+def _ask(context: Context, route: Route, request: Any, hidden: HiddenHeaders) -> Asked:
     head, body = tensors.pack(request)
     own: Pair = (TENSORS_HEAD, b"%d" % head)
-    return Asked(context, route, (own,), body)
+    return Asked(context, route, (own,), body, hidden)
 
 
 def _head_of(headers: bytes) -> int | None:

@@ -24,7 +24,7 @@ from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.auth import Guard, Guards, build_guards
+from tsx_runtime.http.auth import Guard, Guards, build_guards, without_browsers
 from tsx_runtime.http.client_limits import client_limits
 from tsx_runtime.http.management import Management
 from tsx_runtime.http.tokens import Keys
@@ -91,11 +91,12 @@ class GrpcServer:
 def _services(
     registry: Registry, settings: Settings, guards: Guards, roles: Collection[str], ledger: Ledger, admissions: Admissions
 ) -> list[Service]:
+    inference = without_browsers(guards.inference)
     services: list[Service] = []
     if "grpc_inference" in roles:
-        services.append(Inference(registry).service(guards.inference, ledger, admissions))
+        services.append(Inference(registry).service(inference, ledger, admissions))
         for name, messages in NAMES.items():
-            services.append(OpenInference(registry, messages).service(name, guards.inference, ledger, admissions))
+            services.append(OpenInference(registry, messages).service(name, inference, ledger, admissions))
     if "grpc_management" in roles:
         services.append(ManagementCalls(Management(registry, settings.max_request_size)).service(guards.management, ledger, admissions))
     return services

@@ -15,6 +15,7 @@ from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.logbook import ACCESS_LOG, Logbook
 from tsx_runtime.loglines import json_line, writes_json
+from tsx_runtime.redaction import redacted
 from tsx_runtime.settings import Settings
 from tsx_runtime.wire import Body, Buffer
 
@@ -160,8 +161,8 @@ def some_logged(log: AccessLog) -> Callable[..., Exchange]:
 
 
 def shown(line: str) -> str:
-    """A request line that stays within its quotes and its line, whatever was sent."""
-    return _NOT_SHOWN.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+    """A request line that stays within its quotes and its line, whatever was sent, and keeps the secrets of its query."""
+    return _NOT_SHOWN.sub(lambda found: f"\\x{ord(found[0]):02x}", redacted(line))
 
 
 def _served(scope: Scope) -> tuple[str, str]:

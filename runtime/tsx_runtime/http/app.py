@@ -13,7 +13,7 @@ from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
-from tsx_runtime.errors import HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
+from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
 from tsx_runtime.http import (
     debug,
     faults,
@@ -52,6 +52,7 @@ from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.http.hosting import Platform, raw_path
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.limited_asgi import limited
+from tsx_runtime.http.origins import check_one_host
 from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.routes import check_query, runs_model
 from tsx_runtime.http.system import System
@@ -125,12 +126,14 @@ class ServerApp(FastAPI):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
             send = adding(send, self.cors)
-        if self.clients is not None and scope.get("client"):
-            try:
+        try:
+            if self.clients is not None and scope.get("client"):
                 send = await limited(self.clients, scope, send)
-            except TooManyRequests as error:
-                await self._refuse(scope, send, new_request_id(), error)
-                return
+            if "aws.event" not in scope:  # on Lambda a service has read the request's head
+                check_one_host(scope["headers"], scope["http_version"])
+        except (TooManyRequests, BadRequest) as error:
+            await self._refuse(scope, send, new_request_id(), error)
+            return
         if self.cors and is_preflight(scope):
             await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
             return

@@ -1,19 +1,20 @@
 """Who may call what: bearer tokens, and, on loopback, no web page of another site. Pure decisions on a request's headers.
 
 A browser sends a request to 127.0.0.1 for any page that asks it to, so a server on loopback is open to every page its
-user visits. Such a request names a foreign `Host` (a rebound name) or a foreign `Origin`, and is refused.
+user visits. Such a request names a foreign `Host` (a rebound name) or a foreign `Origin`, and is refused. One that a browser marks with
+`Sec-Fetch-Site: cross-site`, as it does for images and forms without an `Origin` too, runs no handler on any address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from tsx_runtime.addresses import is_loopback_host, parse_address
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.asgi import Pair
 from tsx_runtime.http.client_limits import calling
+from tsx_runtime.http.origins import host_of, host_of_origin
 from tsx_runtime.http.tokens import FAILED as FAILED_TO_RENEW
 from tsx_runtime.http.tokens import Key, Keys, build_keys
 from tsx_runtime.plugins import Authenticate, Refused
@@ -32,16 +33,24 @@ class Guard(NamedTuple):
     origin: bytes | None = None  # of the one foreign site that may call
     role: str = ""
     plugins: tuple[Authenticate, ...] = ()  # asked once all of this is right
+    same_site: bool = False  # refuse what a browser sends for a page of another site, unless that page's origin may call
 
     def check(self, headers: Iterable[Pair]) -> None:
-        authorization = b""
+        authorization = origin = b""
+        cross_site = False
         for name, value in headers:
             if name == b"authorization":
                 authorization = value
-            elif self.hosts is not None and name == b"host":
-                self._check_name("Host", value, _host_of("//" + value.decode("latin-1")))
-            elif self.hosts is not None and name == b"origin" and value != self.origin:
-                self._check_name("Origin", value, _host_of(value.decode("latin-1")))
+            elif name == b"origin":
+                origin = value
+                if self.hosts is not None and not self._may_call(value):
+                    raise self._foreign("Origin", value)
+            elif name == b"sec-fetch-site":
+                cross_site = cross_site or value == b"cross-site"
+            elif name == b"host" and self.hosts is not None and not self._is_own(host_of(value)):
+                raise self._foreign("Host", value)
+        if cross_site and self.same_site and not (origin and self._may_call(origin)):
+            raise self._foreign("Sec-Fetch-Site", b"cross-site")
         if self.key is not None and not self.key.is_right(authorization):
             if authorization and (caller := calling.get()) is not None:
                 caller.count_failure()
@@ -50,14 +59,28 @@ class Guard(NamedTuple):
         if self.plugins:
             _ask_plugins(self.plugins, self.role, headers)
 
-    def _check_name(self, header: str, value: bytes, host: str | None) -> None:
-        assert self.hosts is not None
-        if host is None or not (is_loopback_host(host) or host in self.hosts):
-            shown = value[:200].decode("latin-1")
-            raise ForeignOrigin(
-                f"The request's {header} is {shown!r}, which is not this machine. A server on loopback takes management and metrics "
-                "calls from this machine only; to call it by another name, give it that address and a token."
-            )
+    def _may_call(self, origin: bytes) -> bool:
+        """Whether pages of that origin may. `*` is none that management names (see `_local_guard`)."""
+        if origin == self.origin or (self.origin == b"*" and self.role == "inference"):
+            return True
+        return self._is_own(host_of_origin(origin))
+
+    def _is_own(self, host: str | None) -> bool:
+        return host is not None and (is_loopback_host(host) or (self.hosts is not None and host in self.hosts))
+
+    def _foreign(self, header: str, value: bytes) -> ForeignOrigin:
+        shown = value[:200].decode("latin-1")
+        return ForeignOrigin(
+            f"The request's {header} is {shown!r}, which is not this machine or site. {_OPENS.get(self.role, _OPENS['management'])}"
+        )
+
+
+_OPENS = {
+    "inference": "Predictions are for this machine's own programs and pages where the server listens on loopback, and for pages of "
+    "other sites nowhere. The setting allowed_hosts names further hosts (* opens it to all), cors_allowed_origin a site.",
+    "management": "A server on loopback takes management and metrics calls from this machine only; to call it by another name, "
+    "give it that address and a token.",
+}
 
 
 def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[Pair]) -> None:
@@ -85,9 +108,13 @@ def build_guards(settings: Settings, keys: Keys | None = None, plugins: Iterable
     status, origin = settings.token_failure_status, settings.cors_allowed_origin
     own = keys.management if keys.management and keys.management.lifetime is None else None
     return Guards(
-        inference=Guard(keys.inference, status=status, role="inference", plugins=asked) if keys.inference or asked else None,
+        inference=_inference_guard(
+            Guard(keys.inference, status=status, role="inference", plugins=asked, same_site=keys.inference is None), settings
+        ),
         management=_local_guard(
-            Guard(keys.management, status=status, role="management", plugins=asked), settings.management_address, origin
+            Guard(keys.management, status=status, role="management", plugins=asked, same_site=keys.management is None),
+            settings.management_address,
+            origin,
         ),
         metrics=_local_guard(Guard(own, status=status, role="metrics", plugins=asked), settings.metrics_address, origin),
         token=_local_guard(
@@ -122,21 +149,31 @@ def required_tokens(settings: Settings) -> None:
             )
 
 
+def without_browsers(guard: Guard | None) -> Guard | None:
+    """Of calls that no page can make, as gRPC's."""
+    return guard._replace(hosts=None, same_site=False) if guard is not None and (guard.key or guard.plugins) else None
+
+
+def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
+    """As management's, but with the setting that opens it."""
+    if "*" in settings.allowed_hosts:
+        return guard._replace(same_site=False) if guard.key or guard.plugins else None
+    guarded = _local_guard(guard, settings.inference_address, settings.cors_allowed_origin)
+    if guarded is None or guarded.hosts is None:
+        return guarded
+    return guarded._replace(hosts=guarded.hosts | {host.lower() for host in settings.allowed_hosts})
+
+
 def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard | None:
-    """No web page reaches a unix socket, and what its clients put into `Host` is theirs.
+    """Who has a token is trusted from any site. No web page reaches a unix socket, and what its clients put into `Host` is theirs.
 
     The site that `cors_allowed_origin` names is no foreign one; `*` lets any page read answers, but none manage the models of its visitor.
     """
-    origin = cors_origin.encode() if cors_origin else None
     parsed = parse_address(address)
-    open_to_pages = parsed.is_local and parsed.scheme != "unix"
-    hosts = frozenset([parsed.host.lower()]) if open_to_pages else None
-    return guard._replace(hosts=hosts, origin=origin) if guard.key or guard.plugins or open_to_pages else None
-
-
-def _host_of(url: str) -> str | None:
-    """The host of a URL in lower case, without port; None where there is none."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
+    is_socket = parsed.scheme == "unix"
+    guard = guard._replace(
+        hosts=frozenset([parsed.host.lower()]) if parsed.is_local and not is_socket else None,
+        origin=cors_origin.encode() if cors_origin else None,
+        same_site=guard.same_site and not is_socket,
+    )
+    return guard if guard.key or guard.plugins or guard.hosts or guard.same_site else None

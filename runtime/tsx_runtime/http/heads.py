@@ -26,6 +26,7 @@ from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.faults import NOT_FOUND, V2
 from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.limits import priority_and_timeout
+from tsx_runtime.http.origins import names_one_host
 from tsx_runtime.http.refusal import Refusal
 from tsx_runtime.http.routes import V2_META, Target, find_target, is_form, resolve, with_headers
 
@@ -113,6 +114,8 @@ class Heads:
         found = parse(raw)
         if found is None or (length := body_length(found.headers)) is None or length > self._limit:
             return None
+        if not names_one_host(found.headers, "1.1"):
+            return None
         if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
             return None
         url = self._url(found.url)
@@ -130,7 +133,7 @@ class Heads:
                 raise url
         except TsxError as error:
             return None if waits or self._traced else _refused(error.with_traceback(None), raw, found, length)
-        block = wire.header_block(with_headers(found.as_sent, url.target))
+        block = wire.header_block(with_headers(found.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = _first_line(raw)
         asks = asks_of(found.headers)

@@ -104,7 +104,8 @@ class Predictions:
             target = target._replace(name=model_in_form(headers, body))
         route = resolve(self.registry, target, headers)  # not before: it may be unregistered while the body comes
         now = time.monotonic()
-        meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", with_headers(as_sent(scope), target))
+        shown = with_headers(as_sent(scope), target, self.registry.hidden_headers.of(route.name))
+        meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", shown)
         due = deadline(now, route.client_timeout, timeout_ms)
         asks = asks_of(headers)
         if asks is None and self.timing_share and random.random() < self.timing_share:

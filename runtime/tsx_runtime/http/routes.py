@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
@@ -141,13 +141,13 @@ def url_path(rest: str) -> bytes:
     return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()
 
 
-def with_headers(headers: list[Pair], target: Target) -> list[Pair]:
-    """The target's headers in place of whatever the client sent under those names."""
+def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] = ()) -> list[Pair]:
+    """The target's headers in place of whatever the client sent under those names; without those that are hidden from handlers."""
     own = target.headers
     if target.json and not any(name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers):
         own = (*own, JSON)
-    names = [name for name, _ in own]
-    return [*(other for other in headers if other[0].lower() not in names), *own] if own else headers
+    names = {*hidden, *(name for name, _ in own)}
+    return [*(other for other in headers if other[0].lower() not in names), *own]
 
 
 def speaks_v2(meta: bytes) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import shlex
 from typing import NamedTuple
 
 import psutil
 
+from tsx_runtime.core.hidden import hidden_variables
 from tsx_runtime.http.programs import output_of
 from tsx_runtime.settings import Settings
 
@@ -34,6 +36,7 @@ class System:
     def __init__(self, settings: Settings) -> None:
         self.disabled = settings.disable_system_metrics
         self._command = settings.system_metrics_cmd
+        self._hidden = hidden_variables(settings, os.environ)
         self._interval = settings.metric_time_interval
         self._told: list[SystemMetric] = []
         if not self.disabled and not self._command:
@@ -51,8 +54,9 @@ class System:
             await asyncio.sleep(self._interval)
 
     async def _run(self, command: str) -> None:
+        env = {name: value for name, value in os.environ.items() if name not in self._hidden}
         try:
-            code, output = await output_of(shlex.split(command), LONGEST_RUN)
+            code, output = await output_of(shlex.split(command), LONGEST_RUN, env=env)
         except TimeoutError:
             logger.warning("system_metrics_cmd took longer than %d s, so it was ended", LONGEST_RUN)
             return

@@ -43,7 +43,7 @@ def build_router(registry: Registry, series: Series, read_metrics: Any, guard: G
 
 def shell_guard(guard: Guard | None) -> Guard | None:
     """Of the files: the same machines, but no token, since a browser sends none before the page is there to ask for it."""
-    return None if guard is None or guard.hosts is None else guard._replace(key=None, plugins=())
+    return None if guard is None or guard.hosts is None else guard._replace(key=None, plugins=(), same_site=False)
 
 
 def _add_files(router: APIRouter) -> None:

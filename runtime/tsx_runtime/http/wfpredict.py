@@ -74,7 +74,9 @@ class WorkflowPredictions:
             raise ResourceNotFound(faults.NOT_FOUND)
         self.workflows.find(name)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
-        request = Request(request_id.decode(), as_sent(scope), body, deadline(arrived, 0.0, timeout_ms), priority)
+        hidden = self.workflows.registry.hidden_headers.of(name)
+        headers = [pair for pair in as_sent(scope) if pair[0].lower() not in hidden]
+        request = Request(request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority)
         return await _while_client_waits(self.workflows.find(name).answer(request), receive)
 
 

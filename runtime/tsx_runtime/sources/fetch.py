@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.plugins import Source
+from tsx_runtime.redaction import redacted
 from tsx_runtime.settings import Settings
 from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
@@ -86,7 +87,7 @@ class Fetcher:
         try:
             self._download(url, target, trust, sse_kms)
         except DownloadFailed as error:
-            raise DownloadFailed(f"Failed to download archive from: {url.text}: {error.message}.") from error
+            raise DownloadFailed(redacted(f"Failed to download archive from: {url.text}: {error.message}.")) from error
         finally:
             self._under_way.discard(target)
         return target

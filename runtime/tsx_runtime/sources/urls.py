@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
+from tsx_runtime.redaction import redacted
 
 SCHEMES = ("http", "https", "s3", "file")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -127,7 +128,7 @@ class AllowList:
         """Raises ModelNotFound with TorchServe's words; `told` is how the client wrote it."""
         if not self.allows(url):
             hint = "" if self.entries else " (allowed_urls is empty, so models come from the model store only)"
-            raise ModelNotFound(f"Given URL {told or url.text} does not match any allowed URL(s){hint}")
+            raise ModelNotFound(f"Given URL {redacted(told or url.text)} does not match any allowed URL(s){hint}")
 
 
 def _compiled(entry: str) -> re.Pattern[str]:

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ArchiveError
+from tsx_runtime.core.hidden import hidden_variables
 from tsx_runtime.core.inprocess import ThreadStarter
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
@@ -63,7 +64,7 @@ class Function:
         self._settings = settings
         self._order = said.order
         self._env = env
-        self._starter = ThreadStarter(hide=settings.blacklist_env_vars)
+        self._starter = ThreadStarter(hidden=hidden_variables(settings, env))
         self._results = Results()
         self._began = time.monotonic()
         self._longest = 0.0  # seconds that an invocation had

@@ -51,7 +51,9 @@ def _begin(registry: Registry, ask: Ask) -> tuple[Route, WaitingJob] | TsxError:
     try:
         headers = [(name.encode("latin-1", "replace"), text.encode("latin-1", "replace")) for name, text in ask.headers]
         route = resolve(registry, Target(ask.model), headers)
-        job = WaitingJob(wire.request_meta(new_request_id().decode(), b"", headers), ask.body, time.monotonic())
+        hidden = registry.hidden_headers.of(route.name)
+        shown = [pair for pair in headers if pair[0] not in hidden]
+        job = WaitingJob(wire.request_meta(new_request_id().decode(), b"", shown), ask.body, time.monotonic())
         route.submit(job)
     except TsxError as error:
         return error

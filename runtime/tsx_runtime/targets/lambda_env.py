@@ -70,6 +70,8 @@ def read_environment(env: Mapping[str, str]) -> Said:
     longest = str(LONGEST_MANAGED if own.concurrency > 1 else LONGEST)
     defaults = {
         "TSX_ENABLE_GRPC": "false",
+        "TSX_PASS_ENV": "*",  # the platform gives a function its role for the model's code
+        "TSX_ALLOWED_HOSTS": "*",  # nobody listens: requests come as events, and carry their service's host
         "TSX_CACHE_DIR": f"{TMP}/models",
         "TSX_STATE_DIR": f"{TMP}/state",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),

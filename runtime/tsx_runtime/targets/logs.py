@@ -14,6 +14,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.http.logbook import ACCESS_LOG, MODEL_METRICS, TS_METRICS
 from tsx_runtime.loglines import JsonLines, about, dropped, escaped, has_colour, is_terminal, level_of, writes_json
 from tsx_runtime.output import Lossy, log_in_background
+from tsx_runtime.redaction import redacted
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
 from tsx_runtime.targets.logfile import LogFile
@@ -92,7 +93,7 @@ def _file(path: Path, config: LogConfig, takes: object, shape: logging.Formatter
 
 
 class Shape(logging.Formatter):
-    """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are. Messages may quote what a client or a handler wrote."""
+    """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are. Messages may quote URLs, and what others wrote."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s,%03d"
@@ -101,10 +102,10 @@ class Shape(logging.Formatter):
         return record.getMessage() if getattr(record, "whole", False) else super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        return escaped(super().formatMessage(record) + about(record, record.message))
+        return escaped(redacted(super().formatMessage(record)) + about(record, record.message))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
-        return escaped(super().formatException(ei))
+        return escaped(redacted(super().formatException(ei)))
 
 
 class Short(Shape):

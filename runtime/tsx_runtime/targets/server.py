@@ -29,7 +29,7 @@ from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.metric_log import metric_tasks
 from tsx_runtime.http.tokens import Keys, start_keys
-from tsx_runtime.loglines import writes_json
+from tsx_runtime.loglines import is_terminal, writes_json
 from tsx_runtime.settings import Settings
 from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.grpc_ports import GrpcAddresses, bind, check_free, grpc_addresses, prepare
@@ -39,6 +39,7 @@ from tsx_runtime.targets.otlp import tracing
 from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all
 from tsx_runtime.targets.tls import tls_context
+from tsx_runtime.targets.warnings import tell_rights
 from tsx_runtime.targets.workeroutput import worker_output
 from tsx_runtime.targets.workflows import StartWorkflow, load_workflows
 from tsx_runtime.workflows.manager import Workflow, Workflows
@@ -122,6 +123,7 @@ async def serve_async(
     to_load: Sequence[StartWorkflow],
 ) -> None:
     required_tokens(settings)
+    tell_rights(settings, os.environ, platform_decides=manner.hosted is not None)
     worker_files = raise_limit()
     stopping = _Stopping()
     tls = tls_context(settings)
@@ -153,11 +155,16 @@ async def serve_async(
 
 
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
-    """Where there are log files, workers have one of their own; and where the log is JSON, all of its lines are written by one process."""
+    """Where there are log files, workers have one of their own; and where the log is JSON, all of its lines are written by one process.
+
+    At a terminal it takes what workers' native code and programs print, which could steer it.
+    """
     in_files = settings.log_location is not None
     is_json = writes_json(settings.log_format, in_files=in_files)
     if (in_files or (is_json and not is_configured(settings))) and hasattr(socket, "AF_UNIX"):
         return worker_output(is_json=is_json)
+    if sys.platform == "linux" and not is_json and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+        return worker_output(at_terminal=True)
     return contextlib.nullcontext("")
 
 

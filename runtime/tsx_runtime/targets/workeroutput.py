@@ -8,6 +8,7 @@ import logging
 import re
 import selectors
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tsx_runtime.http.logbook import Logbook
-from tsx_runtime.loglines import MARK, MARK_END, json_line
+from tsx_runtime.loglines import MARK, MARK_END, escaped, escaped_json, has_colour, json_line
 from tsx_runtime.sockets import socket_place
 
 MODEL_LOG = "MODEL_LOG"
@@ -32,11 +33,11 @@ logger = logging.getLogger("tsx.server")
 
 
 @contextlib.contextmanager
-def worker_output(*, is_json: bool = False) -> Iterator[str]:
-    """The path of the socket; a thread reads it until this is closed."""
+def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterator[str]:
+    """The path of the socket; a thread reads it until this is closed. `at_terminal`: the lines go there, and not to the log."""
     with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_place()) as directory:
         path = str(Path(directory) / "output")
-        reader = _Reader(path, is_json)
+        reader = _Reader(path, Screen() if at_terminal else Logbook(MODEL_LOG, threads=True, is_json=is_json))
         reader.start()
         try:
             yield path
@@ -63,10 +64,26 @@ class _Source:
         return texts
 
 
+class Screen:
+    """In the place of a log: the terminal, where the lines look as those that Python prints."""
+
+    is_json = False
+
+    def add(self, text: str, now: float, name: str = "") -> None:
+        found = _NAME.fullmatch(name)
+        _, model, version, stream = found.groups() if found else ("", name, "", "stderr")
+        target = getattr(sys, stream)
+        words = f"{model} {version} |"
+        target.write(f"\x1b[2m{words}\x1b[0m {text}\n" if has_colour(target) else f"{words} {text}\n")
+
+    def flush(self) -> None:
+        """Each line is written when it is there."""
+
+
 class _Reader(threading.Thread):
-    def __init__(self, path: str, is_json: bool) -> None:
+    def __init__(self, path: str, book: Logbook | Screen) -> None:
         super().__init__(name="tsx-model-log", daemon=True)
-        self._book = Logbook(MODEL_LOG, threads=True, is_json=is_json)
+        self._book = book
         self._selector = selectors.DefaultSelector()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(path)
@@ -135,12 +152,12 @@ class _Reader(threading.Thread):
         """A line that Python printed while requests ran begins with their ids. They stand beside the stream's name, where no text is."""
         now = time.time()
         if self._book.is_json:
-            self._book.add(text if _is_own_json(text) else as_json(now, text, name), now)
+            self._book.add(escaped_json(text) if _is_own_json(text) else as_json(now, text, name), now)
             return
         if text.startswith(MARK) and MARK_END in text:
             ids, _, text = text[1:].partition(MARK_END)
             name = f"{name}[{ids}]"
-        self._book.add(text, now, name)
+        self._book.add(escaped(text), now, escaped(name))
 
 
 def _is_own_json(text: str) -> bool:

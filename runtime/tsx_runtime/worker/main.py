@@ -133,11 +133,13 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
     if frame.kind is not Kind.LOAD:
         raise FrameError(f"the first frame is {frame.kind.name}, not LOAD")
     order = cast("LoadOrder", json.loads(bytes(frame.extra)))
-    if order["output"]:
-        with suppress(OSError):  # nobody reads it: the server is on its way out
-            send_output_to(order["output"], f"W-{order['worker']}-{order['model_name']}_{order['model_version']}")
-    shape: printing.Shape = "json" if order["log_json"] else "marked" if order["output"] else "text"
+    direct = order["at_terminal"] or not order["output"]
+    shape: printing.Shape = "json" if order["log_json"] else "text" if direct else "marked"
     printing.dress_output(shape, printing.Whose(order["model_name"], order["model_version"], order["worker"]), running)
+    if order["output"]:
+        label = f"W-{order['worker']}-{order['model_name']}_{order['model_version']}"
+        with suppress(OSError):  # nobody reads it: the server is on its way out
+            send_output_to(order["output"], label, all_of_it=not direct)
     try:
         model = load_model(order)
         _warm_up(model, order)

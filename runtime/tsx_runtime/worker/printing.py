@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,8 @@ from tsx_runtime.worker.quoting import format_error
 
 LONGEST = 64 << 10  # bytes of a line whose end is not there yet
 TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
+
+_LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 Shape = Literal["text", "json", "marked"]  # for a terminal; for programs; for the front end, which writes model_log.log
 Ids = Callable[[], Sequence[str]]  # of the requests that run now
@@ -50,11 +54,14 @@ class Dress:
         self._ids = ids
         self._colour = colour
         self._begun = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._at_start = True
 
     def __call__(self, data: bytes) -> bytes:
         if self._shape == "json":
             return self._as_json(data)
+        if self._shape == "text":
+            return self._as_text(self._decoder.decode(data))
         prefix = self._prefix()
         if not prefix:
             return data
@@ -64,6 +71,15 @@ class Dress:
             dressed += (prefix if lines or self._at_start else b"") + rest
         self._at_start = not rest
         return dressed
+
+    def _as_text(self, text: str) -> bytes:
+        """For a terminal, which obeys none of it: of what steers one only the ends of lines, and a progress bar's returns, are left."""
+        prefix, dressed = self._prefix().decode(), ""
+        for found in _LINE.finditer(text):
+            if found[0]:
+                dressed += (prefix if self._at_start else "") + escaped(found[1]) + found[2]
+                self._at_start = bool(found[2])
+        return dressed.encode("utf-8", "backslashreplace")
 
     def _as_json(self, data: bytes) -> bytes:
         """A progress bar writes one line again and again, and only the last of it is kept."""
@@ -93,7 +109,7 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 class OwnText(logging.Formatter):
-    """Of a worker's log as text. What tsx itself logs quotes errors, and these what clients have sent; a handler may well have colours."""
+    """Of a worker's log as text, in which nothing steers a terminal: it quotes what clients have sent."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -102,8 +118,7 @@ class OwnText(logging.Formatter):
         return format_error(ei[1]).rstrip("\n") if ei[1] is not None else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return escaped(text) if record.name.startswith("tsx.") else text
+        return escaped(super().format(record))
 
 
 class OwnJson(JsonLines):

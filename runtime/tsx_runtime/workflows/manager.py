@@ -30,6 +30,7 @@ from tsx_runtime.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
+from tsx_runtime.redaction import redacted
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.nodes import Node, Request
 from tsx_runtime.workflows.running import run
@@ -196,7 +197,7 @@ class Workflows:
             self._taken.discard(name)
             raise
         nodes = {key: _node(opened.spec.nodes[key], version) for key, version in versions.items()}
-        workflow = Workflow(name, order.url, opened, nodes)
+        workflow = Workflow(name, redacted(order.url), opened, nodes)
         self.workflows[name] = workflow
         return workflow
 

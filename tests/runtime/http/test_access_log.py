@@ -25,7 +25,7 @@ def told(start_server, until):
         server.register("talker.mar", initial_workers=1)
         token = {"authorization": "Bearer very-secret"}
         for path, headers in (
-            ("/predictions/talker?a=b", {}),
+            ("/predictions/talker?a=b&token=very-secret", {}),
             ("/predictions/talker", {"x-do": "raise"}),
             ("/predictions/talker", {"x-do": "stream"}),
             ("/predictions/talker", {"x-do": "status", "x-status": "207"}),
@@ -35,7 +35,7 @@ def told(start_server, until):
             server.inference.post(path, headers=token | headers)
         server.inference.post("/predictions/talker", content=iter([b"a", b"b"]), headers=token)  # chunked: the other lane
         server.inference.get("/ping")
-        server.management.get("/models?limit=1")
+        server.management.get("/models?limit=1&api_key=very-secret")
         until(lambda: len(lines) >= 9)
     return lines
 
@@ -45,7 +45,7 @@ def test_each_answer_has_one_line(told):
     assert all(parsed), told
     assert sorted((match[1], int(match[2])) for match in parsed) == sorted(
         [
-            ("POST /predictions/talker?a=b HTTP/1.1", 200),
+            ("POST /predictions/talker?a=b&token=*** HTTP/1.1", 200),
             ("POST /predictions/talker HTTP/1.1", 503),
             ("POST /predictions/talker HTTP/1.1", 200),
             ("POST /predictions/talker HTTP/1.1", 207),
@@ -53,7 +53,7 @@ def test_each_answer_has_one_line(told):
             ("POST /predictions/talker?q=%22%22%0a HTTP/1.1", 200),
             ("POST /predictions/talker HTTP/1.1", 200),
             ("GET /ping HTTP/1.1", 200),
-            ("GET /models?limit=1 HTTP/1.1", 200),
+            ("GET /models?limit=1&api_key=*** HTTP/1.1", 200),
         ]
     )
     assert "very-secret" not in "".join(told)

@@ -32,9 +32,11 @@ def test_an_open_address_needs_its_token(address: str, token: str) -> None:
     required_tokens(settings(**open_address, disable_token_authorization=True))
 
 
-def test_inference_on_loopback_without_token_has_no_guard() -> None:
+def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() -> None:
     guards = build_guards(settings())
-    assert guards.inference is None
+    assert guards.inference is not None
+    assert guards.inference.key is None
+    assert build_guards(settings(allowed_hosts=["*"])).inference is None
     assert guards.management is not None
     assert guards.metrics is not None
 
@@ -63,8 +65,10 @@ def test_disabled_authorization_checks_no_token() -> None:
     guards = build_guards(
         settings(inference_token="a", management_token="b", disable_token_authorization=True, management_address="http://0.0.0.0:1")
     )
-    assert guards.inference is None
-    assert guards.management is None
+    assert guards.inference is not None
+    assert guards.inference.key is None
+    assert guards.management is not None
+    assert (guards.management.key, guards.management.hosts) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,20 @@ def test_the_right_token_passes(authorization: bytes) -> None:
         (b"host", b"evil.org"),
         (b"host", b"localhost.evil.org:8081"),
         (b"host", b"[::1"),
+        *(
+            (b"host", host)
+            for host in (b"[::1].evil.com", b"[::1].evil.com:80", b"[::1]evil", b"127.0.0.1@evil.com", b"evil.com#@127.0.0.1")
+        ),
+        *(
+            (b"host", host)
+            for host in (b"", b" ", b"127.0.0.1 evil", b"127.0.0.1/evil", b"127.0.0.1:80:90", b"127.1", b"::1", b"[::1%25lo]")
+        ),
+        *(
+            (b"origin", b"http://" + host)
+            for host in (b"[::1].evil.com", b"127.0.0.1@evil.com", b"localhost.evil.com", b"localhost/.evil.com")
+        ),
+        (b"origin", b"localhost"),
+        (b"origin", b""),
         (b"origin", b"http://evil.org"),
         (b"origin", b"null"),
     ],

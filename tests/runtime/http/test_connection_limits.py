@@ -83,7 +83,7 @@ def test_a_body_that_does_not_come_is_answered_408(connect):
 
 def test_a_client_that_is_answered_before_its_body_came_gets_no_second_answer(connect):
     connection = connect()
-    connection.send(b"POST /predictions/nobody HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+    connection.send(b"POST /predictions/nobody HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
     assert connection.answer().status == 404
     assert connection.answer() is None
 

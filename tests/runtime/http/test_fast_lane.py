@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from tests.runtime.http.conftest import RunningServer
+from tsx_runtime.core.hidden import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
@@ -81,6 +82,8 @@ def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
 
 
 class Version:
+    name = "digits"
+
     def by_head(self, headers: object) -> Version:
         return self
 
@@ -95,7 +98,7 @@ def make_heads(
             raise ModelNotFound(name)
         return versions[name]
 
-    registry: Any = SimpleNamespace(route=route, on_change=[], models=versions)
+    registry: Any = SimpleNamespace(route=route, on_change=[], models=versions, hidden_headers=HiddenHeaders(Settings()))
     return Heads(registry, guard, limit, 64 << 10, 200, has_route=has_route), versions, registry
 
 
@@ -146,22 +149,22 @@ def test_few_heads_are_remembered_and_none_that_is_long() -> None:
         b"HEAD /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
         b"OPTIONS /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
         b"POST /predictions/digits HTTP/1.0\r\nContent-Length: 1\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 101\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: 101\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\r\nHost : a\r\n\r\n",
         b"POST /predictions/digits HTTP/1.1\nHost: a\n\nGET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n",
         b"\r\n\r\n",
         b"junk\r\n\r\n",
-        b"POST /predictions/nobody HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
-        b"GET http://host HTTP/1.1\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nContent-Length: " + b"0" * 5000 + b"5\r\n\r\n",
-        b"POST /invocations HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
+        b"POST /predictions/nobody HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
+        b"GET http://host HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"0" * 5000 + b"5\r\n\r\n",
+        b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
     ],
 )
 def test_what_is_not_plain_is_left_to_the_other_lane(raw: bytes) -> None:

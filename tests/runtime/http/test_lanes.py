@@ -225,7 +225,14 @@ HEADERS = [
     (b"Authorization", b"Bearer wrong"),
     (b"Authorization", b"Bearer other"),
     (b"Origin", b"http://evil.org"),
+    (b"Origin", b"http://localhost:3000"),
+    (b"Origin", b"http://[::1].evil.org"),
+    (b"Sec-Fetch-Site", b"cross-site"),
+    (b"Sec-Fetch-Site", b"same-origin"),
     (b"Host", b"evil.org"),
+    (b"Host", b"127.0.0.1"),
+    (b"Cookie", b"session=1"),
+    (b"Proxy-Authorization", b"Basic eDp5"),
     (b"X-Request-Id", b"mine"),
     (b"Explain", b"maybe"),
     (b"Url_Path", b"/etc"),
@@ -252,28 +259,28 @@ MALFORMED = [
     b"POST /predictions/echo\r\n\r\n",
     b"POST /predictions/echo HTTP/9.9\r\n\r\n",
     b"POST  /predictions/echo HTTP/1.1\r\n\r\n",
-    b"POST /predictions/ec ho HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /predictions/ech\xff HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"post /predictions/echo HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /predictions/ec ho HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /predictions/ech\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"post /predictions/echo HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"POST /predictions/echo HTTP/1.1\r\nHost : x\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nNo colon\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nX-Nul: a\0b\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nX-Folded: a\r\n b\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: many\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: +2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 0x2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length:\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2, 2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi!",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhi\r\n0\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi!\r\n0\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nNo colon\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nX-Nul: a\0b\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nX-Folded: a\r\n b\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\nhi",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0x2\r\n\r\nhi",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length:\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2, 2\r\n\r\nhi",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi!",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nhi",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhi\r\n0\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi!\r\n0\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
     b"POST /predictions/echo HTTP/1.1\nContent-Length: 2\n\nhi\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nContent-Length: 2\n\r\nhi\r\n\r\n",
+    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\n\r\nhi\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
     b"\0",
     b"POST /predictions/echo HTTP/1.1\nContent-Length: 2\n\nhi",
@@ -445,6 +452,52 @@ def test_on_the_fast_lane_who_does_not_wait_to_be_told_to_go_on_is_not_told(lane
             connection.send(sent + request(b"GET", b"/ping", [(b"Connection", b"close")]))
             statuses[fast] = [answer.status for answer in iter(connection.answer, None)]
     assert statuses == {True: [200, 200], False: [100, 200, 200]}
+
+
+HOSTS = [
+    (b"", 400),
+    (b"Host: 127.0.0.1\r\nHost: 127.0.0.1\r\n", 400),
+    (b"Host: 127.0.0.1\r\nhost: evil.org\r\n", 400),
+    (b"Host: localhost:8080\r\n", 200),
+    (b"Host: [::1]:8080\r\n", 200),
+    (b"Host: evil.org\r\n", 403),
+    (b"Host: [::1].evil.org\r\n", 403),
+    (b"Host:\r\n", 403),
+    (b"Host: localhost\r\nOrigin: http://evil.org\r\n", 403),
+    (b"Host: localhost\r\nOrigin: null\r\n", 403),
+    (b"Host: localhost\r\nOrigin: http://localhost:3000\r\nSec-Fetch-Site: cross-site\r\n", 200),
+    (b"Host: localhost\r\nSec-Fetch-Site: cross-site\r\n", 403),
+    (b"Host: localhost\r\nSec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\n", 200),
+]
+
+
+@pytest.mark.parametrize(("lines", "status"), HOSTS)
+def test_both_lanes_look_where_a_request_comes_from(lanes: Lanes, lines: bytes, status: int) -> None:
+    for path in (b"/predictions/echo", b"/v2/models/echo/infer", b"/invocations"):
+        sent = Sent(b"POST", b"POST %b HTTP/1.1\r\n%bContent-Length: 2\r\n\r\n{}" % (path, lines))
+        answers = check_alike(lanes, False, [sent], [], pipelined=False)
+        assert answers[0] is not None
+        assert answers[0].status == status
+        if status == 403:
+            assert b"allowed_hosts" in answers[0].body
+
+
+def test_http_1_0_may_do_without_a_host_and_with_no_two(lanes: Lanes) -> None:
+    for lines, status in ((b"", 200), (b"Host: a\r\nHost: b\r\n", 400)):
+        sent = Sent(b"POST", b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines)
+        answers = check_alike(lanes, False, [sent], [], pipelined=False)
+        assert answers[0] is not None
+        assert answers[0].status == status
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, token: bool) -> None:
+    secret = [(b"Authorization", b"Bearer " + TOKEN), (b"COOKIE", b"session=mine"), (b"Proxy-Authorization", b"Basic bWluZQ==")]
+    sent = Sent(b"POST", request(target=b"/predictions/echo", headers=[*secret, (b"X-Own", b"seen")], body=b"x"))
+    answers = check_alike(lanes, token, [sent, sent], [], pipelined=False)
+    assert answers[0] is not None
+    assert b'"X-Own", "seen"' in answers[0].body
+    assert not any(word in answers[0].body.lower() for word in (b"authorization", b"cookie", b"mine", TOKEN))
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))

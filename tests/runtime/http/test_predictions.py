@@ -354,7 +354,14 @@ async def answer_nobody(app):
     async def send(message):
         pass
 
-    scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "query_string": b"",
+        "http_version": "1.1",
+        "headers": [(b"host", b"localhost")],
+    }
     await app(scope, receive, send)
 
 

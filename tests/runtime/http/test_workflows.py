@@ -271,7 +271,7 @@ def test_a_client_that_leaves_ends_its_request(flows: RunningServer, tmp_path: P
     go = tmp_path / "go"
     address = flows.inference.base_url
     with socket.create_connection((address.host, address.port)) as client:
-        head = f"POST /wfpredict/sequence HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nx-do: wait@pre\r\nx-file: {go}\r\n\r\n"
+        head = f"POST /wfpredict/sequence HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nx-do: wait@pre\r\nx-file: {go}\r\n\r\n"
         client.sendall(head.encode())
         until(go.with_suffix(".begun").exists)
         before = requests_of(flows, "sequence__m1")

@@ -203,6 +203,7 @@ ORDER = {
     "server_version": "0.1",
     "envelope": "",
     "output": "",
+    "at_terminal": False,
     "log_json": False,
     "model_metrics": [],
     "every_prediction_time": True,

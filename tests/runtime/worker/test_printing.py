@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS
+from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, STEERS
 from tsx_runtime.worker.printing import LONGEST, Dress, JsonLog, Whose
 
 WHOSE = Whose("digits", "1.0", "9000")
@@ -28,6 +29,39 @@ def test_a_line_for_a_person_begins_with_the_model_and_the_ids() -> None:
 def test_of_a_large_batch_a_line_names_the_first_ids_and_counts_the_others() -> None:
     line = dressed("text", [b"x\n"], [f"id-{number}" for number in range(MOST_IDS + 3)])
     assert line.endswith(b"id-63,+3 | x\n")
+
+
+STEERING = [
+    b"\x1b]52;c;ZXZpbA==\x07",  # writes the clipboard
+    b"\x1b]8;;http://evil.org\x1b\\click\x1b]8;;\x1b\\",
+    b"\x1bc",  # resets the terminal
+    b"\x1b[2J\x1b[1;1H",
+    b"\xc2\x9b2J",  # CSI as one character
+    b"\x9b2J",
+    b"a\x08\x08\x7f\x00\x0b\x0c",
+    "\u202egnp.exe\u2066".encode(),
+]
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_nothing_that_a_handler_prints_steers_a_terminal(text: bytes) -> None:
+    pieces = [b"before ", text[:1], text[1:3], text[3:], b" after\n"]
+    for shape in ("text", "json"):
+        out = dressed(shape, pieces)
+        assert not STEERS.search(out.decode())
+        assert b"before" in out
+        assert b"after" in out
+
+
+def test_a_progress_bar_writes_over_its_own_line_and_cannot_hide_whose_it_is() -> None:
+    out = dressed("text", [b"\r10%", b"\r20%", b"\rother 2.0 | forged\n", b"done\r\n"], ())
+    assert out == b"digits 1.0 | \rdigits 1.0 | 10%\rdigits 1.0 | 20%\rdigits 1.0 | other 2.0 | forged\ndigits 1.0 | done\r\n"
+
+
+@given(PIECES)
+def test_as_text_nothing_is_lost_and_each_line_says_whose_it_is(pieces) -> None:
+    out = dressed("text", [*pieces, b"."])
+    assert out.replace(b"digits 1.0 id-1,id-2 | ", b"") == b"".join(pieces).replace(b"\xff", b"\\xff") + b"."
 
 
 @given(PIECES)

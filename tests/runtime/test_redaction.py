@@ -1,0 +1,41 @@
+"""What is shown of a URL: neither who asks, nor with which right."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tsx_runtime.loglines import JsonLines
+from tsx_runtime.redaction import redacted
+from tsx_runtime.targets.logs import CONSOLE, Shape
+
+PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credential=AKIASECRET%2F20&X-Amz-Signature=SECRET&X-Amz-Security-Token=SECRET"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("POST /p?token=SECRET&size=3 HTTP/1.1", "POST /p?token=***&size=3 HTTP/1.1"),
+        ("/p?a=1&api_key=SECRET&b", "/p?a=1&api_key=***&b"),
+        *((f"/p?{name}=SECRET", f"/p?{name}=***") for name in ("key", "sig", "signature", "password", "access_token", "apikey", "Token")),
+        *((f"/p?{name}=SECRET", f"/p?{name}=***") for name in ("%74oken", "pass%77ord", "%2574oken", "X-Amz-Security-Token", "user-token")),
+        ("http://SECRET:SECRET@proxy:3128/", "http://***@proxy:3128/"),
+        ("s3://SECRET@SECRET@host/x and ftp://SECRET@b", "s3://***@host/x and ftp://***@b"),
+        ("/p?size=3&keyboard=us&author", "/p?size=3&keyboard=us&author"),
+        ("mail a@b.c, x=1, http://host/a?b=c@d", "mail a@b.c, x=1, http://host/a?b=c@d"),
+    ],
+)
+def test_secrets_of_urls_are_not_shown(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize("formatter", [Shape(CONSOLE), JsonLines()])
+def test_no_line_of_the_servers_log_has_them(formatter: logging.Formatter) -> None:
+    try:
+        raise ValueError(PRESIGNED)
+    except ValueError as error:
+        fault = (type(error), error, error.__traceback__)
+    line = formatter.format(logging.LogRecord("tsx.sources", logging.WARNING, "", 0, "%s failed", (PRESIGNED,), fault))
+    assert "SECRET" not in line
+    assert "X-Amz-Signature=***" in line
