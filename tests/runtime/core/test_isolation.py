@@ -98,7 +98,7 @@ ATTACKS = {
     "slows another process down": "os.setpriority(os.PRIO_PROCESS, {neighbour}, 1)",
     "leaves its process group": "subprocess.run(['true'], start_new_session=True)",
     "makes shared memory of System V": "c('shmget', 0x7e57, 1, 0o1600)",
-    "finds a secret in its environment": "os.environ['TSX_TEST_SECRET']",
+    "finds a secret in its environment": "os.environ['TSX_TEST_PRIVATE']",
     "finds the server's home": "os.listdir('{home}')",
 }
 # What may not work in any worker, for want of root, or would do harm in one that is not isolated.
@@ -119,7 +119,7 @@ ONLY_ISOLATED = {
 NUMBERS = (
     {"unshare": 272, "bpf": 321, "userfaultfd": 323} if os.uname().machine == "x86_64" else {"unshare": 97, "bpf": 280, "userfaultfd": 282}
 )
-REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_SECRET'")
+REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def answers_of(directory: Path, questions: Mapping[str, str], **settings: object
             answers[name] = await ask(version, question)
 
     patch = pytest.MonkeyPatch()
-    patch.setenv("TSX_TEST_SECRET", "the key")
+    patch.setenv("TSX_TEST_PRIVATE", "the key")
     with patch.context():
         with_registry(test, worker_preload=False, cache_dir=directory / "cache", **settings)
     patch.undo()
@@ -277,7 +277,7 @@ def isolated_talk(tmp_path_factory) -> dict[str, str]:
 def test_what_the_administrator_names_is_allowed(names, tmp_path):
     models = {
         "hostile": ModelSettings(
-            isolation="on", isolation_network=True, isolation_paths=[names["secret"]], isolation_variables=["TSX_TEST_SECRET"]
+            isolation="on", isolation_network=True, isolation_paths=[names["secret"]], isolation_variables=["TSX_TEST_PRIVATE"]
         )
     }
     questions = {"tcp": ATTACKS["connects by TCP"], "file": ATTACKS["reads a file beside the store"]}
