@@ -297,7 +297,7 @@ def test_requests_without_a_token_are_no_guesses(limited: RunningServer) -> None
     with RawConnection((parts.hostname, parts.port)) as connection:
         for lane in BODIES:
             for _ in range(6):
-                connection.send(b"POST /predictions/talker HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 203.0.113.31\r\n" + BODIES[lane])
+                connection.send(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 203.0.113.31\r\n" + BODIES[lane])
                 assert connection.answer().status == 400
 
 
@@ -317,7 +317,7 @@ def test_connections_beyond_the_limit_are_answered_429_and_closed(start_server: 
             return stack.enter_context(RawConnection((parts.hostname, parts.port)))
 
         def ping(connection: RawConnection) -> int:
-            connection.send(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = connection.answer()
             return answer.status if answer is not None else 0
 
