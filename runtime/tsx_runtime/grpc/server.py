@@ -65,7 +65,7 @@ class GrpcServer:
         services = _services(registry, settings, guards, roles, ledger, admissions)
         self.health = Health(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts), admissions.probes))
-        guard = guards.inference if "grpc_inference" in roles else guards.management
+        guard = without_browsers(guards.inference if "grpc_inference" in roles else guards.management)
         services.append(_reflection([service.name for service in services], guard, ledger, admissions))
         self.server.add_generic_rpc_handlers(tuple(services))
         try:
