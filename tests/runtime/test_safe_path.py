@@ -11,14 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import clean, started
 from tsx_cli import background
 from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.processes import _no_main, _without_working_directory
-from tsx_runtime.safe_path import run_module
+from tsx_runtime.core.processes import _no_main, _started_clean
+from tsx_runtime.safe_path import CLEAN, run_module
 from tsx_runtime.worker.group import RANK_BOOT
 
 NAMES = (
@@ -101,10 +102,27 @@ def test_a_worker_that_is_a_program_runs_no_file_of_the_working_directory(hostil
     assert b"TypeError: run_rank() missing" in done.stderr
 
 
+def test_a_spawned_process_has_neither_the_working_directory_on_its_path_nor_a_hidden_variable(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hostile)
+    monkeypatch.setenv("PLANTED", "1")
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    with _no_main(), _started_clean(["PLANTED"]):
+        process.start()
+    assert process.pid is not None
+    command, variables = psutil.Process(process.pid).cmdline(), psutil.Process(process.pid).environ()
+    process.kill()
+    process.join(120)
+    assert any(word.startswith(CLEAN) for word in command)
+    assert "PATH" in variables
+    assert "PLANTED" not in variables
+
+
 def test_a_spawned_process_runs_no_file_of_the_working_directory(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hostile)
     process = multiprocessing.get_context("spawn").Process(target=time.time)
-    with _no_main(), _without_working_directory():
+    with _no_main(), _started_clean([]):
         process.start()
     process.join(120)
     assert (process.exitcode, ran(hostile)) == (0, [])

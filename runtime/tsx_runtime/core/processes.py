@@ -220,7 +220,7 @@ class ProcessStarter:
     def _start_process(self, name: str, back: socket.socket) -> WorkerProcess:
         args = (back, self._worker_files, self.hidden)
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
-        with _no_main(), _without_working_directory(), starting_without(self.hidden, os.environ):
+        with _no_main(), _started_clean(self.hidden):
             process.start()
         # multiprocessing would look at it from this thread at the next start, and take its exit code from under the event loop
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
@@ -249,14 +249,21 @@ def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
     server, and with it the workers, while the front end still has requests to answer; it ends by itself when the front end has.
     What the fork server starts inherits this; a worker lets go of it once it ignores both itself.
     """
-    with _without_working_directory(), starting_without(hidden, os.environ):
+    with _started_clean(hidden):
         resource_tracker.ensure_running()  # it would let signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
-        with _without_working_directory(), starting_without(hidden, os.environ):
+        with _started_clean(hidden):
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _started_clean(hidden: Collection[str]) -> Iterator[None]:
+    """What multiprocessing starts meanwhile has no hidden variables and does not import from the working directory."""
+    with starting_without(hidden, os.environ), _without_working_directory():  # in this order: the second one calls the first
+        yield
 
 
 @contextmanager
