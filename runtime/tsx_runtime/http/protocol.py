@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -219,7 +220,9 @@ class FastLane(LimitedConnection):
         """To the next request."""
         if self._ahead:
             self._phase = HEAD
-            self.loop.call_soon(self._go_on)  # not at once: answers that are at hand would be nested without bound
+            # Not at once: answers that are at hand would be nested without bound. And in a context of its own: this may be the task of the
+            # request before, whose client and span the next one must not have.
+            self.loop.call_soon(self._go_on, context=Context())
         else:
             self._phase = BETWEEN
 

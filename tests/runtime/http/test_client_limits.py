@@ -292,6 +292,18 @@ def test_wrong_tokens_beyond_the_limit_are_answered_429_and_the_right_one_is_acc
     assert ask(limited, lane, "203.0.113.23", "wrong", path="/predictions/nobody")[0].status == 400
 
 
+def test_a_wrong_token_sent_ahead_behind_the_other_lane_is_counted_once(limited: RunningServer) -> None:
+    head = "Host: localhost\r\nX-Forwarded-For: 203.0.113.24\r\nAuthorization: Bearer wrong\r\nX-Number: {}\r\n"
+    sent = b"GET /ping HTTP/1.1\r\n" + head.format(0).encode() + b"\r\n"
+    for number in range(1, 6):  # heads that are not remembered
+        sent += b"POST /predictions/talker HTTP/1.1\r\n" + head.format(number).encode() + BODIES["fast"]
+    parts = urlsplit(limited.addresses["inference"])
+    with RawConnection((parts.hostname, parts.port)) as connection:
+        connection.send(sent)
+        statuses = [answer.status for _ in range(6) if (answer := connection.answer()) is not None]
+    assert statuses == [200] + [400] * 4 + [429]
+
+
 def test_requests_without_a_token_are_no_guesses(limited: RunningServer) -> None:
     parts = urlsplit(limited.addresses["inference"])
     with RawConnection((parts.hostname, parts.port)) as connection:
