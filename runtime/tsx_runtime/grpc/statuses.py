@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from grpc import StatusCode
 
-from tsx_runtime.errors import DeadlinePassed, InvalidToken, LoadFailed, MethodNotAllowed, TooManyRequests, TsxError, Unavailable
+from tsx_runtime.errors import (
+    DeadlinePassed,
+    InvalidToken,
+    LoadFailed,
+    MethodNotAllowed,
+    TooManyRequests,
+    TsxError,
+    Unavailable,
+    read_error,
+)
 
 MODEL_API_DISABLED = "Model API disabled"
 STATUS = "x-http-status"  # metadata: what the handler made of the request, as HTTP would say it, where it is not 200
@@ -64,12 +72,9 @@ def refusal(error: TsxError) -> Refusal:
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
     """What a worker answered that is no answer of the handler's, but why there is none: the error JSON of `errors.error_body`."""
-    try:
-        told = json.loads(body)
-        if told["code"] == status and len(told) == 3:
-            return Refusal(code_of(status), described(told["message"], told["type"]), status=status)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
+    told = read_error(body)
+    if len(told) == 3 and told.get("code") == status and isinstance(told.get("type"), str):
+        return Refusal(code_of(status), described(told["message"], told["type"]), status=status)
     return None
 
 

@@ -6,6 +6,7 @@ import pytest
 from grpc import StatusCode
 
 from tsx_runtime.errors import (
+    LONGEST_READ,
     BadRequest,
     CannotRemoveDefault,
     Conflict,
@@ -98,6 +99,7 @@ def test_only_a_worker_s_own_error_json_is_an_error() -> None:
         b'{"code": 503, "message": "x"}',
         error_body(500, "X", "of another status"),
         b"[" * 100_000,
+        error_body(503, "X", "x" * LONGEST_READ),  # a handler's: parsing it would hold the event loop
     ):
         assert worker_refusal(503, body) is None
 
