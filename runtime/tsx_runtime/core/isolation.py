@@ -28,17 +28,23 @@ from tsx_runtime.settings import Settings
 
 # The new interpreter sees the standard library alone until everything is given up.
 BOOT = "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter; enter(json.loads(sys.argv[2]))"
-SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc", "/sys"]
-SYSTEM += ["/etc/" + name for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "mime.types")]
-SYSTEM += ["/etc/" + name for name in ("fonts", "passwd", "group", "nsswitch.conf", "os-release", "debian_version", "ssl/certs", "pki/tls")]
-OF_NETWORK = ["/etc/" + name for name in ("resolv.conf", "hosts", "host.conf", "gai.conf", "services", "protocols")] + [
-    "/run/systemd/resolve"
+# What any worker may read. Of /etc nothing that holds keys or passwords: a server that runs as root owns all of it.
+TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc")
+OF_SYS = ("bus", "class", "devices", "fs/cgroup", "kernel/mm", "module")
+OF_ETC = ("alternatives", "debian_version", "fonts", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
+OF_ETC_ALSO = ("nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "ssl/certs", "timezone")
+SYSTEM = [*TREES, *(f"/sys/{name}" for name in OF_SYS), *(f"/etc/{name}" for name in (*OF_ETC, *OF_ETC_ALSO))]
+OF_NETWORK = [
+    "/run/systemd/resolve",
+    *(f"/etc/{name}" for name in ("gai.conf", "host.conf", "hosts", "protocols", "resolv.conf", "services")),
 ]
-DEVICES = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]
+DEVICES = [f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")]
 GPU_DEVICES = ("nvidia*", "dri", "kfd")  # in /dev
+# Variables that say how to compute; those that say where to write would lead out of the scratch directory.
 VARIABLES = {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
 VARIABLES |= {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
 FAMILIES = ("LC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "CUBLAS_", "CUDNN_", "PYTORCH_", "MALLOC_")
+REMOVE_TIME = 10.0  # seconds
 
 logger = logging.getLogger("tsx.isolation")
 
@@ -162,15 +168,21 @@ class Sandbox:
         return passed | variables | own
 
     def remove(self) -> None:
-        """Once the process has ended. Blocks: the worker may have written much."""
+        """Once the process has ended. Blocks for some seconds: the worker may have written much."""
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(
                     "%s: a worker was killed because it took more than isolation_memory, %d MB", self._label, self._isolation.memory
                 )
             self._group.remove()
-        if self.scratch and subprocess.run(["rm", "-rf", "--", self.scratch], capture_output=True, check=False).returncode:
-            logger.warning("%s: the scratch directory %s cannot be removed", self._label, self.scratch)
+        if not self.scratch:
+            return
+        removing = subprocess.Popen(["rm", "-rf", "--", self.scratch], stderr=subprocess.DEVNULL)
+        try:
+            if removing.wait(REMOVE_TIME):
+                logger.warning("%s: the scratch directory %s cannot be removed", self._label, self.scratch)
+        except subprocess.TimeoutExpired:  # it goes on; the next worker need not wait for it
+            logger.warning("%s: the scratch directory %s holds so much that it is still being removed", self._label, self.scratch)
 
 
 def python_paths() -> list[str]:

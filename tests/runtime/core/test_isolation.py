@@ -274,6 +274,32 @@ def isolated_talk(tmp_path_factory) -> dict[str, str]:
     return answers_of(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
 
 
+STREAMING = """
+import sys
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    send_intermediate_predict_response(["one "], context.request_ids, "", 200, context)
+    return [sys.prefix]
+"""
+
+
+def test_workers_stream_from_an_environment_of_their_own(tmp_path):
+    async def test(registry):
+        path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
+        version = await registry.register_path(path, order(initial_workers=2))
+        job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
+        version.submit(job)
+        answer = await asyncio.wait_for(job.done, 90)
+        streamed = (await answer.whole(1 << 20)).decode()
+        assert streamed.startswith(f"one {tmp_path / 'cache'}")
+        assert len({worker.pid for worker in version.workers}) == 2
+
+    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache")
+
+
 def test_what_the_administrator_names_is_allowed(names, tmp_path):
     models = {
         "hostile": ModelSettings(
