@@ -29,7 +29,7 @@ PLANTED = {
     **{f"TSX_{name}": SECRET + "-token" for name in ("INFERENCE_TOKEN", "MANAGEMENT_TOKEN", "KEYSTORE_PASS")},
     **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_CREDENTIALS_FULL_URI"), SECRET),
     **dict.fromkeys(("AWS_WEB_IDENTITY_TOKEN_FILE", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_CLIENT_SECRET", "HF_TOKEN"), SECRET),
-    **dict.fromkeys(("OPENAI_API_KEY", "TS_MANAGEMENT_TOKEN", "DB_PASSWORD", "OTEL_EXPORTER_OTLP_HEADERS"), SECRET),
+    **dict.fromkeys(("GITHUB_TOKEN", "TS_MANAGEMENT_TOKEN", "KUBECONFIG", "OTEL_EXPORTER_OTLP_HEADERS"), SECRET),
 }
 SPY = """
 import json, os, subprocess
@@ -107,6 +107,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> None:
     assert hidden_variables(Settings(), PLANTED) == list(PLANTED)
+    assert hidden_variables(Settings(), ["DB_PASSWORD", "OPENAI_API_KEY"]) == []  # there for the handler
+    assert hidden_variables(Settings(blacklist_env_vars="DB_.*"), ["DB_PASSWORD"]) == ["DB_PASSWORD"]
     assert hidden_variables(Settings(pass_env=["*"]), PLANTED) == [name for name in PLANTED if name in SERVERS]
     assert "AWS_SESSION_TOKEN" not in hidden_variables(Settings(pass_env=["AWS_*"]), PLANTED)
     assert "TSX_INFERENCE_TOKEN" not in hidden_variables(Settings(pass_env=["TSX_INFERENCE_TOKEN"]), PLANTED)
