@@ -85,7 +85,10 @@ class Layers:
         self.dispatcher = Dispatcher("ok", Limits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
         route = _route(self.dispatcher, ROUTED.get(routed or ""))
-        registry: Any = SimpleNamespace(route=lambda name, version, headers: route.by_head(headers), models={}, on_change=[])
+        hidden = SimpleNamespace(of=lambda name: frozenset())
+        registry: Any = SimpleNamespace(
+            route=lambda name, version, headers: route.by_head(headers), models={}, on_change=[], hidden_headers=hidden
+        )
         counts = Counts()
         app = ServerApp("layers", counts, Settings())
         app.tracer = tracer

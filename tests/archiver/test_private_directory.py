@@ -310,7 +310,7 @@ def can_pass(tmp_path: Path) -> Callable[[Path], None]:
 
     def let(path: Path) -> None:
         for parent in path.parents:
-            if parent == tmp_path or parent.name.startswith("pytest-"):
+            if parent == tmp_path or parent.name.startswith(("pytest-", "popen-")):
                 parent.chmod(0o711)
 
     return let

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def lay_out(archive: OpenArchive, configuration: Configuration, place: Path) -> 
     config = config_name(archive)
     for file in archive.directory.iterdir():
         if file.name not in (Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"):
-            (directory / file.name).symlink_to(file, target_is_directory=file.is_dir())
+            _place(file, directory / file.name)
     keys = changes(configuration, archive.config.raw)
     if archive.config.job_queue_size is None:
         keys["jobQueueSize"] = QUEUE
@@ -40,6 +41,19 @@ def lay_out(archive: OpenArchive, configuration: Configuration, place: Path) -> 
         manifest.parent.mkdir()
         manifest.write_text(json.dumps(_without_digests(archive.manifest.data, config)), encoding="utf-8")
     return directory
+
+
+def _place(source: Path, target: Path) -> None:
+    """Code is copied, since the server runs none that a link leads to; all else is linked."""
+    if source.is_dir():
+        target.mkdir()
+        for file in source.iterdir():
+            if file.name != "__pycache__":
+                _place(file, target / file.name)
+    elif source.suffix == ".py":
+        shutil.copyfile(source, target)
+    else:
+        target.symlink_to(source)
 
 
 def config_name(archive: OpenArchive) -> str:

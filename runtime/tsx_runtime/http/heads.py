@@ -155,11 +155,14 @@ class Heads:
             return url
 
     def _find(self, path: str, query: bytes) -> _Url | TsxError | None:
+        target = None
         try:
             target = find_target(path, query)
             if target is not None:
                 return _Url(target, query if target.query else b"", resolve(self._registry, target))
         except TsxError as error:
+            if target is not None and target.name is None:  # a form may name the model
+                return None
             return error.with_traceback(None)
         return None if self._has_route(path) else _NoRoute(NOT_FOUND)
 

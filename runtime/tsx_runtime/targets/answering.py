@@ -36,9 +36,10 @@ class Answering:
         tls: ssl.SSLContext | None,
     ) -> None:
         """An app for each of the listeners."""
+        limited = [app.clients is not None for app in apps]
+        protocols = {each: http_protocol(limited=each) for each in set(limited)}  # once: it may have a warning to log
         self._servers = [
-            _Server(app, http_protocol(limited=app.clients is not None), settings, listener, tls)
-            for app, listener in zip(apps, listeners, strict=True)
+            _Server(app, protocols[app.clients is not None], settings, listener, tls) for app, listener in zip(apps, listeners, strict=True)
         ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}

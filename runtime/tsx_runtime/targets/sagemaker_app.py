@@ -53,7 +53,6 @@ from tsx_runtime.targets.start import StartModel, load_all
 
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
 INVOKE = b"/invoke"
-NEW_LINE = b"\n"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
 ISOLATED = (
     "Under network isolation (EnableNetworkIsolation), and in a subnet without a way out, nothing can be installed at the start: "
@@ -147,7 +146,7 @@ class SageMaker:
             line_of = partial(_line, given)
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
         except LineFailed as failure:
-            text = f"{failure} None of the {body.strip().count(NEW_LINE) + 1} lines is answered: mend that one, or leave it out."
+            text = f"{failure} None of the lines is answered: correct that one, or leave it out."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
             await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
             return

@@ -133,7 +133,7 @@ def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Pa
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b"a,1\n\nbad,1\nb,2\n", "text/csv")
     assert caught.value.response["OriginalStatusCode"] == 422
-    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith("Line 3: this is bad None of the 3 lines")
+    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith("Line 3: this is bad None of the lines is answered")
     with pytest.raises(ClientError, match="The request has no line"):
         invoke(endpoint[1], b"\n \n", "application/jsonlines")
 
