@@ -76,7 +76,7 @@ def default_cache() -> Path:
 
 @functools.cache
 def _temporary_cache(why: str) -> Path:
-    """Under a name that nobody else can guess, or make first."""
+    """Under a name that no other user can guess or create first."""
     directory = tempfile.mkdtemp(prefix="tsx-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     logger.warning("%s, so the cache is %s until this process ends; set cache_dir to keep one", why, directory)

@@ -126,7 +126,7 @@ def split_handler(handler: str) -> tuple[str, str | None]:
 
 
 def handler_fault(handler: str) -> str | None:
-    """Why a handler of this name is refused, whoever names it, or None. Blanks around it count for nothing, as in TorchServe."""
+    """Why a handler of this name is refused, or None. Blanks around it are ignored, as in TorchServe."""
     return path_fault(split_handler(handler.strip(" "))[0])
 
 

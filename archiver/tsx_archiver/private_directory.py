@@ -3,11 +3,11 @@
 A path is walked from the root by directory descriptors, so what was checked is what is used. Each component is trusted where
 
 - its owner is this user, root, or the owner of `/`, who can change everything anyway;
-- nobody else can write to it: no other user, and no group but root's and the one that is this user's alone. In a sticky directory
-  such as /tmp, names of others cannot be taken away, so that is enough where the next component is trusted as well;
+- no other user can write to it, and no group but root's and the one that is this user's alone. In a sticky directory such as /tmp,
+  other users cannot rename or remove what it holds, so that is enough where the next component is trusted as well;
 - a symbolic link belongs to one of these owners; then the directories that it leads through are checked in the same way.
 
-Once this holds, nobody else can swap a component later, and paths below can be used like any others. What is missing is made with
+Once this holds, no other user can replace a component later, and paths below can be used like any others. What is missing is made with
 the mode 0700. In a pod of Kubernetes, directories of root are trusted whatever their mode: the kubelet makes volumes with 0777 and
 without the sticky bit, and only the containers of the pod see them. On Windows directories are made and not checked.
 """
@@ -38,7 +38,7 @@ _OPEN = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | get
 def private_directory(path: Path, *, strict: bool = False) -> None:
     """Make it where it is missing. Raises PermissionError where another user could change it, or what leads to it, and OSError.
 
-    `strict`: no group may write to it, not even one that has nobody else in it.
+    `strict`: no group may write to it, not even the one that is this user's alone.
     """
     if not CAN_CHECK:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def check_file(path: Path) -> None:
 
 
 def check_temporary(path: Path) -> None:
-    """Raises PermissionError where another user could take away what this user makes in the directory, as nobody can in a sticky one."""
+    """Raises PermissionError where another user could rename or remove what this user makes in the directory. A sticky one passes."""
     if not CAN_CHECK:
         return
     fd = _walk(path, _leave_missing)
@@ -149,7 +149,7 @@ def _walk(path: Path, on_missing: Callable[[int, str, Path], None]) -> int:
 def _make(parent: int, name: str, path: Path) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:  # somebody was faster, and is looked at
+    except FileExistsError:  # another process has made it meanwhile; it is checked next
         pass
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -193,7 +193,7 @@ def _lets_others_write(status: os.stat_result) -> bool:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Root's group, in which containers of OpenShift run, or the one that many systems make for each user, with nobody else in it."""
+    """Root's group, in which containers of OpenShift run, or the one that many systems make for each user, with no other member."""
     if gid == 0:
         return True
     import grp  # not on Windows

@@ -17,7 +17,7 @@ _PARAMETER = re.compile(r"([?&;]|&amp;)([^\s?&;=#\"'<>]{1,200})=([^\s&;#\"'<>]+)
 
 
 def lets_in(name: str) -> bool:
-    """Whether the value of a header or parameter of this name may be somebody's right to ask."""
+    """Whether the value of a header or parameter of this name may be a credential."""
     return _SECRET.search(name) is not None
 
 

@@ -26,7 +26,7 @@ class Reader(Protocol):
 
 
 class ByteBudget:
-    """Counts bytes against `max_inflight_bytes`. Whoever takes bytes gives the same number back, once, whatever happens to the request."""
+    """Counts bytes against `max_inflight_bytes`. What is taken must be given back once, whatever happens to the request."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -55,7 +55,7 @@ class ByteBudget:
         self.used -= size
 
     def set_unread(self, reader: Reader, size: int) -> None:
-        """So many bytes wait for this client now."""
+        """`size` bytes of answers wait for this client now."""
         more = size - self._readers.pop(reader, 0)
         if size:
             self._readers[reader] = size

@@ -68,8 +68,8 @@ class ModelVersion:
         self.isolation = isolation_of(settings, name)
         if self.isolation is not None and chosen.parallel.is_group:
             raise BadRequest(
-                f"Model {name} is to run isolated, and model-config.yaml asks for a torchrun group, whose processes meet over the network. "
-                "Set isolation = off for it, or leave torchrun and parallelType out."
+                f"Model {name} runs isolated, but its model-config.yaml asks for a torchrun group, whose processes need the network. "
+                f'Set isolation = "off" in [models.{name}], or remove torchrun and parallelType from model-config.yaml.'
             )
         self.envelope = envelope_of(archive, settings)
         self.runtime = order.runtime or archive.manifest.runtime

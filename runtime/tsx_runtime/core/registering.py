@@ -130,8 +130,8 @@ class Registering:
             return None
         if requirements and isolation_of(self._settings, name) is not None:
             raise BadRequest(
-                f"Model {name} is to run isolated, and pip would run code of what {requirements} asks for outside of the isolation. "
-                "Install that where the server runs, and leave the file out of the archive or install_py_dep_per_model off."
+                f"Model {name} runs isolated, but pip would run code of the packages in {requirements} outside the isolation. "
+                "Install them where the server runs, and remove the file from the archive, or set install_py_dep_per_model = false."
             )
         return await self._environments.open(name, archive.directory, requirements)
 

@@ -45,7 +45,7 @@ class State:
             except PermissionError as error:
                 self._tell(str(error.strerror))
                 self.directory = directory = None
-            except OSError:  # then nothing can be read there, and what cannot be written is told
+            except OSError:  # nothing can be read there; a write that fails is logged
                 pass
         if directory is not None:
             self._models = _read_all(directory / "models")

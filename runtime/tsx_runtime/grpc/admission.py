@@ -55,7 +55,7 @@ def _watched(task: asyncio.Task[Any]) -> list[Any]:
     """What a task of gRPC that waits for the end of a call refers to: among it, the task that runs the call.
 
     Python has no way to reset a stream whose client takes nothing: a status would wait behind the answer. gRPC's core resets it once
-    nobody refers to the call, which both tasks do, and gRPC tells no one of the first.
+    nothing refers to the call. Both tasks refer to it, and gRPC has no interface to the first.
     """
     coroutine = task.get_coro()
     if getattr(coroutine, "__qualname__", "") != WATCHER:
@@ -101,7 +101,7 @@ class Call:
         self._size -= size
 
     def finish(self) -> None:
-        """The client must take the rest now. Its status would wait for ever behind parts of an answer that are not taken."""
+        """The client must take the rest now. Its status would wait forever behind parts of an answer that are not taken."""
         self._timer.cancel()
         self._timer = self._loop.call_later(self._admission.write_timeout, self._expire)
 
@@ -116,7 +116,7 @@ class Call:
 
 
 class Admissions(NamedTuple):
-    """Who may ask whether the server is well takes no place from who may ask a model: each has a count of its own."""
+    """Health probes and the other calls are counted separately, so that neither takes places from the other."""
 
     calls: Admission
     probes: Admission

@@ -1,4 +1,4 @@
-"""What gRPC's core is told of a port: every channel argument by name, in one place. docs/security.md says which attack each one is for."""
+"""The channel arguments of a gRPC port, all in one place. docs/security.md says which attack each one is for."""
 
 from __future__ import annotations
 

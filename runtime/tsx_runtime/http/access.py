@@ -161,7 +161,7 @@ def some_logged(log: AccessLog) -> Callable[..., Exchange]:
 
 
 def shown(line: str) -> str:
-    """A request line that stays within its quotes and its line, whatever was sent, and keeps the secrets of its query."""
+    """A request line that stays within its quotes and its line, whatever was sent, without the secrets of its query."""
     return _NOT_SHOWN.sub(lambda found: f"\\x{ord(found[0]):02x}", redacted(line))
 
 

@@ -76,8 +76,8 @@ class Guard(NamedTuple):
 
 
 _OPENS = {
-    "inference": "Predictions are for this machine's own programs and pages where the server listens on loopback, and for pages of "
-    "other sites nowhere. The setting allowed_hosts names further hosts (* opens it to all), cors_allowed_origin a site.",
+    "inference": "A server on loopback takes predictions from programs and pages of this machine only, and one without a token takes none "
+    "from pages of other sites. Add the host to allowed_hosts (* allows every host and page), or set cors_allowed_origin to the site.",
     "management": "A server on loopback takes management and metrics calls from this machine only; to call it by another name, "
     "give it that address and a token.",
 }

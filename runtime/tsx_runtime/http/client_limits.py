@@ -1,8 +1,8 @@
 """How much one client may take: connections, requests a second, wrong tokens a minute. Decisions alone; clock and sockets are passed in.
 
-A client is an IPv4 address, or the /64 network of an IPv6 address, since whoever has one address there has all of them. Behind a
-reverse proxy that `trusted_proxies` names it is the address that the proxy tells (`X-Forwarded-For`); of any other peer that header
-is not believed. Each listener counts for itself.
+A client is an IPv4 address, or the /64 network of an IPv6 address, since such a network has one owner. Behind a reverse proxy that
+`trusted_proxies` names it is the address in the proxy's `X-Forwarded-For`; from any other peer that header is ignored. Each listener
+counts for itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rate:
 
 
 class Client:
-    """What is known of one."""
+    """The counts of one client."""
 
     __slots__ = ("connections", "failures", "key", "requests")
 
@@ -101,8 +101,8 @@ class ClientLimits:
             client = self._connected[key] = self._other(key)
         elif self.connections and client.connections >= self.connections:
             raise self._too_many(
-                f"Clients may have {self.connections} connections each (max_connections_per_client), and this one has them open. "
-                "Close some, or use one for more requests.",
+                f"Clients may have {self.connections} connections each (max_connections_per_client), and this client has reached that. "
+                "Close some, or send more requests over each.",
                 1,
             )
         client.connections += 1
@@ -117,7 +117,7 @@ class ClientLimits:
     # Requests
 
     def caller(self, host: str, headers: Iterable[Pair]) -> Client:
-        """Whose a request is that came from `host`. Names of headers are in lower case."""
+        """The client of a request that came from `host`. Names of headers are in lower case."""
         key = key_of(self._behind(host, headers) if self._proxies else host)
         client = self._connected.get(key)
         if client is None:
@@ -152,7 +152,7 @@ class ClientLimits:
         client.failures = full_at
 
     def _behind(self, host: str, headers: Iterable[Pair]) -> str:
-        """The last hop that is no trusted proxy: what stands before it in the header, its sender has made up."""
+        """The last hop that is no trusted proxy. What stands before it in the header may be forged."""
         if not self.is_proxy(host):
             return host
         told = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
@@ -176,12 +176,12 @@ class ClientLimits:
     def _too_many(self, text: str, seconds: int) -> TooManyRequests:
         if self.clock() - self._told >= TOLD_EVERY:
             self._told = self.clock()
-            logger.warning("a client is refused: %s (where many share an address, see trusted_proxies; told once a minute)", text)
+            logger.warning("a client was refused: %s (where many share an address, see trusted_proxies; logged once a minute)", text)
         return TooManyRequests(text, retry_after=seconds)
 
 
 class Caller:
-    """Whose the request is that this task answers."""
+    """The client whose request this task answers."""
 
     __slots__ = ("client", "hold", "limits")
 

@@ -148,7 +148,7 @@ class LimitedConnection(PipeliningProtocol):
         self.transport.abort()
 
     def _fits(self, head: Head, came: int) -> bool:
-        """Take so many bytes of a body that have come from the budget. Where they do not fit, or at first the whole of it, refuse it."""
+        """Take from the budget the `came` bytes of a body that are there. Refuse it where they, or at first all of it, do not fit."""
         if head.length <= UNCOUNTED:
             return True
         budget = self.lane.bytes_in_flight
@@ -181,7 +181,7 @@ class LimitedConnection(PipeliningProtocol):
         self.transport.close()
 
     def _refuse_body(self, error: NoRoom, head: Head) -> None:
-        """At once. A connection closed under a sender would lose it the answer, so what is missing of the body is read and thrown away."""
+        """Answer at once. A sender whose connection is closed would lose the answer, so the rest of the body is read and thrown away."""
         lane, missing = self.lane, head.length - self._filled
         error.more = missing > 0
         keep_alive = head.keep_alive and not self._closing

@@ -142,7 +142,7 @@ class Heads:
         return head, url.route.by_head(found.headers)
 
     def _url(self, text: bytes) -> _Url | TsxError | None:
-        """None: a route of FastAPI's, or no URL. An error: what everybody is told who asks for it."""
+        """None: a route of FastAPI's, or no URL. An error: the answer to every request for this URL."""
         try:
             return self._urls[text]
         except KeyError:

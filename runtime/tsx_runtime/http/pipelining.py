@@ -25,7 +25,7 @@ SLICE = 512  # bytes of a body that the parser gets at once at least: so few req
 
 
 class ReadFlow(FlowControl):
-    """Reading pauses where uvicorn asks for it, for a body that nobody takes yet, and where too much was sent ahead."""
+    """Reading pauses where uvicorn asks for it, for a body that its route has not taken yet, and where too much was sent ahead."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -36,7 +36,7 @@ class ReadFlow(FlowControl):
             super().resume_reading()
 
     def limit(self, ahead: int) -> None:
-        """So many bytes are waiting."""
+        """`ahead` bytes are waiting."""
         if ahead > AHEAD:
             self.is_ahead = True
             self.pause_reading()
@@ -44,7 +44,7 @@ class ReadFlow(FlowControl):
             self.release()
 
     def release(self) -> None:
-        """What waits cannot be used without what follows."""
+        """Read again: what waits is an incomplete request."""
         self.is_ahead = False
         self.resume_reading()
 
@@ -69,7 +69,7 @@ class PipeliningProtocol(CasedProtocol):
         self.flow = ReadFlow(transport)
 
     def _keep(self, data: bytes | memoryview) -> None:
-        """For later."""
+        """Store it until the request before is answered."""
         self._ahead += data
         self.flow.limit(len(self._ahead))
 

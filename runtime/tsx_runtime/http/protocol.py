@@ -147,7 +147,7 @@ class FastLane(LimitedConnection):
                 self.transport.write(GO_ON)
 
     def _submit_large(self, head: Head, route: Route, body: Body) -> None:
-        """One that may be, and has come at once."""
+        """Submit a request whose body may be large and is there already."""
         self._filled = head.length
         if self._fits(head, head.length):
             self._submit(head, route, body)

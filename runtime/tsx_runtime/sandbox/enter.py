@@ -29,7 +29,7 @@ class Cell(TypedDict):
     network: bool
     group: str | None  # cgroup to join
     output: str | None  # socket that takes what it prints, see `LoadOrder.output`
-    label: str  # with which it is told there whose output it is
+    label: str  # under which its output is logged there
 
 
 def enter(cell: Cell) -> NoReturn:

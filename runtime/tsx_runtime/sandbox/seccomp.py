@@ -1,6 +1,6 @@
 """A seccomp filter, built by libseccomp: system calls that an isolated process is refused, with an error instead of its death.
 
-It is a list of what is refused: torch, CUDA and Python use more calls than anybody could list. Refused are
+It is a list of what is refused: torch, CUDA and Python use more calls than can be listed. Refused are
 
 - what changes files without opening them, which Landlock does not see: modes, owners, times, attributes;
 - what reaches other processes of the same user: ptrace, limits, priorities, shared memory of System V, signals before Landlock had them;

@@ -71,7 +71,7 @@ def read_environment(env: Mapping[str, str]) -> Said:
     defaults = {
         "TSX_ENABLE_GRPC": "false",
         "TSX_PASS_ENV": "*",  # the platform gives a function its role for the model's code
-        "TSX_ALLOWED_HOSTS": "*",  # nobody listens: requests come as events, and carry their service's host
+        "TSX_ALLOWED_HOSTS": "*",  # there is no listener: requests come as events, and carry their service's host
         "TSX_CACHE_DIR": f"{TMP}/models",
         "TSX_STATE_DIR": f"{TMP}/state",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),

@@ -122,6 +122,6 @@ def _open(path: Path) -> int:
 
 
 def _make_directories(directory: Path) -> None:
-    """Those that are missing, so that nobody else can write to them whatever the umask."""
+    """Make what is missing, so that no other user can write to it whatever the umask."""
     for missing in reversed([each for each in (directory, *directory.parents) if not each.exists()]):
         missing.mkdir(mode=0o755, exist_ok=True)

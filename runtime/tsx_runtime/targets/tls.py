@@ -118,7 +118,7 @@ def _as_file(content: bytes) -> Iterator[str]:
             memory.flush()
             yield f"/proc/self/fd/{memory.fileno()}"
         return
-    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # nobody else may look into it
+    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # no other user may look into it
         path = Path(directory, "pair.pem")
         with open(path, "xb", opener=private_opener) as file:
             file.write(content)

@@ -13,7 +13,7 @@ logger = logging.getLogger("tsx.server")
 
 
 def tell_rights(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
-    """`platform_decides`: as whom the server runs."""
+    """`platform_decides`: whether the platform chooses the user that the server runs as."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
         logger.warning("the server runs as root, and so does the code of every model; start it as a user of its own (see docs/security.md)")
     hidden = [name for name in hidden_variables(settings, env) if name not in SERVERS]

@@ -17,7 +17,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 def protect_compiler_cache() -> None:
-    """Make torch's usual directory before anybody else can; where another user has it, take a new one. A directory that was set stays."""
+    """Make torch's usual directory before another user can; where another user has it, take a new one. A directory that was set stays."""
     if os.environ.get(VARIABLE):
         return
     place = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")

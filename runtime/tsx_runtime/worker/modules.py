@@ -1,12 +1,12 @@
-"""The archive's own modules on the import path: a handler's imports find them first, and nobody else's instead of another module.
+"""The archive's own modules on the import path: a handler's imports find them, and they replace no module of other code.
 
 TorchServe puts the model's directory first on sys.path, so a `yaml.py` or `typing.py` of an archive replaces that module for the server's
 code and its libraries as well, wherever these import it later. Here the directory comes last on sys.path: a module whose name nothing
-else has (`utils`, `preprocess`) is found by everybody under its own name, and so by pickles.
+else has (`utils`, `preprocess`) is found by all code under its own name, and so by pickles.
 
 A name that something else has, installed or in the standard library, is `private`: the archive's files, and only they, get the archive's
 module for it, which is kept as `tsx_model.NAME`. For that the archive's files are executed with an `__import__` of their own, which their
-functions have as well, whenever they import. What the server has imported before the handler stays what it is for everybody, as in
+functions have as well, whenever they import. What the server has imported before the handler keeps its meaning for all code, as in
 TorchServe: `import json` means Python's.
 """
 
@@ -103,7 +103,7 @@ class OwnModules:
         return f"{ALIAS}.{name}" if name.partition(".")[0] in self.private else name
 
     def _is_taken(self, name: str) -> bool:
-        """Whether the server has imported another module of that name, so that it keeps its meaning for everybody."""
+        """Whether the server has imported another module of that name, so that it keeps its meaning for all code."""
         known = sys.modules.get(name)
         file = getattr(known, "__file__", None)
         return name in PRELOADED or (known is not None and not (file and any(_is_below(file, place) for place in self._directories)))
@@ -177,7 +177,7 @@ def _names_in(directory: Path) -> Iterator[str]:
     """The modules and packages at the top of a directory."""
     try:
         entries = list(os.scandir(directory))
-    except OSError:  # whoever imports from it finds out
+    except OSError:  # an import from it fails then
         return
     for entry in entries:
         if entry.is_dir():
