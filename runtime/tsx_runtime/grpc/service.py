@@ -180,8 +180,8 @@ class Service(grpc.GenericRpcHandler):
 
     def _count(self, context: Context, error: Exception | None = None) -> None:
         """Raises TooManyRequests where the client has sent too many calls, or, as `error` says, wrong tokens."""
-        clients, peer = self._ledger.clients, _peer(context)
-        if clients is None or peer is None:
+        clients = self._ledger.clients
+        if clients is None or (peer := _peer(context)) is None:
             return
         client = clients.caller(unquote(peer[0]).strip("[]"), as_headers(context.invocation_metadata() or ()))
         clients.count_request(client)

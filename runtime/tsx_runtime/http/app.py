@@ -180,7 +180,7 @@ class ServerApp(FastAPI):
             check_query(scope["query_string"])
             path: str = scope["path"]
             if len(path) > LONGEST_PATH:  # each route would be tried on all of it
-                raise ResourceNotFound(faults.NOT_FOUND)
+                raise ResourceNotFound(NOT_FOUND)
             if path.endswith("/"):  # `/models/` is `/models`
                 scope["path"] = path = path.rstrip("/") or "/"
             if not self.has_route(path):
