@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.models import make_model
-from tests.support.servers import clean, started
+from tests.support.servers import clean, environment_of, started
 from tsx_cli import background
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.processes import _no_main, _started_clean
@@ -111,7 +111,8 @@ def test_a_spawned_process_has_neither_the_working_directory_on_its_path_nor_a_h
     with _no_main(), _started_clean(["PLANTED"]):
         process.start()
     assert process.pid is not None
-    command, variables = psutil.Process(process.pid).cmdline(), psutil.Process(process.pid).environ()
+    variables = environment_of(process.pid)
+    command = psutil.Process(process.pid).cmdline()
     process.kill()
     process.join(120)
     assert any(word.startswith(CLEAN) for word in command)

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
 FREE_GRPC_PORTS = ("--set", "enable_grpc=true", "--grpc-port", "0", "--grpc-management-port", "0")
@@ -121,3 +124,12 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
     return own | {"COLUMNS": "200", "TSX_ENABLE_GRPC": "false", "TSX_WORKER_PRELOAD": "false", **environment}
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Of a process that was started just now: for a moment after exec, /proc has no environment of it."""
+    end = time.monotonic() + DEADLINE
+    while not (found := psutil.Process(pid).environ()):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return found

@@ -11,11 +11,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.models import make_model
-from tests.support.servers import FREE_PORTS, serving
+from tests.support.servers import FREE_PORTS, environment_of, serving
 from tsx_runtime.core.command import start_program
 from tsx_runtime.core.hidden import CREDENTIALS, SERVERS, hidden_variables, passed_variables, starting_without
 from tsx_runtime.core.launch import Launch
@@ -70,7 +69,7 @@ def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch
     plant(monkeypatch)
     program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
     with front:
-        block = psutil.Process(program.pid).environ()
+        block = environment_of(program.pid)
         program.kill()
     asyncio.run(program.ended())
     assert block["HARMLESS"] == "seen"
@@ -83,7 +82,7 @@ def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) ->
     with starting_without(hidden_variables(Settings(), os.environ), os.environ):
         process.start()
     assert process.pid is not None
-    block = psutil.Process(process.pid).environ()
+    block = environment_of(process.pid)
     process.kill()
     process.join()
     assert process.exitcode == -9
