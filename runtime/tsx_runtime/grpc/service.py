@@ -27,7 +27,6 @@ from tsx_runtime.http.client_limits import ClientLimits
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
 FAULTS = frozenset({2, 4, 12, 13, 14, 15})
-LONGEST_NAME = 200  # characters of a model's name in the access log
 TOO_SLOW = "The client took nothing of the answer for {:g} s (write_timeout)."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
 
@@ -213,7 +212,7 @@ class Service(grpc.GenericRpcHandler):
                 self._ledger.counts.add(ended.status)
             if self._ledger.log is not None and self._ledger.log.wants():
                 line = f"gRPC {self.name}/{method} HTTP/2.0"
-                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), ended.model[:LONGEST_NAME])
+                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), ended.model)
 
     def _span(self, tracer: Tracer, method: str, context: Context, began: float) -> OpenSpan | None:
         """Of a call of a model; that of another one would tell nothing."""
