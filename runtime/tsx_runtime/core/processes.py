@@ -169,7 +169,11 @@ class ProcessStarter:
     async def start(self, name: str, launch: Launch | None = None) -> tuple[WorkerProcess | CommandProcess, socket.socket]:
         """A new worker and the front end's end of its socket. Raises OSError or EOFError. `launch`: as a program of its own."""
         if launch is not None:
-            program, front = start_program(launch, self._worker_files, self.hidden)
+            if launch.sandbox is None:
+                program, front = start_program(launch, self._worker_files, self.hidden)
+            else:  # cgroups and directories are made, which may block; the thread lives as long as the workers, whose parent it is
+                loop = asyncio.get_running_loop()
+                program, front = await loop.run_in_executor(self._thread, start_program, launch, self._worker_files, self.hidden)
             self._keep(program)
             return program, front
         starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
