@@ -384,7 +384,7 @@ def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
 def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
     async def test(registry):
         group = make_model(tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n")
-        with pytest.raises(BadRequest, match="whose processes meet over the network"):
+        with pytest.raises(BadRequest, match="whose processes need the network"):
             await registry.register_path(group, order(initial_workers=0))
         needy = make_model(tmp_path / "needy.mar", HANDLER, requirementsFile="handler.py")
         with pytest.raises(BadRequest, match="pip would run code"):
