@@ -5,6 +5,7 @@ What each does is its docstring. Each stops by itself after the given seconds, a
 
 from __future__ import annotations
 
+import os
 import resource
 import selectors
 import socket
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 RECEIVE = 1 << 16
 HOST = b"Host: 127.0.0.1\r\n"
+SOURCE = "127.0.0.2"  # so that the server can tell the attackers from its other clients
 Sent = tuple[int, int]  # requests, bytes
 
 
@@ -33,7 +35,7 @@ def request(line: bytes, body: bytes = b"", *headers: bytes, length: int | None 
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
-    sock = socket.create_connection(address, 10)
+    sock = socket.create_connection(address, 10, (SOURCE, 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -201,6 +203,8 @@ ATTACKS = {
 def main() -> None:
     name, address, seconds = sys.argv[1:]
     host, _, port = address.rpartition(":")
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # it takes what the other processes on its core leave
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asked, sent = ATTACKS[name].run((host, int(port)), float(seconds))

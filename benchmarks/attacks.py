@@ -5,15 +5,17 @@
 
 The server runs on one core and the clients, good and bad, on another, so that the server has the same processor with and without an
 attack. The good client asks a quiet model at a fixed rate and is content with answers within a second. `--tsx` measures the command of
-another environment, such as that of an older version. `--soak` has the attackers take turns, two at a time, for so many minutes: it
-exits 1 where the good client's p99 is more than three times the undisturbed one, or a process of the server is not flat.
-Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
+another environment, such as that of an older version. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
+
+`--soak` has the attackers take turns, two at a time, for so many minutes, against a server as it is where other machines can connect:
+what one client may take is limited, and the attackers have another address than the good client. Its front end has one core; its
+workers and the good client have the other, of which the attackers get what is left. It exits 1 where the good client's p99 is more than
+three times that of the turns without attackers, or a process of the server is not flat.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,9 +34,14 @@ import psutil
 import servers
 from attackers import ATTACKS
 from chaos.flatness import Usage, mib_per_hour, rising
+from flood import LIMITS
+
+from tsx_cli.bench.generator import measure as measure_load
+from tsx_cli.bench.generator.histogram import Histogram
 
 RATE = 45.0  # requests/s of the good client
 LIMIT_MS = 1000.0
+CLIENT_CORE = max(os.sched_getaffinity(0))
 MIB = 1 << 20
 HANDLER = """
 import time
@@ -76,13 +83,15 @@ class Watched:
 
 
 @contextmanager
-def served(directory: Path, archives: list[Path]) -> Iterator[servers.Server]:
-    """On the first core, with both models loaded."""
-    with servers.tsx(directory, *archives) as server:
+def served(directory: Path, archives: list[Path], worker_core: int = 0, **settings: object) -> Iterator[servers.Server]:
+    """The front end on the first core, with both models loaded."""
+    with servers.tsx(directory, *archives, **settings) as server:
         for model in ("quiet", "busy"):
             servers.first_answer(server, f"/predictions/{model}", b"1")
-        for process in family(server):
-            process.cpu_affinity([0])
+        front, *others = family(server)
+        front.cpu_affinity([0])
+        for process in others:
+            process.cpu_affinity([worker_core])
         yield server
 
 
@@ -92,10 +101,9 @@ def family(server: servers.Server) -> list[psutil.Process]:
 
 
 def attack(server: servers.Server, name: str, seconds: float) -> subprocess.Popen[str]:
-    """Behind the good client in line for the core that they share."""
     url = server.management if ATTACKS[name].role == "management" else server.inference
     command = [sys.executable, str(Path(__file__).with_name("attackers.py")), name, urlsplit(url).netloc, str(seconds)]
-    return subprocess.Popen(["nice", *command], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def ask(server: servers.Server, seconds: float, body: Path) -> openloop.Result:
@@ -112,34 +120,46 @@ def measure(directory: Path, archives: list[Path], name: str | None, seconds: fl
         print(ROW.format(name or "(none)", *figures, f"{watched.growth():+.0f}", did), flush=True)
 
 
-def soak(directory: Path, archives: list[Path], minutes: float, turn: float = 20.0) -> bool:
-    """Whether the good client hardly noticed, and every process of the server is flat."""
-    with served(directory, archives) as server:
-        alone = ask(server, min(60.0, minutes * 6), directory / "body")
-        print(f"undisturbed: goodput {alone.goodput:.1f}/s, p50 {alone.p50:.1f} ms, p99 {alone.p99:.1f} ms", flush=True)
+def soak(directory: Path, archives: list[Path], minutes: float, attacks: list[str], turn: float = 20.0) -> bool:
+    """Whether the good client hardly noticed, and every process of the server is flat. Each round begins with a turn without attackers."""
+    with served(directory, archives, CLIENT_CORE, **LIMITS) as server:
+        plan = openloop.planned(f"{server.inference}/predictions/quiet", RATE, turn, 32, directory / "body")
+        pairs: list[Sequence[str]] = [(), *(attacks[at : at + 2] for at in range(0, len(attacks), 2))]
         looks: dict[str, list[Usage]] = {}
-        results: list[openloop.Result] = []
-        turns, begin = itertools.cycle(ATTACKS), time.monotonic()
+        alone, attacked = Histogram(), Histogram()
+        rounds, begin = 0, time.monotonic()
         while time.monotonic() - begin < minutes * 60:
-            names = [next(turns), next(turns)]
-            attackers = [attack(server, name, turn) for name in names]
-            results.append(ask(server, turn, directory / "body"))
-            for attacker in attackers:
-                attacker.communicate(timeout=60)
+            rounds += 1
+            for names in pairs:
+                attackers = [attack(server, name, turn) for name in names]
+                measured = measure_load(plan)
+                (attacked if names else alone).merge(measured.histogram)
+                for attacker in attackers:
+                    attacker.communicate(timeout=60)
+                row = openloop.row(plan, measured, LIMIT_MS)
+                told = f"goodput {row.goodput:.1f}/s, p50 {row.p50:.1f} ms, p99 {row.p99:.1f} ms, most {row.most:.0f} ms"
+                print(f"{rounds} {' and '.join(names) or '(none)'}: {told}", flush=True)
             for process in family(server):
                 used = process.memory_info().rss, process.num_fds(), process.num_threads()
                 looks.setdefault(f"{process.name()} {process.pid}", []).append(Usage(time.monotonic(), *used))
-            last = results[-1]
-            print(f"{' and '.join(names)}: goodput {last.goodput:.1f}/s, p50 {last.p50:.1f} ms, p99 {last.p99:.1f} ms", flush=True)
-        kept = {name: used[len(used) // 5 :] for name, used in looks.items() if len(used) > len(results) // 2}
-        flat = not any(rising(used) for used in kept.values())
-        for name, used in kept.items():
-            first, last_look = used[0].memory / MIB, used[-1].memory / MIB
-            print(f"{name}: {first:.1f} -> {last_look:.1f} MiB ({mib_per_hour(used):+.1f} an hour) {', '.join(rising(used)) or 'flat'}")
-        p99 = machine.median([result.p99 for result in results])
-        worst = max(result.p99 for result in results)
-        print(f"p99 of the turns: median {p99:.1f} ms ({p99 / alone.p99:.1f} times the undisturbed one), worst {worst:.1f} ms")
-        return flat and p99 <= 3 * alone.p99
+        return verdict(rounds, alone, attacked, looks)
+
+
+def verdict(rounds: int, alone: Histogram, attacked: Histogram, looks: dict[str, list[Usage]]) -> bool:
+    """Print it. A process is looked at after the first fifth of the rounds, in which caches and heaps fill."""
+    flat = True
+    for name, used in looks.items():
+        kept = used[len(used) // 5 :]
+        if len(kept) <= max(2, rounds // 2):
+            continue
+        flat = flat and not rising(kept)
+        first, last, rate = kept[0].memory / MIB, kept[-1].memory / MIB, mib_per_hour(kept)
+        print(f"{name}: {first:.1f} -> {last:.1f} MiB ({rate:+.1f} an hour) {', '.join(rising(kept)) or 'flat'}")
+    for name, of in (("alone", alone), ("attacked", attacked)):
+        print(f"{name}: {len(of)} answers, " + ", ".join(f"p{100 * q:g} {1000 * of.quantile(q):.1f} ms" for q in (0.5, 0.9, 0.99, 0.999)))
+    ratio = attacked.quantile(0.99) / alone.quantile(0.99)
+    print(f"p99 under attack is {ratio:.1f} times the undisturbed one (at most 3)")
+    return flat and ratio <= 3
 
 
 def main() -> int:
@@ -151,7 +171,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.tsx is not None:
         servers.TSX = options.tsx.absolute()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {CLIENT_CORE})
     print(f"{machine.describe()}; good client: {RATE:g} requests/s, content within {LIMIT_MS:g} ms\n")
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
@@ -160,7 +180,7 @@ def main() -> int:
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "jobQueueSize": 50}
         archives = [servers.archive(directory, name, "--handler", directory / "handler.py", config=config) for name in ("quiet", "busy")]
         if options.soak:
-            return 0 if soak(directory, archives, options.soak) else 1
+            return 0 if soak(directory, archives, options.soak, options.only) else 1
         print(ROW.format("attack", "goodput", "of all", "p50 ms", "p99 ms", "most ms", "growth MiB", "the attacker sent"))
         for name in (None, *options.only):
             measure(directory, archives, name, options.seconds)

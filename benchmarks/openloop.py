@@ -55,10 +55,17 @@ def run(
     limit_ms: float | None = None,
 ) -> Result:
     """In a process of its own. Raises CliError where the server takes no connections."""
+    plan = planned(url, rate, seconds, connections, body, poisson=poisson, headers=headers)
+    return row(plan, measure(plan), limit_ms)
+
+
+def planned(
+    url: str, rate: float, seconds: float, connections: int, body: Path, *, poisson: bool = False, headers: Sequence[str] = ()
+) -> LoadPlan:
     given = [(name, value.strip()) for name, _, value in (header.partition(":") for header in headers)]
     content_type = next((value for name, value in given if name.lower() == "content-type"), None)
     payload = Payload(body.read_bytes(), content_type, tuple(given))
-    plan = LoadPlan(
+    return LoadPlan(
         *(url, "", (payload,), "post"),
         mode="open",
         connections=connections,
@@ -67,7 +74,6 @@ def run(
         seconds=seconds,
         warm_up=0.0,
     )
-    return row(plan, measure(plan), limit_ms)
 
 
 def row(plan: LoadPlan, measured: Measured, limit_ms: float | None) -> Result:

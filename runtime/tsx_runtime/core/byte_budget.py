@@ -6,16 +6,22 @@ request costs nothing here and still passes where large ones are refused.
     bodies     at most 7/8 of the limit: what comes beyond is refused
     answers    at most 1/2 of the limit, and all together at most the limit: beyond it the clients that have the most to read are cut off
 
-So neither clients that do not read nor bodies that do not end can take everything from the others.
+So neither clients that do not read nor bodies that do not end can take everything from the others. Once most of what was held is
+given back, the memory is returned to the system.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Protocol
 
 from tsx_runtime.errors import NoRoom
+from tsx_runtime.heap import return_freed_memory
 
 UNCOUNTED = 64 << 10  # bytes
+LARGE = 32 << 20  # bytes that were held at once, from which on memory is returned
+RETURN_AFTER = 5.0  # seconds: the next bodies may need it again
 
 
 class Reader(Protocol):
@@ -35,6 +41,8 @@ class ByteBudget:
         self.unread = 0  # of `used`: bytes of answers
         self.cut_off = 0  # clients, for /metrics
         self._readers: dict[Reader, int] = {}
+        self._most = 0  # bytes held at once since memory was returned
+        self._returning: asyncio.TimerHandle | None = None
 
     def check(self, size: int) -> None:
         """Raises NoRoom where a body of that many bytes does not fit now."""
@@ -49,18 +57,30 @@ class ByteBudget:
     def take(self, size: int) -> None:
         """Raises NoRoom, which is an Unavailable, where that many more bytes do not fit; nothing is taken then."""
         self.check(size)
-        self.used += size
+        self._change(size)
 
     def give(self, size: int) -> None:
-        self.used -= size
+        self._change(-size)
 
     def set_unread(self, reader: Reader, size: int) -> None:
         """`size` bytes of answers wait for this client now."""
         more = size - self._readers.pop(reader, 0)
         if size:
             self._readers[reader] = size
-        self.used += more
         self.unread += more
+        self._change(more)
+
+    def _change(self, size: int) -> None:
+        self.used += size
+        if self.used > self._most:
+            self._most = self.used
+        elif self._most >= LARGE and self.used < self._most // 4 and self._returning is None:
+            with suppress(RuntimeError):  # no loop runs
+                self._returning = asyncio.get_running_loop().call_later(RETURN_AFTER, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._returning, self._most = None, self.used
+        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
     @property
     def overdrawn(self) -> bool:

@@ -24,6 +24,7 @@ NO_CACHE: tuple[Pair, ...] = (
     (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
 )
 JSON: Pair = (b"content-type", b"application/json")
+MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 LONGEST_NUMBER = 19  # digits of a length
 COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
 DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
@@ -85,36 +86,41 @@ class CountedBytes:
         self._budget.give(size)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`."""
+async def read_body(scope: Scope, receive: Receive, limit: int, check: Callable[[bytes], None] | None = None) -> bytes:
+    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
+
+    `check` is called with each part, and may raise `PayloadTooLarge`.
+    """
     announced, waits_for_go = _announced(scope["headers"])
     if announced > limit:
         raise too_large(limit, more=not waits_for_go)
     counted: CountedBytes | None = scope.get(COUNTED)
-    body: bytes | bytearray = b""
-    more = True
+    parts: list[bytes] = []
+    size, more = 0, True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         more = message.get("more_body", False)
         part: bytes = message.get("body", b"")
-        if not body:
-            body = bytearray(part) if more else part
-        else:
-            body += part
+        parts.append(part)
+        size += len(part)
+        if len(parts) > MOST_PIECES:
+            parts = [b"".join(parts)]
         try:
-            if len(body) > limit:
+            if size > limit:
                 raise too_large(limit)
+            if check is not None:
+                check(part)
             if counted is not None:
-                counted.grow_to(len(body))
+                counted.grow_to(size)
         except (PayloadTooLarge, NoRoom) as error:
             error.more = more
-            body = b""  # not held while the rest of it is thrown away
+            parts.clear()  # not held while the rest of it is thrown away
             if counted is not None:
                 counted.give_back()
             raise
-    return bytes(body)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def discard(receive: Receive) -> None:

@@ -23,7 +23,7 @@ from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lane import Lane
-from tsx_runtime.http.pipelining import PipeliningProtocol
+from tsx_runtime.http.pipelining import LARGE, PipeliningProtocol
 from tsx_runtime.http.routes import speaks_v2
 from tsx_runtime.wire import Buffer
 
@@ -55,6 +55,7 @@ class LimitedConnection(PipeliningProtocol):
         if app.lane is None:
             app.lane = Lane(app, server_state.connections)
         self.lane: Lane = app.lane
+        self.turns = self.lane.turns
         self._phase = BETWEEN
         self._ticks = 0  # seconds in this phase
         self._head: Head | None = None  # in the phase BODY
@@ -204,6 +205,8 @@ class LimitedConnection(PipeliningProtocol):
         self._missing -= size
         if self._missing <= 0:
             self.transport.close()
+        elif size > LARGE:
+            self.flow.yield_turn()
 
     def _drop_body(self) -> None:
         self._head, self._pieces = None, []

@@ -42,7 +42,7 @@ from tsx_runtime.http.asks import TIMED, AskingJob, asks_of
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.limits import deadline, priority_and_timeout
-from tsx_runtime.http.routes import find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.http.routes import field_counter, find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
 
@@ -99,7 +99,7 @@ class Predictions:
         form = target.name is None and is_form(headers)
         if not form:
             resolve(self.registry, target)  # before the body, which would come for nothing
-        body = await read_body(scope, receive, self.limit)
+        body = await read_body(scope, receive, self.limit, field_counter(headers) if form else None)
         if form:
             target = target._replace(name=model_in_form(headers, body))
         route = resolve(self.registry, target, headers)  # not before: it may be unregistered while the body comes

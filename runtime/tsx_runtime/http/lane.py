@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tsx_runtime.http.heads import Heads
 from tsx_runtime.http.lines import Lines
 from tsx_runtime.http.timeouts import Clock
 from tsx_runtime.http.traced import some_traced
+from tsx_runtime.http.turns import Turns
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp
@@ -50,3 +52,4 @@ class Lane:
         self.timeouts = app.timeouts
         self.max_head = app.max_header_size
         self.clock = Clock(connections)
+        self.turns = Turns(asyncio.get_running_loop())

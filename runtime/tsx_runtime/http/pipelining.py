@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from tsx_runtime.http.casing import CasedProtocol
+from tsx_runtime.http.turns import Turns
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -21,19 +22,42 @@ if TYPE_CHECKING:
 END = b"\r\n\r\n"  # of each head, and of each chunked body
 AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it waits for before it is no longer read from
 LOW = AHEAD // 2  # bytes left at which it is read from again
+LARGE = 64 << 10  # bytes of one read after which the other connections have their turn
 SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
 
 
 class ReadFlow(FlowControl):
-    """Reading pauses where uvicorn asks for it, for a body that its route has not taken yet, and where too much was sent ahead."""
+    """Reading pauses where uvicorn asks for it, for a body that its route has not taken yet, and where too much was sent ahead.
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    It is resumed in one of the next turns of the event loop, of which each resumes a few connections.
+    """
+
+    def __init__(self, transport: asyncio.Transport, turns: Turns) -> None:
         super().__init__(transport)
         self.is_ahead = False
+        self._read_from = transport
+        self._turns = turns
+        self._resumes = False  # soon
+
+    def pause_reading(self) -> None:
+        self._resumes = False
+        super().pause_reading()
 
     def resume_reading(self) -> None:
-        if not self.is_ahead:
+        if self.read_paused and not self.is_ahead and not self._resumes:
+            self._resumes = True
+            self._turns.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if self._resumes and not self._read_from.is_closing():
+            self._resumes = False
             super().resume_reading()
+
+    def yield_turn(self) -> None:
+        """Read on in another turn: the event loop would read megabytes from one connection in this one."""
+        if not self._read_from.is_closing():
+            self.pause_reading()
+            self.resume_reading()
 
     def limit(self, ahead: int) -> None:
         """`ahead` bytes are waiting."""
@@ -53,6 +77,7 @@ class PipeliningProtocol(CasedProtocol):
     """`_feed` what comes while a request is read, `_keep` what comes before it is answered."""
 
     flow: ReadFlow
+    turns: Turns  # of the listener
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
@@ -62,11 +87,12 @@ class PipeliningProtocol(CasedProtocol):
         self._reading = False  # uvicorn's parser is within a message
         self._in_head = False  # and within its head, of which so many bytes have come at least:
         self._head_size = 0
-        self._filled = 0  # bytes of the present body that have come
+        self._length = 0  # bytes of the present body, where they are told before
+        self._filled = 0  # and those that have come
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self.flow = ReadFlow(transport)
+        self.flow = ReadFlow(transport, self.turns)
 
     def _keep(self, data: bytes | memoryview) -> None:
         """Store it until the request before is answered."""
@@ -86,7 +112,7 @@ class PipeliningProtocol(CasedProtocol):
 
     def _feed(self, data: bytes) -> None:
         """`data` goes on with the message that the parser is within."""
-        if END not in data:  # so no further request is whole in it
+        if len(data) <= self._length - self._filled or END not in data:  # so no further request is whole in it
             self._parse(data)
         else:
             self._ahead += data
@@ -94,9 +120,15 @@ class PipeliningProtocol(CasedProtocol):
 
     def _feed_ahead(self) -> None:
         while self._ahead and self._reading and not self.transport.is_closing():
-            at = self._ahead.find(END, 0 if self._in_head else SLICE)
-            self._parse(self._take_ahead(at + len(END) if at >= 0 else -1))
+            self._parse(self._take_ahead(self._end_of_piece()))
         self.flow.limit(len(self._ahead))
+
+    def _end_of_piece(self) -> int:
+        """Up to where the parser may look at what was kept and meet no second request; -1: all."""
+        if self._length > self._filled:
+            return self._length - self._filled
+        at = self._ahead.find(END, 0 if self._in_head else SLICE)
+        return at + len(END) if at >= 0 else -1
 
     def _parse(self, data: bytes) -> None:
         in_head = self._in_head
@@ -112,11 +144,12 @@ class PipeliningProtocol(CasedProtocol):
 
     def on_message_begin(self) -> None:
         self._reading = self._in_head = True
-        self._filled = self._head_size = 0
+        self._filled = self._length = self._head_size = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._length = _plain_length(self.headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -126,3 +159,14 @@ class PipeliningProtocol(CasedProtocol):
     def on_message_complete(self) -> None:
         self._reading = False
         super().on_message_complete()
+
+
+def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Bytes of the body that the parser will read behind these headers; 0 where it is chunked, or there is none."""
+    length = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return 0
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+    return length

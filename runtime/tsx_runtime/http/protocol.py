@@ -8,24 +8,24 @@ says what is an error, and both lanes answer alike. (Chunked bodies, HEAD, OPTIO
 and an unknown model go there.)
 
 The phases of a connection are those of `connection_limits.py`. What a client sends ahead waits within a bound (`pipelining.py`), and one
-turn of the event loop begins one of the requests in it at the most.
+turn of the event loop begins one of the requests in it at the most; a few connections have such a turn at once (`turns.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.core.byte_budget import UNCOUNTED
 from tsx_runtime.errors import TsxError
+from tsx_runtime.http.asgi import MOST_PIECES
 from tsx_runtime.http.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head, cannot_be_head
 from tsx_runtime.http.limits import deadline
-from tsx_runtime.http.pipelining import END
+from tsx_runtime.http.pipelining import END, LARGE
 from tsx_runtime.http.refusal import Refusal
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from tsx_runtime.core.model import ModelVersion
     from tsx_runtime.core.split import Route
 
-MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINE_END = b"\r\n"
 EMPTY_LINES = re.compile(rb"[\r\n]*")
@@ -60,9 +59,13 @@ class FastLane(LimitedConnection):
             self._begin(data)
         elif phase is BODY:
             self._fill(data)
+            if len(data) > LARGE:
+                self.flow.yield_turn()
         elif phase is UVICORN and self._reading:
             self._feed(data)
             self._take_back()
+            if len(data) > LARGE and self._reading and not self.flow.read_paused:
+                self.flow.yield_turn()
         elif phase is HEAD:
             self._ahead += data
             self._go_on()
@@ -220,9 +223,9 @@ class FastLane(LimitedConnection):
         """To the next request."""
         if self._ahead:
             self._phase = HEAD
-            # Not at once: answers that are at hand would be nested without bound. And in a context of its own: this may be the task of the
-            # request before, whose client and span the next one must not have.
-            self.loop.call_soon(self._go_on, context=Context())
+            # Not at once: answers that are at hand would be nested without bound. And in a context of its own, as all turns are: this may
+            # be the task of the request before, whose client and span the next one must not have.
+            self.turns.call_soon(self._go_on)
         else:
             self._phase = BETWEEN
 

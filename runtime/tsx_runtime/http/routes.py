@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
@@ -11,7 +12,7 @@ from python_multipart.multipart import parse_options_header
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import Headers, meant
 from tsx_runtime.core.split import Route
-from tsx_runtime.errors import BadRequest, ResourceNotFound
+from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
 from tsx_runtime.http.asgi import JSON, Pair
 from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.wire import TENSORS_HEAD
@@ -162,24 +163,52 @@ def is_form(headers: list[Pair]) -> bool:
 def model_in_form(headers: list[Pair], body: bytes) -> str | None:
     """The form's field `model_name`, the last one where there are several; what else is wrong with the form, the worker says.
 
-    Nothing but that field is parsed, and only after the fields were counted. Raises BadRequest.
+    Nothing but that field is parsed, and only after the fields were counted. Raises PayloadTooLarge.
     """
-    content_type = next(value for name, value in headers if name == b"content-type")
-    multipart = content_type.lower().startswith(_MULTIPART)
+    content_type = _content_type(headers)
     found = None
-    for value in _values_in_parts(content_type, body) if multipart else _values_in_pairs(body):
+    for value in _values_in_parts(content_type, body) if _is_multipart(content_type) else _values_in_pairs(body):
         found = value
     return None if found is None else found.decode("utf-8", "replace")
+
+
+def field_counter(headers: list[Pair]) -> Callable[[bytes], None]:
+    """Called with each part of a form as it comes, it raises PayloadTooLarge where there are too many fields already.
+
+    So a form that would not be read is not held either. A separator that two parts share is not counted.
+    """
+    content_type = _content_type(headers)
+    boundary = _option(content_type, b"boundary")
+    separators = [b"&", b";"] if not _is_multipart(content_type) else [b"\r\n--" + boundary] if boundary else []
+    count = 0
+
+    def add(part: bytes) -> None:
+        nonlocal count
+        count += sum(part.count(separator) for separator in separators)
+        _check_fields(count)
+
+    return add
+
+
+def _content_type(headers: list[Pair]) -> bytes:
+    return next(value for name, value in headers if name == b"content-type")
+
+
+def _is_multipart(content_type: bytes) -> bool:
+    return content_type.lower().startswith(_MULTIPART)
 
 
 def _values_in_parts(content_type: bytes, body: bytes) -> Iterator[bytes]:
     boundary = _option(content_type, b"boundary")
     if not boundary:
         return
-    separator = b"\r\n--" + boundary
-    _check_fields(body.count(separator))
-    for part in (b"\r\n" + body).split(separator)[1:]:
-        head, _, value = part[:LONGEST_HEAD].partition(b"\r\n\r\n")
+    separator = b"--" + boundary
+    starts = [0] if body.startswith(separator) else []
+    starts += [at + 2 for at in _places(body, b"\r\n" + separator, MOST_FIELDS)]
+    _check_fields(len(starts))
+    for start, end in pairwise([*starts, len(body) + 2]):
+        part = body[start + len(separator) : min(end - 2, start + len(separator) + LONGEST_HEAD)]
+        head, _, value = part.partition(b"\r\n\r\n")
         for line in head.split(b"\r\n"):
             name, _, disposition = line.partition(b":")
             if name.strip().lower() != b"content-disposition" or _FIELD not in disposition:
@@ -189,16 +218,30 @@ def _values_in_parts(content_type: bytes, body: bytes) -> Iterator[bytes]:
 
 
 def _values_in_pairs(body: bytes) -> Iterator[bytes]:
-    _check_fields(body.count(b"&") + body.count(b";") + 1)
-    for pair in body.replace(b";", b"&").split(b"&"):
-        name, _, value = pair[:LONGEST_HEAD].partition(b"=")
+    ends = sorted([*_places(body, b"&", MOST_FIELDS), *_places(body, b";", MOST_FIELDS)])
+    _check_fields(len(ends) + 1)
+    start = 0
+    for end in [*ends, len(body)]:
+        name, _, value = body[start : min(end, start + LONGEST_HEAD)].partition(b"=")
         if name == _FIELD:
             yield value
+        start = end + 1
+
+
+def _places(body: bytes, separator: bytes, most: int) -> Iterator[int]:
+    """Where it stands, up to one more than so many times: how long that takes does not grow with what stands behind."""
+    at = body.find(separator)
+    for _ in range(most + 1):
+        if at < 0:
+            return
+        yield at
+        at = body.find(separator, at + len(separator))
 
 
 def _check_fields(count: int) -> None:
     if count > MOST_FIELDS:
-        raise BadRequest(f"The form has {count} fields; at most {MOST_FIELDS} are read for the model's name. Name it as ?model_name=NAME.")
+        text = f"The form has more than {MOST_FIELDS} fields, which are not searched for the model's name. Name it as ?model_name=NAME."
+        raise PayloadTooLarge(text)
 
 
 def _option(header: bytes, name: bytes) -> bytes | None:

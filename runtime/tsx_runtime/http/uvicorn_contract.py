@@ -18,6 +18,7 @@ RELIED_ON = {
         "connections",
         "cycle",
         "flow",
+        "headers",
         "loop",
         "pipeline",
         "server_state",

@@ -6,6 +6,8 @@ import ctypes
 import sys
 from contextlib import suppress
 
+from tsx_runtime.heap import return_freed_memory
+
 KEPT = 1 << 30  # bytes of freed memory that stay with the process while it is busy
 MAPPED = 32 << 20  # bytes from which on a block is mapped on its own, and given back when it is freed; glibc's own upper bound
 
@@ -37,6 +39,5 @@ class Idle:
 
     def on_ping(self) -> None:
         self.asked += 1
-        if self.asked == 2 and sys.platform == "linux":
-            with suppress(OSError, AttributeError):  # another C library
-                ctypes.CDLL(None).malloc_trim(0)
+        if self.asked == 2:
+            return_freed_memory()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.errors import BadRequest
-from tsx_runtime.http.routes import MOST_FIELDS, find_target, model_in_form
+from tsx_runtime.errors import BadRequest, PayloadTooLarge
+from tsx_runtime.http.routes import MOST_FIELDS, field_counter, find_target, model_in_form
 
 PAIRS = [(b"content-type", b"application/x-www-form-urlencoded")]
+UNBOUNDED = [(b"content-type", b"multipart/form-data")]
 MULTIPART = [(b"content-type", b'multipart/form-data; charset=utf-8; boundary="x y"')]
 
 
@@ -57,8 +58,18 @@ def test_a_content_type_without_a_boundary_that_can_be_read_names_no_model(conte
 
 @pytest.mark.parametrize(("headers", "body"), [(PAIRS, b"a&" * MOST_FIELDS), (MULTIPART, part('name="a"', b"") * (MOST_FIELDS + 1))])
 def test_a_form_of_more_fields_is_refused(headers, body):
-    with pytest.raises(BadRequest, match="at most 1000 are read"):
+    with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
         model_in_form(headers, body)
+    count = field_counter(headers)
+    count(body[:-120])
+    with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
+        count(body[-120:] * 3)
+
+
+@pytest.mark.parametrize(("headers", "body"), [(PAIRS, b"a" * 100_000), (MULTIPART, b"\r\n--y" * 5000), (UNBOUNDED, b"\r\n--" * 5000)])
+def test_a_form_may_have_as_much_as_it_likes_in_a_field(headers, body):
+    field_counter(headers)(body)
+    assert model_in_form(headers, body) is None
 
 
 def test_a_query_string_may_have_as_many_parameters():

@@ -48,8 +48,8 @@ def rules(count: int, pattern: str) -> bytes:
 
 TRAFFIC, RECORD = "/models/talker/traffic", "/models/talker/record"
 ATTACKS = [
-    Attack("multipart of 100,000 parts", "inference", "POST", "/invocations", PART * 100_000 + b"--x--\r\n", MULTIPART),
-    Attack("form of 500,000 fields", "inference", "POST", "/invocations", b"a=1&" * 500_000, FORM),
+    Attack("multipart of 100,000 parts", "inference", "POST", "/invocations", PART * 100_000 + b"--x--\r\n", MULTIPART, status=413),
+    Attack("form of 500,000 fields", "inference", "POST", "/invocations", b"a=1&" * 500_000, FORM, status=413),
     Attack("form of escapes", "inference", "POST", "/invocations", b"model_name=" + b"%41" * 2_000_000, FORM, status=404),
     Attack("long part header", "inference", "POST", "/invocations", b"--x\r\n" + b"a" * 6_000_000, MULTIPART),
     Attack("query of 30,000 pairs", "inference", "POST", "/invocations?" + "a&" * 30_000),

@@ -1,0 +1,32 @@
+"""Work that many connections have at hand at once, shared out over the turns of the event loop, so that none of them takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from itertools import islice
+
+MOST = 2  # a turn: a request that was sent ahead, or a read of up to 256 KB each
+
+
+class Turns:
+    """Runs callbacks in the order in which they came, at most `MOST` in one turn of the loop, each in a context of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._waiting.append(callback)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        waiting = self._waiting
+        for callback in list(islice(waiting, MOST)):
+            self._loop.call_soon(callback, context=Context())
+            waiting.popleft()
+        if waiting:
+            self._loop.call_soon(self._run)
