@@ -125,6 +125,26 @@ def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_left_and_not_
     asyncio.run(main())
 
 
+def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop() -> None:
+    async def main() -> None:
+        body = bytes(10 * READ)
+        head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
+        connection, transport, model = connected(head + body)
+        large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
+        connection.lane.heads.known[head] = (large, model)  # type: ignore[index, union-attr]
+        connection.lane.heads.find_again = lambda head: model  # type: ignore[assignment, union-attr]
+        turns = 0
+        while not model.submitted:
+            assert transport.deliver(connection)
+            while transport.paused and not model.submitted:
+                await asyncio.sleep(0)
+                turns += 1
+        assert turns >= 9
+        assert b"".join(model.jobs[0].body.pieces) == body
+
+    asyncio.run(main())
+
+
 async def ok(scope: Any, receive: Any, send: Any) -> None:
     body = b""
     while (message := await receive())["type"] == "http.request":
