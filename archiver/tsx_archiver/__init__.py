@@ -1,7 +1,7 @@
 """The .mar archive: manifest, write, open, verify. Imports neither torch nor another room."""
 
-from .cache import default_cache
-from .errors import (
+from tsx_archiver.cache import default_cache
+from tsx_archiver.errors import (
     ArchiveError,
     ArchiveNotFound,
     ArchiveTooLarge,
@@ -28,18 +28,18 @@ from .errors import (
     UnsupportedCompression,
     WrongChecksum,
 )
-from .inspecting import Finding, Inspection, MemberInfo, inspect_archive, read_member, verify_archive
-from .limits import Limits
-from .manifest import Manifest, handler_fault, split_handler
-from .modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
-from .modelfile import ModelFile, describe_model_file
-from .names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
-from .opening import OpenArchive, open_archive, refuse_foreign_link
-from .packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
-from .rewriting import rewrite_archive
-from .safejson import load_json
-from .safeyaml import load_yaml_file
-from .writing import FORMATS, Format, write_archive
+from tsx_archiver.inspecting import Finding, Inspection, MemberInfo, inspect_archive, read_member, verify_archive
+from tsx_archiver.limits import Limits
+from tsx_archiver.manifest import Manifest, handler_fault, split_handler
+from tsx_archiver.modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
+from tsx_archiver.modelfile import ModelFile, describe_model_file
+from tsx_archiver.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
+from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
+from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
+from tsx_archiver.rewriting import rewrite_archive
+from tsx_archiver.safejson import load_json
+from tsx_archiver.safeyaml import load_yaml_file
+from tsx_archiver.writing import FORMATS, Format, write_archive
 
 __all__ = [
     "ARCHIVE_SUFFIXES",

@@ -29,10 +29,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import CacheError
-from .limits import GIB, human
-from .locks import CAN_LOCK, FileLock
-from .private_directory import check_directory, is_trusted, private_directory
+from tsx_archiver.errors import CacheError
+from tsx_archiver.limits import GIB, human
+from tsx_archiver.locks import CAN_LOCK, FileLock
+from tsx_archiver.private_directory import check_directory, is_trusted, private_directory
 
 DAY = 86400.0
 

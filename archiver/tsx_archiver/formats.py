@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from .containers import Container
-from .errors import EmptyArchive, ForeignFile, TruncatedArchive
-from .limits import Limits
-from .tarcontainer import TarContainer
-from .zipcontainer import ZipContainer
+from tsx_archiver.containers import Container
+from tsx_archiver.errors import EmptyArchive, ForeignFile, TruncatedArchive
+from tsx_archiver.limits import Limits
+from tsx_archiver.tarcontainer import TarContainer
+from tsx_archiver.zipcontainer import ZipContainer
 
 
 def open_container(file: BinaryIO, source: str, limits: Limits) -> Container:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from .containers import Container, Member, root_of
-from .errors import CorruptMember, InvalidConfig, WrongChecksum
-from .formats import open_container
-from .limits import MIB, Limits
-from .manifest import MANIFEST_PATH, Manifest
-from .modelconfig import ModelConfig, missing_warm_up, read_model_config
-from .modelfile import ModelFile, describe_model_stream
-from .names import default_model_name, normal, shown
-from .opening import (
+from tsx_archiver.containers import Container, Member, root_of
+from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
+from tsx_archiver.formats import open_container
+from tsx_archiver.limits import MIB, Limits
+from tsx_archiver.manifest import MANIFEST_PATH, Manifest
+from tsx_archiver.modelconfig import ModelConfig, missing_warm_up, read_model_config
+from tsx_archiver.modelfile import ModelFile, describe_model_stream
+from tsx_archiver.names import default_model_name, normal, shown
+from tsx_archiver.opening import (
     DEFAULT_CONFIG,
     directory_manifest,
     is_directory,
@@ -28,7 +28,7 @@ from .opening import (
     refuse_model_file,
     wrong_checksum,
 )
-from .safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
+from tsx_archiver.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 
 _LARGEST_LOOKED_INTO = 2048 * MIB
 

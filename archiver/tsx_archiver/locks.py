@@ -10,7 +10,7 @@ import errno
 import os
 from pathlib import Path
 
-from .errors import CacheError
+from tsx_archiver.errors import CacheError
 
 try:
     import fcntl

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import InvalidManifest
-from .names import DEFAULT_VERSION, normal, path_fault, shown
-from .safejson import load_json
+from tsx_archiver.errors import InvalidManifest
+from tsx_archiver.names import DEFAULT_VERSION, normal, path_fault, shown
+from tsx_archiver.safejson import load_json
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 MAX_MANIFEST_BYTES = 16 << 20

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from pathlib import Path, PurePath
 
-from .errors import UnsafePath
+from tsx_archiver.errors import UnsafePath
 
 DEFAULT_VERSION = "1.0"
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model")

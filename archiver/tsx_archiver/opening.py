@@ -12,17 +12,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from .cache import Cache, Entry, default_cache
-from .containers import MANIFEST_DIRECTORIES, Container, root_of
-from .digest import file_digest, file_state
-from .errors import ArchiveNotFound, CannotOpen, CorruptMember, EmptyArchive, ForeignFile, InvalidConfig, UnsafePath, WrongChecksum
-from .formats import open_container
-from .limits import MIB, Limits
-from .locks import FileLock
-from .manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
-from .modelconfig import ModelConfig, load_model_config, missing_warm_up
-from .modelfile import describe_model_stream
-from .names import default_model_name, is_inside, normal, shown
+from tsx_archiver.cache import Cache, Entry, default_cache
+from tsx_archiver.containers import MANIFEST_DIRECTORIES, Container, root_of
+from tsx_archiver.digest import file_digest, file_state
+from tsx_archiver.errors import (
+    ArchiveNotFound,
+    CannotOpen,
+    CorruptMember,
+    EmptyArchive,
+    ForeignFile,
+    InvalidConfig,
+    UnsafePath,
+    WrongChecksum,
+)
+from tsx_archiver.formats import open_container
+from tsx_archiver.limits import MIB, Limits
+from tsx_archiver.locks import FileLock
+from tsx_archiver.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from tsx_archiver.modelconfig import ModelConfig, load_model_config, missing_warm_up
+from tsx_archiver.modelfile import describe_model_stream
+from tsx_archiver.names import default_model_name, is_inside, normal, shown
 
 DEFAULT_CONFIG = "model-config.yaml"
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .writing import Progress
+from tsx_archiver.writing import Progress
 
 
 @contextmanager

@@ -10,17 +10,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from .containers import Container, root_of
-from .digest import file_digest, file_state
-from .errors import CannotPack, CorruptMember
-from .formats import open_container
-from .limits import Limits
-from .manifest import MANIFEST_PATH
-from .names import collision_key, normal, path_fault, shown
-from .opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
-from .packing import PlannedMember
-from .whole import beside, whole_file
-from .writing import (
+from tsx_archiver.containers import Container, root_of
+from tsx_archiver.digest import file_digest, file_state
+from tsx_archiver.errors import CannotPack, CorruptMember
+from tsx_archiver.formats import open_container
+from tsx_archiver.limits import Limits
+from tsx_archiver.manifest import MANIFEST_PATH
+from tsx_archiver.names import collision_key, normal, path_fault, shown
+from tsx_archiver.opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
+from tsx_archiver.packing import PlannedMember
+from tsx_archiver.whole import beside, whole_file
+from tsx_archiver.writing import (
     DEFLATE_LEVEL,
     Counted,
     Sink,
@@ -31,7 +31,7 @@ from .writing import (
     new_zip,
     worth_deflating,
 )
-from .zipcontainer import ZipContainer
+from tsx_archiver.zipcontainer import ZipContainer
 
 _COMPRESSED = 0.95  # of its members' bytes; a .tar.gz that is larger was only wrapped
 

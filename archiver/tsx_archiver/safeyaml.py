@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from .errors import InvalidConfig
+from tsx_archiver.errors import InvalidConfig
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000  # of a second of parsing

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import ArchiveError
-from .limits import MIB
-from .packing import BUILTIN_HANDLERS, RUNTIMES, ArchiveSpec, plan_archive
-from .progress import progress_bar
-from .writing import FORMATS, Format, output_path, write_archive
+from tsx_archiver.errors import ArchiveError
+from tsx_archiver.limits import MIB
+from tsx_archiver.packing import BUILTIN_HANDLERS, RUNTIMES, ArchiveSpec, plan_archive
+from tsx_archiver.progress import progress_bar
+from tsx_archiver.writing import FORMATS, Format, output_path, write_archive
 
 _SHOW_PROGRESS_FROM = 256 * MIB
 

@@ -15,11 +15,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 
-from .errors import CannotPack, OutputExists
-from .limits import MIB, Limits
-from .manifest import CHECKSUMS_KEY
-from .packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
-from .whole import beside, whole_file
+from tsx_archiver.errors import CannotPack, OutputExists
+from tsx_archiver.limits import MIB, Limits
+from tsx_archiver.manifest import CHECKSUMS_KEY
+from tsx_archiver.packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
+from tsx_archiver.whole import beside, whole_file
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from .containers import REFUSED, Checked, Member
-from .errors import (
+from tsx_archiver.containers import REFUSED, Checked, Member
+from tsx_archiver.errors import (
     CorruptMember,
     EncryptedMember,
     LinkMember,
@@ -20,9 +20,9 @@ from .errors import (
     UnsafePath,
     UnsupportedCompression,
 )
-from .limits import Limits
-from .names import safe_member_name, shown
-from .zipdirectory import directory_size
+from tsx_archiver.limits import Limits
+from tsx_archiver.names import safe_member_name, shown
+from tsx_archiver.zipdirectory import directory_size
 
 _LOCAL_HEADER_SIZE = 30
 _DIRECTORY_BYTES_PER_MEMBER = 512

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.archiver.conftest import HANDLER, MakeTar, MakeZip
 from tsx_archiver import (
     ArchiveNotFound,
     ArchiveSpec,
@@ -27,8 +28,6 @@ from tsx_archiver import (
     verify_archive,
     write_archive,
 )
-
-from .conftest import HANDLER, MakeTar, MakeZip
 
 
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:

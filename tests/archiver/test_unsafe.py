@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.archiver.conftest import HANDLER, MANIFEST, MakeTar, MakeZip
 from tsx_archiver import (
     ArchiveError,
     ArchiveTooLarge,
@@ -37,8 +38,6 @@ from tsx_archiver import (
 )
 from tsx_archiver.limits import MIB
 from tsx_archiver.names import safe_member_name
-
-from .conftest import HANDLER, MANIFEST, MakeTar, MakeZip
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Ended, Run
 from tests.support.certificates import Pair, make_certificate
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, Running, serving
@@ -25,8 +26,6 @@ from tsx_cli.client import Server
 from tsx_cli.failure import CliError
 from tsx_cli.serving import with_addresses
 from tsx_runtime.settings import Settings
-
-from .conftest import Ended, Run
 
 ECHO = "def handle(data, context):\n    return [next(iter(row.values())) for row in data or []]\n"
 ROLES = ("inference", "management", "metrics")

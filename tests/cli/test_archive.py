@@ -12,12 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS
 from tsx_cli.model_spec import NOT_SERVED
 from tsx_runtime.worker.loader import BUILTIN, ELSEWHERE
-
-from .conftest import DIGITS, Run
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 

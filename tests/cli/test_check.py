@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import DIGITS, Ended, Run
+from tests.cli.conftest import DIGITS, Ended, Run
 
 Check = Callable[..., Ended]
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import DIGITS, Run
 from tests.runtime.http.conftest import make_settings, running_server
 from tsx_cli.client import Server, _failure, path
 from tsx_cli.failure import CliError, UsageError
-
-from .conftest import DIGITS, Run
 
 
 @pytest.fixture

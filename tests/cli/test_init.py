@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cli.conftest import Run
 from tsx_cli.init import class_name
-
-from .conftest import Run
 
 FILES = {"README.md", "handler.py", "model-config.yaml", "model.py", "samples/first.json", "samples/second.json"}
 

@@ -10,12 +10,11 @@ import sys
 import pytest
 import typer
 
+from tests.cli.conftest import Run
 from tsx_archiver import ArchiveError
 from tsx_cli.failure import CliError, UsageError, report, where
 from tsx_cli.main import Commands, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
-
-from .conftest import Run
 
 HEAVY = ("torch", "fastapi", "uvicorn", "pydantic", "numpy", "PIL", "yaml", "jinja2", "asyncio", "tsx_runtime.settings", "tsx_archiver")
 

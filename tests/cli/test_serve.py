@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_PORTS, Running, serving
 from tsx_cli.main import main
-
-from .conftest import DIGITS, Run
 
 SEVEN = DIGITS / "images" / "7.png"
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_PORTS, screen, started, tsx
 from tsx_cli.bare_model import unpacked
 from tsx_cli.failure import CliError, UsageError
@@ -16,8 +17,6 @@ from tsx_cli.main import main
 from tsx_cli.model_spec import Parts
 from tsx_cli.serving import with_addresses, with_grpc_addresses
 from tsx_runtime.settings import Settings
-
-from .conftest import DIGITS, Run
 
 
 def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:

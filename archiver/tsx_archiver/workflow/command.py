@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArchiveError
-from .packing import SUFFIX, WorkflowArchiveSpec, write_workflow_archive
+from tsx_archiver.errors import ArchiveError
+from tsx_archiver.workflow.packing import SUFFIX, WorkflowArchiveSpec, write_workflow_archive
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..configkeys import Key, whole
-from ..errors import InvalidConfig
-from ..names import is_model_name, shown
-from ..safeyaml import load_yaml_file
-from .graph import complete, find_cycle, leaves_of, parents_of
+from tsx_archiver.configkeys import Key, whole
+from tsx_archiver.errors import InvalidConfig
+from tsx_archiver.names import is_model_name, shown
+from tsx_archiver.safeyaml import load_yaml_file
+from tsx_archiver.workflow.graph import complete, find_cycle, leaves_of, parents_of
 
 MOST_NODES = 256  # each is at least one process
 JOINT = "__"  # a node's model is called WORKFLOW__NODE

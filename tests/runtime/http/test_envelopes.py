@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import RunningServer, make_settings, running_server
+from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 
 DOUBLE = """
 def handle(data, context):

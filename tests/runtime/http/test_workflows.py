@@ -15,10 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.runtime.http.conftest import RunningServer
 from tests.support.models import make_model, make_war
 from tsx_runtime.targets.snapshots import describe
-
-from .conftest import RunningServer
 
 ErrorOf = Callable[[httpx.Response], tuple[str, str]]
 

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
+from tests.runtime.worker.conftest import StartWorker, Worker
+from tests.runtime.worker.test_continuous import answers, send
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
-
-from .conftest import StartWorker, Worker
-from .test_continuous import answers, send
 
 HANDLER = """
     import asyncio, time

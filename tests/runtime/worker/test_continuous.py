@@ -6,10 +6,9 @@ import json
 
 import pytest
 
+from tests.runtime.worker.conftest import StartWorker, Worker
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
-
-from .conftest import StartWorker, Worker
 
 HANDLER = """
     import os, time

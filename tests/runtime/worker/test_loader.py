@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import StartWorker
+from tests.runtime.worker.conftest import StartWorker
 
 CLASS = """
     class Handler:

@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.runtime.worker.conftest import Request, StartWorker
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.main import run
-
-from .conftest import Request, StartWorker
 
 ECHO = """
     def handle(data, context):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .conftest import StartWorker
+from tests.runtime.worker.conftest import StartWorker
 
 HOSTILE = "raise AssertionError('the archive took the place of a module of the server')\n"
 WHO = "WHO = 'the archive'\n"

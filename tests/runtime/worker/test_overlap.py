@@ -10,11 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.overlap import keep
 from tsx_runtime.worker.requests import own
-
-from .conftest import Answer, Request, StartWorker, Worker
 
 HANDLER = """
     import os, threading, time, torch

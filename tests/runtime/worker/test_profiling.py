@@ -5,7 +5,7 @@ from __future__ import annotations
 import pstats
 from pathlib import Path
 
-from .conftest import StartWorker
+from tests.runtime.worker.conftest import StartWorker
 
 
 def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functions(start_worker: StartWorker, tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.worker.conftest import StartWorker
 from tsx_runtime.worker.modules import OwnModules
 from tsx_runtime.worker.printing import OwnJson, OwnText
 from tsx_runtime.worker.quoting import format_error
-
-from .conftest import StartWorker
 
 SECRET = "root:the-secret-word:1:0:\n"
 

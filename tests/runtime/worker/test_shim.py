@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.worker.conftest import StartWorker
 from tsx_runtime.worker import shim
-
-from .conftest import StartWorker
 
 NAMES = {
     "ts.context": ["Context", "RequestProcessor"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .model_archiver_config import ModelArchiverConfig
-from .model_packaging import package_model
+from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.model_packaging import package_model
 
 
 class ModelArchiver:

@@ -7,10 +7,9 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from model_archiver.model_archiver_config import ModelArchiverConfig
 from tsx_archiver import torch_model_archiver
 from tsx_archiver.writing import write_archive
-
-from .model_archiver_config import ModelArchiverConfig
 
 _log = logging.getLogger(__name__)
 

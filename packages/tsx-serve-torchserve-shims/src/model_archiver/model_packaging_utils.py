@@ -6,9 +6,8 @@ import json
 import logging
 from argparse import Namespace
 
+from model_archiver.model_archiver_config import ModelArchiverConfig
 from tsx_archiver.packing import plan_archive
-
-from .model_archiver_config import ModelArchiverConfig
 
 _log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 """TorchServe's package `ts` as workers see it: the same names, tsx's code behind them. See `shim.py`."""
 
-from .version import __version__
+from tsx_runtime.worker.ts.version import __version__
 
 __all__ = ["__version__"]

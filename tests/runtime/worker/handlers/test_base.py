@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runtime.worker.conftest import Request, StartWorker, Worker
+from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_archiver import describe_model_file
-
-from ..conftest import Request, StartWorker, Worker
-from .conftest import MODEL, Net
 
 ROWS = """
     from ts.torch_handler.base_handler import BaseHandler

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ..conftest import Request, StartWorker, Worker
-from .image_samples import sample
+from tests.runtime.worker.conftest import Request, StartWorker, Worker
+from tests.runtime.worker.handlers.image_samples import sample
 
 
 def encoded(image: Image.Image) -> bytes:

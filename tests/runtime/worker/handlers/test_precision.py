@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runtime.worker.conftest import Request, StartWorker
+from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
 from tsx_runtime.worker.handlers.precision import cast, in_precision, wanted_precision
 from tsx_runtime.worker.main import heeds_precision
-
-from ..conftest import Request, StartWorker
-from .conftest import MODEL, Net
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
+from tests.runtime.worker.handlers.conftest import Net
 from tsx_runtime.worker.handlers.sagemaker_joining import Joining
-
-from ..conftest import Answer, Request, StartWorker, Worker
-from .conftest import Net
 
 MODEL = """
     import json, torch

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime.worker.handlers.text_cleaning import (
     expand_contractions,
     ngrams_iterator,
@@ -19,8 +20,6 @@ from tsx_runtime.worker.handlers.text_cleaning import (
     remove_punctuation,
     tokenize,
 )
-
-from ..conftest import Request, StartWorker, Worker
 
 WORDS = ["<unk>", "good", "bad", "day", "it", "is", "cafe", "good day"]
 

@@ -4,8 +4,7 @@ import os
 
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
-
-from ...handler_utils.distributed.pt_pippy import initialize_rpc_workers
+from tsx_runtime.worker.ts.handler_utils.distributed.pt_pippy import initialize_rpc_workers
 
 __all__ = ["BasePippyHandler"]
 
