@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from tsx_archiver.containers import Container, Member, root_of
+from tsx_archiver.containers.base import Container, Member, root_of
+from tsx_archiver.containers.formats import open_container
+from tsx_archiver.containers.limits import MIB, Limits
+from tsx_archiver.containers.names import default_model_name, normal, shown
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
-from tsx_archiver.formats import open_container
-from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.manifest import MANIFEST_PATH, Manifest
 from tsx_archiver.modelconfig import ModelConfig, missing_warm_up, read_model_config
 from tsx_archiver.modelfile import ModelFile, describe_model_stream
-from tsx_archiver.names import default_model_name, normal, shown
 from tsx_archiver.opening import (
     DEFAULT_CONFIG,
     directory_manifest,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tsx_archiver.containers.names import DEFAULT_VERSION, normal, path_fault, shown
 from tsx_archiver.errors import InvalidManifest
-from tsx_archiver.names import DEFAULT_VERSION, normal, path_fault, shown
 from tsx_archiver.safejson import load_json
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"

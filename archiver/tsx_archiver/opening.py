@@ -13,7 +13,10 @@ from types import TracebackType
 from typing import BinaryIO
 
 from tsx_archiver.cache import Cache, Entry, default_cache
-from tsx_archiver.containers import MANIFEST_DIRECTORIES, Container, root_of
+from tsx_archiver.containers.base import MANIFEST_DIRECTORIES, Container, root_of
+from tsx_archiver.containers.formats import open_container
+from tsx_archiver.containers.limits import MIB, Limits
+from tsx_archiver.containers.names import default_model_name, is_inside, normal, shown
 from tsx_archiver.digest import file_digest, file_state
 from tsx_archiver.errors import (
     ArchiveNotFound,
@@ -25,13 +28,10 @@ from tsx_archiver.errors import (
     UnsafePath,
     WrongChecksum,
 )
-from tsx_archiver.formats import open_container
-from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.locks import FileLock
 from tsx_archiver.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from tsx_archiver.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.modelfile import describe_model_stream
-from tsx_archiver.names import default_model_name, is_inside, normal, shown
 
 DEFAULT_CONFIG = "model-config.yaml"
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")

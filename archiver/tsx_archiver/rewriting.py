@@ -10,13 +10,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from tsx_archiver.containers import Container, root_of
+from tsx_archiver.containers.base import Container, root_of
+from tsx_archiver.containers.formats import open_container
+from tsx_archiver.containers.limits import Limits
+from tsx_archiver.containers.names import collision_key, normal, path_fault, shown
+from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.digest import file_digest, file_state
 from tsx_archiver.errors import CannotPack, CorruptMember
-from tsx_archiver.formats import open_container
-from tsx_archiver.limits import Limits
 from tsx_archiver.manifest import MANIFEST_PATH
-from tsx_archiver.names import collision_key, normal, path_fault, shown
 from tsx_archiver.opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
 from tsx_archiver.packing import PlannedMember
 from tsx_archiver.whole import beside, whole_file
@@ -31,7 +32,6 @@ from tsx_archiver.writing import (
     new_zip,
     worth_deflating,
 )
-from tsx_archiver.zipcontainer import ZipContainer
 
 _COMPRESSED = 0.95  # of its members' bytes; a .tar.gz that is larger was only wrapped
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsx_archiver import Format, write_archive
-from tsx_archiver.limits import human
+from tsx_archiver.containers.limits import human
 from tsx_archiver.progress import progress_bar
 from tsx_cli.failure import FAILED, UsageError
 from tsx_cli.inputs import SAMPLES

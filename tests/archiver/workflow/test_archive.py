@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tsx_archiver.containers.limits import Limits
 from tsx_archiver.errors import (
     ArchiveError,
     ArchiveTooLarge,
@@ -23,7 +24,6 @@ from tsx_archiver.errors import (
     UnsafePath,
     WrongChecksum,
 )
-from tsx_archiver.limits import Limits
 from tsx_archiver.workflow import InvalidSpec, WorkflowArchiveSpec, open_workflow, write_workflow_archive
 from tsx_archiver.workflow.command import main
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError

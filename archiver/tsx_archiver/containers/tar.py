@@ -8,11 +8,11 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from tsx_archiver.containers import REFUSED, Checked, Member, too_dense
+from tsx_archiver.containers.base import REFUSED, Checked, Member, too_dense
+from tsx_archiver.containers.limits import MIB, Limits
+from tsx_archiver.containers.names import safe_member_name, shown
 from tsx_archiver.errors import ArchiveTooLarge, CorruptMember, ForeignFile, LinkMember, SpecialMember, TruncatedArchive, UnsafePath
-from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES
-from tsx_archiver.names import safe_member_name, shown
 
 _BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError)
 _LARGEST_READ = 4 * MIB

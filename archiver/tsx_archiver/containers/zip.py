@@ -9,7 +9,10 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from tsx_archiver.containers import REFUSED, Checked, Member
+from tsx_archiver.containers.base import REFUSED, Checked, Member
+from tsx_archiver.containers.limits import Limits
+from tsx_archiver.containers.names import safe_member_name, shown
+from tsx_archiver.containers.zipdirectory import directory_size
 from tsx_archiver.errors import (
     CorruptMember,
     EncryptedMember,
@@ -20,9 +23,6 @@ from tsx_archiver.errors import (
     UnsafePath,
     UnsupportedCompression,
 )
-from tsx_archiver.limits import Limits
-from tsx_archiver.names import safe_member_name, shown
-from tsx_archiver.zipdirectory import directory_size
 
 _LOCAL_HEADER_SIZE = 30
 _DIRECTORY_BYTES_PER_MEMBER = 512

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from tsx_archiver.containers import Container
+from tsx_archiver.containers.base import Container
+from tsx_archiver.containers.limits import Limits
+from tsx_archiver.containers.tar import TarContainer
+from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import EmptyArchive, ForeignFile, TruncatedArchive
-from tsx_archiver.limits import Limits
-from tsx_archiver.tarcontainer import TarContainer
-from tsx_archiver.zipcontainer import ZipContainer
 
 
 def open_container(file: BinaryIO, source: str, limits: Limits) -> Container:
