@@ -15,9 +15,10 @@ from tsx_archiver.containers.formats import open_container
 from tsx_archiver.containers.limits import MIB, Limits
 from tsx_archiver.containers.names import default_model_name, normal, shown
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
-from tsx_archiver.manifest import MANIFEST_PATH, Manifest
-from tsx_archiver.modelconfig import ModelConfig, missing_warm_up, read_model_config
-from tsx_archiver.modelfile import ModelFile, describe_model_stream
+from tsx_archiver.metadata.manifest import MANIFEST_PATH, Manifest
+from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, read_model_config
+from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
+from tsx_archiver.metadata.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 from tsx_archiver.opening import (
     DEFAULT_CONFIG,
     directory_manifest,
@@ -28,7 +29,6 @@ from tsx_archiver.opening import (
     refuse_model_file,
     wrong_checksum,
 )
-from tsx_archiver.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 
 _LARGEST_LOOKED_INTO = 2048 * MIB
 

@@ -29,9 +29,9 @@ from tsx_archiver.errors import (
     WrongChecksum,
 )
 from tsx_archiver.locks import FileLock
-from tsx_archiver.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
-from tsx_archiver.modelconfig import ModelConfig, load_model_config, missing_warm_up
-from tsx_archiver.modelfile import describe_model_stream
+from tsx_archiver.metadata.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
+from tsx_archiver.metadata.modelfile import describe_model_stream
 
 DEFAULT_CONFIG = "model-config.yaml"
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")

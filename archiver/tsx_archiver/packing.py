@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tsx_archiver.containers.names import DEFAULT_VERSION, collision_key, is_model_name, path_fault, shown
 from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
-from tsx_archiver.manifest import CHECKSUMS_KEY, MANIFEST_PATH, split_handler
-from tsx_archiver.modelconfig import check_model_config
+from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, MANIFEST_PATH, split_handler
+from tsx_archiver.metadata.modelconfig import check_model_config
 
 BUILTIN_HANDLERS = (
     "base_handler",

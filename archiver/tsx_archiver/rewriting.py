@@ -17,7 +17,7 @@ from tsx_archiver.containers.names import collision_key, normal, path_fault, sho
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.digest import file_digest, file_state
 from tsx_archiver.errors import CannotPack, CorruptMember
-from tsx_archiver.manifest import MANIFEST_PATH
+from tsx_archiver.metadata.manifest import MANIFEST_PATH
 from tsx_archiver.opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
 from tsx_archiver.packing import PlannedMember
 from tsx_archiver.whole import beside, whole_file

@@ -17,7 +17,7 @@ from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 
 from tsx_archiver.containers.limits import MIB, Limits
 from tsx_archiver.errors import CannotPack, OutputExists
-from tsx_archiver.manifest import CHECKSUMS_KEY
+from tsx_archiver.metadata.manifest import CHECKSUMS_KEY
 from tsx_archiver.packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
 from tsx_archiver.whole import beside, whole_file
 

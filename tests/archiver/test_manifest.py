@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tsx_archiver import InvalidManifest, Manifest, split_handler
-from tsx_archiver.manifest import parse_manifest
+from tsx_archiver.metadata.manifest import parse_manifest
 
 
 def parse(data: object) -> Manifest:

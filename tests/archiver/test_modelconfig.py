@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import InvalidConfig, ModelConfig, WarmUp, load_model_config, parse_model_config
-from tsx_archiver.configkeys import KEYS, TORCHRUN_KEYS
-from tsx_archiver.modelconfig import TorchRun
-from tsx_archiver.safeyaml import MAX_BYTES, load_yaml
+from tsx_archiver.metadata.configkeys import KEYS, TORCHRUN_KEYS
+from tsx_archiver.metadata.modelconfig import TorchRun
+from tsx_archiver.metadata.safeyaml import MAX_BYTES, load_yaml
 
 EVERY_KEY = """
 minWorkers: 1

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tsx_archiver.errors import InvalidConfig, InvalidManifest
-from tsx_archiver.manifest import MAX_MANIFEST_VALUES, parse_manifest
-from tsx_archiver.modelconfig import ModelConfig
-from tsx_archiver.safejson import MAX_DEPTH, MAX_DIGITS, load_json
-from tsx_archiver.safeyaml import MAX_NODES, load_yaml
+from tsx_archiver.metadata.manifest import MAX_MANIFEST_VALUES, parse_manifest
+from tsx_archiver.metadata.modelconfig import ModelConfig
+from tsx_archiver.metadata.safejson import MAX_DEPTH, MAX_DIGITS, load_json
+from tsx_archiver.metadata.safeyaml import MAX_NODES, load_yaml
 
 
 def load(content: bytes, bytes_: int = 1000, values: int = 10):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tsx_archiver.configkeys import TORCHSERVE_KEYS, TSX_KEYS
+from tsx_archiver.metadata.configkeys import TORCHSERVE_KEYS, TSX_KEYS
 from tsx_runtime.settings import Settings
 
 ROOT = Path(__file__).parents[2]

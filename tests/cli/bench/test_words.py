@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_archiver.modelconfig import parse_model_config
+from tsx_archiver.metadata.modelconfig import parse_model_config
 from tsx_cli.bench.configuration import PRECISIONS, Configuration
 from tsx_cli.bench.results import (
     Environment,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tsx_archiver.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, Key
 from tsx_archiver.errors import InvalidConfig
-from tsx_archiver.safeyaml import load_yaml, load_yaml_file
+from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, Key
+from tsx_archiver.metadata.safeyaml import load_yaml, load_yaml_file
 
 NEAR = 0.8
 

@@ -15,7 +15,7 @@ from tsx_archiver.containers.limits import MIB
 from tsx_archiver.containers.names import shown
 from tsx_archiver.containers.zipdirectory import directory_size
 from tsx_archiver.errors import InputMissing
-from tsx_archiver.onnxfile import Onnx, look_at_onnx
+from tsx_archiver.metadata.onnxfile import Onnx, look_at_onnx
 
 Kind: TypeAlias = Literal["eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"]
 

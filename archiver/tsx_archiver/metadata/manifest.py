@@ -8,7 +8,7 @@ from typing import Any
 
 from tsx_archiver.containers.names import DEFAULT_VERSION, normal, path_fault, shown
 from tsx_archiver.errors import InvalidManifest
-from tsx_archiver.safejson import load_json
+from tsx_archiver.metadata.safejson import load_json
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 MAX_MANIFEST_BYTES = 16 << 20
