@@ -1,6 +1,5 @@
 """The .mar archive: manifest, write, open, verify. Imports neither torch nor another room."""
 
-from tsx_archiver.cache import default_cache
 from tsx_archiver.containers.limits import Limits
 from tsx_archiver.containers.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
 from tsx_archiver.errors import (
@@ -39,6 +38,7 @@ from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
 from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.rewriting import rewrite_archive
+from tsx_archiver.storage.cache import default_cache
 from tsx_archiver.writing import FORMATS, Format, write_archive
 
 __all__ = [

@@ -12,12 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from tsx_archiver.cache import Cache, Entry, default_cache
 from tsx_archiver.containers.base import MANIFEST_DIRECTORIES, Container, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.containers.limits import MIB, Limits
 from tsx_archiver.containers.names import default_model_name, is_inside, normal, shown
-from tsx_archiver.digest import file_digest, file_state
 from tsx_archiver.errors import (
     ArchiveNotFound,
     CannotOpen,
@@ -28,10 +26,12 @@ from tsx_archiver.errors import (
     UnsafePath,
     WrongChecksum,
 )
-from tsx_archiver.locks import FileLock
 from tsx_archiver.metadata.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
+from tsx_archiver.storage.cache import Cache, Entry, default_cache
+from tsx_archiver.storage.digest import file_digest, file_state
+from tsx_archiver.storage.locks import FileLock
 
 DEFAULT_CONFIG = "model-config.yaml"
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")

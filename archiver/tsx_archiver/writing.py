@@ -19,7 +19,7 @@ from tsx_archiver.containers.limits import MIB, Limits
 from tsx_archiver.errors import CannotPack, OutputExists
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY
 from tsx_archiver.packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
-from tsx_archiver.whole import beside, whole_file
+from tsx_archiver.storage.atomic_file import beside, whole_file
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")

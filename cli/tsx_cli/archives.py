@@ -21,8 +21,8 @@ from tsx_archiver import (
     read_member,
     verify_archive,
 )
-from tsx_archiver.cache import Cache
 from tsx_archiver.containers.limits import human
+from tsx_archiver.storage.cache import Cache
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import is_archive, split_list
 from tsx_cli.model_spec import Parts, kind_in_words

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from tsx_archiver import plan_archive
 from tsx_archiver.metadata.manifest import MANIFEST_PATH
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.model_spec import Parts, work_out
 
 

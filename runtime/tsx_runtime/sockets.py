@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tsx_archiver.private_directory import check_temporary
+from tsx_archiver.storage.private_directory import check_temporary
 from tsx_runtime.errors import SettingError
 
 LONGEST = 64  # bytes of a directory, below which multiprocessing puts its own and in that a socket

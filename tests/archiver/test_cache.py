@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from tsx_archiver import ArchiveSpec, CacheError, CorruptMember, default_cache, open_archive, write_archive
-from tsx_archiver.cache import DAY, Cache, Keep
-from tsx_archiver.digest import FRESH_NS
-from tsx_archiver.locks import FileLock
+from tsx_archiver.storage.cache import DAY, Cache, Keep
+from tsx_archiver.storage.digest import FRESH_NS
+from tsx_archiver.storage.locks import FileLock
 
 HOUR = 3600.0
 
@@ -62,7 +62,7 @@ def test_a_changed_archive_is_unpacked_anew(archive: Path, spec: ArchiveSpec, ca
 
 def test_a_file_that_has_not_changed_is_not_read_again(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_archive(archive, cache=cache) as first:
-        monkeypatch.setattr("tsx_archiver.digest.MIB", "no size to read")
+        monkeypatch.setattr("tsx_archiver.storage.digest.MIB", "no size to read")
         with open_archive(archive, cache=cache) as again:
             assert again.digest == first.digest
 
@@ -140,7 +140,7 @@ def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> No
 
 def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from tsx_archiver.cache import Cache\n"
+        "import sys, time; from pathlib import Path; from tsx_archiver.storage.cache import Cache\n"
         "def make(target):\n"
         "    (target / 'half').write_text('x'); print('making', flush=True); sys.stdin.read()\n"
         "Cache(Path(sys.argv[1])).open('a' * 64, make)"
@@ -262,7 +262,7 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(archive: Path, 
 
 
 def test_too_little_room_is_told_before_a_byte_is_written(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_archiver.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr("tsx_archiver.storage.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(CacheError, match=r"has 100 bytes free, and the archive needs 1\d\.\d kB"):
         open_archive(archive, cache=cache)
 

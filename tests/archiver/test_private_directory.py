@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
-from tsx_archiver.cache import Cache
-from tsx_archiver.private_directory import CAN_CHECK, check_directory, private_directory, private_opener
+from tsx_archiver.storage.cache import Cache
+from tsx_archiver.storage.private_directory import CAN_CHECK, check_directory, private_directory, private_opener
 
 if not CAN_CHECK:
     pytest.skip("this system's directories cannot be checked", allow_module_level=True)
@@ -323,6 +323,6 @@ def test_a_cache_is_checked_once_and_not_for_each_file(archive: Path, cache: Pat
         calls.append(path)
         private_directory(path, strict=strict)
 
-    monkeypatch.setattr("tsx_archiver.cache.private_directory", counted)
+    monkeypatch.setattr("tsx_archiver.storage.cache.private_directory", counted)
     open_archive(archive, cache=cache).close()
     assert len(calls) == 5

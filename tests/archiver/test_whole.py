@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
 
 
 @pytest.mark.parametrize("durable", [True, False])

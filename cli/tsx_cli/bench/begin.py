@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.asked import Asked, command_line, plain
 from tsx_cli.bench.budget import FULL
 from tsx_cli.bench.environment import environment

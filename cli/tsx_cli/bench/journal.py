@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tsx_archiver.locks import FileLock
-from tsx_archiver.private_directory import private_opener
+from tsx_archiver.storage.locks import FileLock
+from tsx_archiver.storage.private_directory import private_opener
 from tsx_cli.bench.results import FORMAT, Curve, Point, Trial
 from tsx_cli.failure import CliError
 

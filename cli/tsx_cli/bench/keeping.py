@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsx_archiver import open_archive, rewrite_archive
-from tsx_archiver.whole import beside
+from tsx_archiver.storage.atomic_file import beside
 from tsx_cli.bench.kept import kept_of
 from tsx_cli.bench.modelconfig import changes, with_keys
 from tsx_cli.bench.results import Results

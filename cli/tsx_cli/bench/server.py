@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from tsx_archiver import CacheError
-from tsx_archiver.locks import CAN_LOCK, FileLock
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.locks import CAN_LOCK, FileLock
+from tsx_archiver.storage.private_directory import temporary_place
 
 PLACES = "tsx-bench-"  # how the names of their directories begin
 LOCK = "lock"  # a file of theirs, locked by the process that has the directory

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from tsx_archiver import open_archive
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive_check import Sample, read_sample
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError

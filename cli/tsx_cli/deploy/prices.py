@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tsx_archiver import default_cache
-from tsx_archiver.private_directory import private_directory
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.private_directory import private_directory
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.image import Recipe
 from tsx_cli.failure import CliError

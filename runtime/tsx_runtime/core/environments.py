@@ -2,7 +2,7 @@
 
 An environment is a venv that also sees the server's own packages, so pip installs only what these do not meet. Its name is a
 digest of the requirements, of the wheels in the archive, of this Python, of what is installed with it, and of pip's options; it is
-built beside the cache and renamed into it whole (`tsx_archiver.cache`), so a build that was broken off is never used, and two
+built beside the cache and renamed into it whole (`tsx_archiver.storage.cache`), so a build that was broken off is never used, and two
 models that ask for the same wait for one build.
 """
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
-from tsx_archiver.cache import Cache, Entry, Keep
+from tsx_archiver.storage.cache import Cache, Entry, Keep
 from tsx_runtime.core.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
 from tsx_runtime.core.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel

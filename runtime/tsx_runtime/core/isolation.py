@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tsx_runtime
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.core import cgroups
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp

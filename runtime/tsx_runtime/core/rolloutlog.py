@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.private_directory import private_directory, private_opener
+from tsx_archiver.storage.private_directory import private_directory, private_opener
 
 MOST_LINES = 1000  # of a model that are shown
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tsx_archiver.private_directory import private_directory
+from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.recordings import SUFFIX, file_head
 
 PARTS = 8  # files that share out what may be kept: so much of it goes at a time

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver.errors import CacheError
-from tsx_archiver.locks import FileLock
-from tsx_archiver.private_directory import check_directory, private_directory
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.locks import FileLock
+from tsx_archiver.storage.private_directory import check_directory, private_directory
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.settings import Settings
 

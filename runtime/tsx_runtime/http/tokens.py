@@ -12,8 +12,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_archiver.private_directory import warn_if_replaceable
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.private_directory import warn_if_replaceable
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.private_directory import private_opener
+from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl

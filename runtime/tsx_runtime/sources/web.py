@@ -18,7 +18,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ProtocolError
 
-from tsx_archiver.private_directory import private_opener
+from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.network import addresses_of, check_public
 from tsx_runtime.sources.proxies import proxy_for

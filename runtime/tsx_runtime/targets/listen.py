@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tsx_archiver.private_directory import warn_if_replaceable
+from tsx_archiver.storage.private_directory import warn_if_replaceable
 from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import GRPC_ROLES, ROLES, Settings

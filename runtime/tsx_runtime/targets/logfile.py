@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tsx_archiver.private_directory import check_temporary, is_trusted
+from tsx_archiver.storage.private_directory import check_temporary, is_trusted
 
 CALM = 10.0  # seconds between the news that lines are lost and how many: a disk that is nearly full takes some and others not
 

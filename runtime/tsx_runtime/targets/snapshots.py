@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tsx_archiver.private_directory import check_file, private_directory
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import SettingError

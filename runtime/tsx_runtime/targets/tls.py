@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tsx_archiver.private_directory import private_opener, temporary_place
+from tsx_archiver.storage.private_directory import private_opener, temporary_place
 from tsx_runtime.addresses import parse_address
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings import ROLES, Settings

@@ -9,7 +9,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from tsx_archiver.private_directory import private_directory
+from tsx_archiver.storage.private_directory import private_directory
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 

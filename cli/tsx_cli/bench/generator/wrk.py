@@ -10,7 +10,7 @@ import tempfile
 from array import array
 from pathlib import Path
 
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.bench.generator.histogram import Histogram
 from tsx_cli.bench.generator.http import rendered
 from tsx_cli.bench.generator.plan import LoadPlan

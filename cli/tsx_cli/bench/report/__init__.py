@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsx_archiver.whole import whole_file
+from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.report.markdown import markdown
 from tsx_cli.bench.report.page import page
 from tsx_cli.bench.report.rows import csv_text

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsx_archiver.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
 from tsx_cli.deploy.facts import model_data
 from tsx_cli.deploy.kinds.base import tag_list

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tsx_archiver.private_directory import private_directory
+from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.compiling import compiled, load_library, wants_ahead

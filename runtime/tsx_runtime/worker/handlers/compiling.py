@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsx_archiver.private_directory import private_directory
+from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.exceptions import LoadError
 
 logger = logging.getLogger("tsx.worker")

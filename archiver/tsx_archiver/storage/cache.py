@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from tsx_archiver.containers.limits import GIB, human
 from tsx_archiver.errors import CacheError
-from tsx_archiver.locks import CAN_LOCK, FileLock
-from tsx_archiver.private_directory import check_directory, is_trusted, private_directory
+from tsx_archiver.storage.locks import CAN_LOCK, FileLock
+from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_directory
 
 DAY = 86400.0
 
