@@ -31,9 +31,9 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.protocol import FastLane
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.targets.otlp import Sender
-from tsx_runtime.traffic import Traffic
 from tsx_runtime.worker import stages
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context

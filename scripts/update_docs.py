@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tsx_cli.bench.results import Results
 from tsx_cli.deploy.iam import documents
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [

@@ -17,7 +17,7 @@ from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.errors import LoadFailed, TsxError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 MOST_IN_A_BATCH = 16
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from tsx_cli.failure import CliError, UsageError
-from tsx_runtime.addresses import parse_address
+from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.version import __version__
 
 CONNECT_TIMEOUT = 10

@@ -19,7 +19,7 @@ def config() -> None:
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
     from tsx_runtime.redaction import redacted_values
-    from tsx_runtime.settings import MODELS, SECRETS  # here, as they are slow to import, and help must be quick
+    from tsx_runtime.settings.schema import MODELS, SECRETS  # here, as they are slow to import, and help must be quick
 
     settings, origins = read_settings(config, assignments)
     shown = settings.model_dump(mode="json", exclude={MODELS})
@@ -34,7 +34,7 @@ def show(config: Config = None, assignments: Assignments = None, as_json: AsJson
 
 
 def _what(name: str) -> str | None:
-    from tsx_runtime.settings import MODELS, ModelSettings, Settings  # as above
+    from tsx_runtime.settings.schema import MODELS, ModelSettings, Settings  # as above
 
     fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
     return fields[name.rpartition(".")[2]].description

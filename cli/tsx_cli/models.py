@@ -13,7 +13,7 @@ from tsx_cli.options import AsJson, Config, Url, management
 from tsx_cli.output import human, print_json, print_table
 from tsx_runtime.loglines import escaped
 from tsx_runtime.nearest import suggestion
-from tsx_runtime.tunable import TUNABLE
+from tsx_runtime.settings.tunable import TUNABLE
 
 PAGE = 100
 

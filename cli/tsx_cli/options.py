@@ -14,7 +14,7 @@ from tsx_cli.failure import UsageError
 
 if TYPE_CHECKING:
     from tsx_cli.client import Server
-    from tsx_runtime.settings import Settings
+    from tsx_runtime.settings.schema import Settings
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
 Assignments = Annotated[
@@ -46,7 +46,7 @@ def management(url: str | None, config: Path | None) -> Server:
 
 def read_settings(config: Path | None, assignments: Iterable[str] | None = None, **given: object) -> tuple[Settings, dict[str, str]]:
     """The settings of this call and their origins; of `given`, what is None was not given."""
-    from tsx_runtime.setting_sources import find_config, load_settings  # here, as they are slow to import, and help must be quick
+    from tsx_runtime.settings.sources import find_config, load_settings  # here, as they are slow to import, and help must be quick
 
     cli: dict[str, object] = {}
     for assignment in assignments or []:

@@ -15,7 +15,7 @@ from tsx_cli.inputs import split_list
 from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 
 if TYPE_CHECKING:
-    from tsx_runtime.settings import Settings
+    from tsx_runtime.settings.schema import Settings
     from tsx_runtime.targets.start import StartModel
 
 READY = "Model server started."  # what TorchServe's scripts wait for
@@ -129,8 +129,8 @@ class Setup(NamedTuple):
 def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) -> Setup:
     """Raises SettingError and UsageError."""
     from tsx_runtime.errors import SettingError
-    from tsx_runtime.setting_sources import load_settings
-    from tsx_runtime.torchserve_keys import load_properties
+    from tsx_runtime.settings.sources import load_settings
+    from tsx_runtime.settings.torchserve import load_properties
 
     file, restored = config_file(arguments, env)
     kept = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store, "load_models": split_list(arguments.models)}
@@ -159,8 +159,8 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
 
 def variables_of(file: Path | None, env: Mapping[str, str]) -> set[str]:
     """The settings that TS_* variables decide."""
-    from tsx_runtime.settings import Settings
-    from tsx_runtime.torchserve_keys import read_torchserve_config
+    from tsx_runtime.settings.schema import Settings
+    from tsx_runtime.settings.torchserve import read_torchserve_config
 
     if file is None or file.suffix == ".toml":
         return set()
@@ -205,7 +205,7 @@ def as_text(value: object) -> str:
 
 
 def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
-    from tsx_runtime.torchserve_keys import WITHOUT_EFFECT
+    from tsx_runtime.settings.torchserve import WITHOUT_EFFECT
 
     given = [name for name in JAVAS_OWN if getattr(arguments, name)]
     said = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given]

@@ -25,7 +25,7 @@ from tsx_cli.bench.results import read_results
 from tsx_cli.client import Server
 from tsx_cli.failure import CliError
 from tsx_cli.serving import with_addresses
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 ECHO = "def handle(data, context):\n    return [next(iter(row.values())) for row in data or []]\n"
 ROLES = ("inference", "management", "metrics")

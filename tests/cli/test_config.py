@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 def test_every_setting_is_shown_with_its_origin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

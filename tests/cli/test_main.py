@@ -16,7 +16,19 @@ from tsx_cli.failure import CliError, UsageError, report, where
 from tsx_cli.main import Commands, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
 
-HEAVY = ("torch", "fastapi", "uvicorn", "pydantic", "numpy", "PIL", "yaml", "jinja2", "asyncio", "tsx_runtime.settings", "tsx_archiver")
+HEAVY = (
+    "torch",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "numpy",
+    "PIL",
+    "yaml",
+    "jinja2",
+    "asyncio",
+    "tsx_runtime.settings.schema",
+    "tsx_archiver",
+)
 
 
 def python(code: str, **environment: str) -> str:
@@ -38,7 +50,7 @@ from tsx_cli.main import Commands
 for module, _ in Commands.entries.values():
     importlib.import_module(module)
 """
-    needed = (*HEAVY, "tsx_archiver", "tsx_runtime.settings", "tsx_runtime.core")
+    needed = (*HEAVY, "tsx_archiver", "tsx_runtime.settings.schema", "tsx_runtime.core")
     assert python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1] == "[]"
 
 

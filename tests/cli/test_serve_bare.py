@@ -16,7 +16,7 @@ from tsx_cli.failure import CliError, UsageError
 from tsx_cli.main import main
 from tsx_cli.model_spec import Parts
 from tsx_cli.serving import with_addresses, with_grpc_addresses
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:

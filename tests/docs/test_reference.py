@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tsx_archiver.metadata.configkeys import TORCHSERVE_KEYS, TSX_KEYS
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).parents[2]
 

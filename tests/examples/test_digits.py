@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import request_meta
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

@@ -25,8 +25,8 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.routes import model_in_form
-from tsx_runtime.settings import Settings
-from tsx_runtime.traffic import parse_traffic
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.traffic_policy import parse_traffic
 
 ECHO = "def handle(data, context):\n    return data and [bytes(row.get('body') or row.get('data') or b'') for row in data]\n"
 TURNS = 400  # of the event loop at most, for the answers to one input

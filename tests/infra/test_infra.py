@@ -25,7 +25,7 @@ from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families
 from tsx_runtime.http.system import read_system
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import TIMES
 
 INFRA = Path(__file__).parents[2] / "infra"

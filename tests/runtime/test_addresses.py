@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.addresses import Address, parse_address
+from tsx_runtime.settings.addresses import Address, parse_address
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tsx_runtime.http.families import Families
 from tsx_runtime.http.plugged import _response, check_paths
 from tsx_runtime.http.sinks import feed_once
 from tsx_runtime.plugins import Endpoint, EndpointResponse, Plugins, Sample, Waiting, load_plugins
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
 
 CODE = """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.properties import format_properties, parse_properties
+from tsx_runtime.settings.properties import format_properties, parse_properties
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.setting_sources import load_settings
-from tsx_runtime.settings import NESTED, Settings
-from tsx_runtime.torchserve_keys import JAVA_ONLY, KEYS, RULES, Snapshot, VersionSettings, interpret
+from tsx_runtime.settings.schema import NESTED, Settings
+from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.settings.torchserve import JAVA_ONLY, KEYS, RULES, Snapshot, VersionSettings, interpret
 
 NOOP = VersionSettings(default_version=True, mar_name="noop.mar", min_workers=1, max_workers=2, batch_size=4, response_timeout=120)
 NOOP_JSON = {"defaultVersion": True, "marName": "noop.mar", "minWorkers": 1, "maxWorkers": 2, "batchSize": "4", "responseTimeout": 120}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
 WHOLE = {
     "weights": {"1.0": 90, "canary": 10.5},

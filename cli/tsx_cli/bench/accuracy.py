@@ -19,7 +19,7 @@ from tsx_cli.compare import reason
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.core.comparing import compare
 from tsx_runtime.plugins import ComparedAnswer
-from tsx_runtime.traffic import Compare
+from tsx_runtime.settings.traffic_policy import Compare
 
 RTOL, ATOL = 1e-2, 1e-3  # where nothing else is said: what bf16 and another order of sums make of probabilities, and some more
 COMPARED = 32  # inputs

@@ -26,7 +26,7 @@ from tsx_cli.bench.server import sweep
 from tsx_cli.bench.trial import Target
 from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import is_workflow
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 RESULTS = "results.json"
 

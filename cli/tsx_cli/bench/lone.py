@@ -30,7 +30,7 @@ from tsx_runtime.core.places import Machine, launch_of, place_of
 from tsx_runtime.core.plan import RegisterOrder, plan
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import ComparedAnswer
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import Item, Kind, LoadOrder
 
 LAST_LINES = 6  # of its log, in the reason of a failure

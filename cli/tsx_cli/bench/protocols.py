@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from tsx_cli.bench.payloads import NOT_SENT, Payload
 from tsx_cli.failure import UsageError
-from tsx_runtime.addresses import parse_address
+from tsx_runtime.settings.addresses import parse_address
 
 GRPC = ("grpc", "kserve-v2-grpc")
 BINARY_HEAD = "Inference-Header-Content-Length"  # of the Open Inference Protocol's binary tensors

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.nearest import suggestion
-from tsx_runtime.setting_sources import CONFIG_NAME
+from tsx_runtime.settings.sources import CONFIG_NAME
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ from tsx_runtime.core.answers import NO_JSON, read_answer
 from tsx_runtime.core.ranking import first_difference
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer, Comparison
-from tsx_runtime.traffic import Compare
+from tsx_runtime.settings.traffic_policy import Compare
 
 RTOL, ATOL = 1e-4, 1e-6  # where nothing else is said: what numbers of float32 differ by between two machines, and some more
 BEST = 1  # label, of the kind top-k

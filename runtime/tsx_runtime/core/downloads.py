@@ -11,7 +11,7 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.threads import Threads
 from tsx_runtime.plugins import Source
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
 
 MOST = 16  # at a time

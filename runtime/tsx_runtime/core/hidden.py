@@ -13,7 +13,7 @@ from multiprocessing import util
 from subprocess import Popen
 from typing import Any
 
-from tsx_runtime.settings import SECRETS, Settings
+from tsx_runtime.settings.schema import SECRETS, Settings
 
 HEADERS = ("authorization", "proxy-authorization", "cookie")
 SERVERS = tuple(sorted(f"{prefix}{name.upper()}" for name in SECRETS for prefix in ("TSX_", "TS_")))  # by their whole names only

@@ -24,7 +24,7 @@ from tsx_runtime.core import cgroups
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.sandbox.enter import Cell
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 # The new interpreter sees the standard library alone until everything is given up.
 BOOT = "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter; enter(json.loads(sys.argv[2]))"

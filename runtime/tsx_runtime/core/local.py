@@ -9,7 +9,7 @@ from pathlib import Path
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 @asynccontextmanager

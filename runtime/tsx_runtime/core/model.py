@@ -30,7 +30,7 @@ from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.redaction import redacted
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 class Host(NamedTuple):

@@ -11,7 +11,7 @@ from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.places import Place
 from tsx_runtime.core.plan import Plan
 from tsx_runtime.loglines import writes_json
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 
 

@@ -14,9 +14,9 @@ from tsx_runtime.core.queue import Limits
 from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, strategy
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.settings import ModelSettings, Settings
-from tsx_runtime.torchserve_keys import VersionSettings
-from tsx_runtime.tunable import TUNABLE
+from tsx_runtime.settings.schema import ModelSettings, Settings
+from tsx_runtime.settings.torchserve import VersionSettings
+from tsx_runtime.settings.tunable import TUNABLE
 
 NOTHING_OWN = VersionSettings()
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes

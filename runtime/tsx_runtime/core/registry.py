@@ -37,7 +37,7 @@ from tsx_runtime.errors import (
     Unavailable,
 )
 from tsx_runtime.plugins import load_plugins
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
 
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number

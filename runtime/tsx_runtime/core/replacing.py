@@ -14,7 +14,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.errors import Conflict, LoadFailed
-from tsx_runtime.tunable import TUNABLE
+from tsx_runtime.settings.tunable import TUNABLE
 
 if TYPE_CHECKING:
     from tsx_runtime.core.registry import Registry

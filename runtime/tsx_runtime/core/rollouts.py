@@ -17,7 +17,7 @@ from tsx_runtime.core.routing import meant, sharing
 from tsx_runtime.core.splits import Arrangement
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
-from tsx_runtime.traffic import Traffic, parse_traffic
+from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
 if TYPE_CHECKING:
     from tsx_runtime.core.model import Model, ModelVersion

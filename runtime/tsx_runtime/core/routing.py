@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
-from tsx_runtime.traffic import Pattern, Rule, Traffic, compile_pattern
+from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
 
 MOST_TRIED = 8  # headers of one name that a rule is tried on

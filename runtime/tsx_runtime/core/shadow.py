@@ -20,7 +20,7 @@ from tsx_runtime.core.watched import Watched
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.plugins import ComparedAnswer
-from tsx_runtime.traffic import Shadow
+from tsx_runtime.settings.traffic_policy import Shadow
 from tsx_runtime.wire import Body, Buffer
 
 MOST_COPIES = 32  # under way at a time, until they are compared

@@ -15,7 +15,7 @@ from tsx_runtime.core.routing import Headers, choose, make_table, meant
 from tsx_runtime.core.split import Observer, Route, Split
 from tsx_runtime.core.state import State
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
-from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
 logger = logging.getLogger("tsx.registry")
 

@@ -16,8 +16,8 @@ from tsx_archiver.errors import CacheError
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import check_directory, private_directory
-from tsx_runtime.addresses import parse_address
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.addresses import parse_address
+from tsx_runtime.settings.schema import Settings
 
 logger = logging.getLogger("tsx.state")
 

@@ -12,7 +12,7 @@ from grpc import StatusCode
 
 from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.grpc.statuses import Refusal, Refused
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 WATCHER = "_schedule_rpc_coro"  # of grpc._cython.cygrpc: waits until the client closes the call
 RETRY = (("grpc-retry-pushback-ms", "1000"), ("retry-after", "1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 LEAST_PING = 10_000  # ms between the pings of a client that keeps its connection open
 PING_STRIKES = 2  # pings that may come sooner, before the connection is closed with ENHANCE_YOUR_CALM

@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from tsx_runtime.addresses import is_loopback_host
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.admission import Admission, Admissions
@@ -28,7 +27,8 @@ from tsx_runtime.http.auth import Guard, Guards, build_guards, without_browsers
 from tsx_runtime.http.client_limits import client_limits
 from tsx_runtime.http.management import Management
 from tsx_runtime.http.tokens import Keys
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.addresses import is_loopback_host
+from tsx_runtime.settings.schema import Settings
 
 
 class _ClientsLeave(logging.Filter):

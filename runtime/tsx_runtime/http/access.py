@@ -16,7 +16,7 @@ from tsx_runtime.http.heads import Head
 from tsx_runtime.http.logbook import ACCESS_LOG, Logbook
 from tsx_runtime.loglines import json_line, writes_json
 from tsx_runtime.redaction import redacted
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:

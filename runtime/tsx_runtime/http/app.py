@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import BaseRoute, Route
 
-from tsx_runtime.addresses import parse_address
 from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.series import Series
@@ -61,7 +60,8 @@ from tsx_runtime.http.tokens import Keys, build_keys
 from tsx_runtime.http.traced import traced
 from tsx_runtime.http.ui import PREDICT, Playground
 from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
-from tsx_runtime.settings import ROLES, Settings
+from tsx_runtime.settings.addresses import parse_address
+from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
 from tsx_runtime.workflows.manager import Workflows
 

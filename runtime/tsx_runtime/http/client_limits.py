@@ -18,7 +18,7 @@ from math import ceil
 from typing import TypeAlias
 
 from tsx_runtime.errors import TooManyRequests
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 CONNECTIONS, REQUESTS, FAILURES = 1024, 20_000, 10  # the limits that are on by themselves where other machines can connect
 REMEMBERED = 10_000  # clients without an open connection

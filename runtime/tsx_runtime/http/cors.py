@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsx_runtime.http.asgi import Message, Pair, Scope, Send
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 _HEADERS = {
     "cors_allowed_origin": b"access-control-allow-origin",

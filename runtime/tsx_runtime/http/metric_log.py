@@ -19,7 +19,7 @@ from tsx_runtime.http.logbook import EVERY, MODEL_METRICS, TS_METRICS, Logbook
 from tsx_runtime.http.metrics import reader
 from tsx_runtime.http.sinks import feed
 from tsx_runtime.http.system import System
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 logger = logging.getLogger("tsx.metrics")
 

@@ -17,7 +17,7 @@ from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.http.asgi import is_header, read_body
 from tsx_runtime.http.routes import runs_model
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
-from tsx_runtime.settings import SECRETS, Settings
+from tsx_runtime.settings.schema import SECRETS, Settings
 
 # First segments of the server's own paths.
 TAKEN = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token"}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from tsx_runtime.settings import check_overload_status
+from tsx_runtime.settings.schema import check_overload_status
 
 _IGNORED = "accepted for TorchServe's clients; has no effect there or here"
 

@@ -20,7 +20,7 @@ from tsx_runtime.http.families import Families
 from tsx_runtime.http.management import ModelName
 from tsx_runtime.http.replies import json_answer, read_object
 from tsx_runtime.http.traffic import parsed
-from tsx_runtime.traffic import Shadow, parse_traffic
+from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 
 SHADOW = '{"to": "2.0", "share": 10}'
 EXAMPLE = {"to": "2.0", "share": 10, "compare": {"kind": "top-k", "k": 1}}

@@ -13,7 +13,7 @@ import psutil
 
 from tsx_runtime.core.hidden import hidden_variables
 from tsx_runtime.http.programs import output_of
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 MEGA, GIGA = 1 << 20, 1 << 30
 LONGEST_RUN = 30.0  # seconds that the user's program may take

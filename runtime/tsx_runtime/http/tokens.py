@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import warn_if_replaceable
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 LENGTH = 18  # random bytes of a token that is made up; TorchServe's six can be guessed within its hour by a fast client
 FAILED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"  # of the way to a new token

@@ -17,7 +17,7 @@ from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.management import ModelName
 from tsx_runtime.http.replies import json_answer, read_object
-from tsx_runtime.traffic import Traffic, parse_traffic, warm_patterns
+from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic, warm_patterns
 
 TRAFFIC = '{"weights": {"1.0": 90, "2.0": 10}}'
 LABEL = '{"version": "2.0"}'

@@ -14,7 +14,7 @@ from tsx_runtime.core.series import Point, Series
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.http.describe import Memory
 from tsx_runtime.http.traffic import natural
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 
 SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it

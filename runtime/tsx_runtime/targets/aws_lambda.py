@@ -29,7 +29,7 @@ from tsx_runtime.core.inprocess import ThreadStarter
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
-from tsx_runtime.setting_sources import find_config, load_settings
+from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets import lambda_events as events
 from tsx_runtime.targets.container_env import look_around
 from tsx_runtime.targets.found import found_model

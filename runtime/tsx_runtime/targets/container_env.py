@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_runtime.setting_sources import load_settings
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.sources import load_settings
 
 MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
 OWN = (MODEL_DIR, MODEL_NAME)  # no settings of a server

@@ -7,11 +7,11 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tsx_runtime.addresses import Address
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.tokens import Keys
-from tsx_runtime.settings import GRPC_ROLES, Settings
+from tsx_runtime.settings.addresses import Address
+from tsx_runtime.settings.schema import GRPC_ROLES, Settings
 from tsx_runtime.targets.listen import Listener
 from tsx_runtime.targets.tls import read_pem
 

@@ -16,9 +16,9 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import TsxError
-from tsx_runtime.setting_sources import find_config
+from tsx_runtime.settings.addresses import Address, parse_address
+from tsx_runtime.settings.sources import find_config
 from tsx_runtime.targets.container_env import look_around, settings_of
 from tsx_runtime.targets.names import TARGET
 

@@ -14,7 +14,7 @@ from tsx_runtime.http.auth import build_guards
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.routes import runs_model
 from tsx_runtime.http.tokens import build_keys
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 class LambdaApp:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import warn_if_replaceable
-from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import GRPC_ROLES, ROLES, Settings
+from tsx_runtime.settings.addresses import Address, parse_address
+from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
 BACKLOG = 2048  # connections that may wait to be accepted
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tsx_runtime.core.tracing import Make, Span, Tracer
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -14,9 +14,9 @@ from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import SettingError
-from tsx_runtime.properties import format_properties
-from tsx_runtime.torchserve_keys import SNAPSHOT, VersionSettings
-from tsx_runtime.torchserve_keys import Snapshot as Saved
+from tsx_runtime.settings.properties import format_properties
+from tsx_runtime.settings.torchserve import SNAPSHOT, VersionSettings
+from tsx_runtime.settings.torchserve import Snapshot as Saved
 
 KINDS = ("startup", "snapshot", "shutdown")
 STAMP = "%Y%m%d%H%M%S%f"  # a file's name begins with it, without the microseconds

@@ -13,9 +13,9 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.torchserve import Snapshot, VersionSettings
 from tsx_runtime.sources import Trust, is_url
-from tsx_runtime.torchserve_keys import Snapshot, VersionSettings
 
 logger = logging.getLogger("tsx.server")
 

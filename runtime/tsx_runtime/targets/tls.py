@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import private_opener, temporary_place
-from tsx_runtime.addresses import parse_address
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import ROLES, Settings
+from tsx_runtime.settings.addresses import parse_address
+from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.targets.keystore import Pem, read_keystore
 
 MAKE_ONE = (

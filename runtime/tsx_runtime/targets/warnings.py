@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from tsx_runtime.core.hidden import SERVERS, hidden_variables
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 logger = logging.getLogger("tsx.server")
 

@@ -18,7 +18,7 @@ from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, kind_of, par
 from tsx_cli.bench.payloads import MOST_BYTES, Payload, mix, read_payloads
 from tsx_cli.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 HANDLE = "def handle(data, context):\n    return [b'' for _ in data or []]\n"
 

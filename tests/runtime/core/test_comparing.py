@@ -15,7 +15,7 @@ from tsx_runtime.core.answers import NO_JSON, read_answer
 from tsx_runtime.core.comparing import compare, differing, same_exactly, within, without
 from tsx_runtime.core.ranking import agree, first_difference, ranking_of
 from tsx_runtime.plugins import ComparedAnswer, Comparison
-from tsx_runtime.traffic import Compare
+from tsx_runtime.settings.traffic_policy import Compare
 
 numbers = st.integers() | st.floats()
 json_values = st.recursive(

@@ -17,7 +17,7 @@ from tsx_runtime.core.environments import Environments, key_of
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.requirements import read_requirements
 from tsx_runtime.errors import InvalidModel
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 HANDLER = """
 import json, os, subprocess, sys

@@ -19,7 +19,7 @@ from tsx_runtime.core.command import start_program
 from tsx_runtime.core.hidden import CREDENTIALS, SERVERS, hidden_variables, passed_variables, starting_without
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.http.system import System
-from tsx_runtime.settings import SECRETS, Settings
+from tsx_runtime.settings.schema import SECRETS, Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -26,8 +26,8 @@ from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.http.describe import describe_version
-from tsx_runtime.setting_sources import load_settings
-from tsx_runtime.settings import ModelSettings, Settings
+from tsx_runtime.settings.schema import ModelSettings, Settings
+from tsx_runtime.settings.sources import load_settings
 
 MISSING = "; ".join(lacking(Isolation()))
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}")

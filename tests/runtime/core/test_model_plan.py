@@ -9,8 +9,8 @@ from tsx_runtime.core.devices import count_visible, cpu_count
 from tsx_runtime.core.plan import RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.routing import choose
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
-from tsx_runtime.settings import ModelSettings, Settings
-from tsx_runtime.torchserve_keys import VersionSettings
+from tsx_runtime.settings.schema import ModelSettings, Settings
+from tsx_runtime.settings.torchserve import VersionSettings
 
 
 def planned(order=None, yaml=None, settings=None, gpus=0):

@@ -16,7 +16,7 @@ from tsx_runtime.core.parallel import Parallel, parallel_of
 from tsx_runtime.core.places import Machine, launch_of, machine, place_of
 from tsx_runtime.core.plan import RegisterOrder, plan
 from tsx_runtime.errors import BadRequest, SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 FOUR = tuple(Cpu(number, number, 0, 0) for number in range(4))
 

@@ -19,7 +19,7 @@ from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -66,7 +66,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.runtime.core.test_processes import ask
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 directory = Path(sys.argv[2])
 print("SigIgn" in asyncio.run(ask(directory, Settings(default_service_handler="handler.py", worker_preload=False))))

@@ -13,8 +13,8 @@ from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.errors import Conflict, LoadFailed, ModelVersionNotFound, TsxError
-from tsx_runtime.settings import ModelSettings
-from tsx_runtime.traffic import parse_traffic
+from tsx_runtime.settings.schema import ModelSettings
+from tsx_runtime.settings.traffic_policy import parse_traffic
 
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\n"
 WHO = "def handle(data, context):\n    return [{who!r}] * len(data or [])\n"

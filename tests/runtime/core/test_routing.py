@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.routing import Table, answering, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
 from tsx_runtime.errors import ModelVersionNotFound
-from tsx_runtime.traffic import Rule, Traffic, parse_traffic
+from tsx_runtime.settings.traffic_policy import Rule, Traffic, parse_traffic
 from tsx_runtime.wire import COPIED
 
 NUMBERS = ("1.0", "2.0", "3.0", "4.0")

@@ -19,8 +19,8 @@ from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.split import Split
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import Conflict
-from tsx_runtime.settings import Settings
-from tsx_runtime.traffic import NOTHING, Traffic
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.traffic_policy import NOTHING, Traffic
 
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 

@@ -16,8 +16,8 @@ from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.errors import Conflict
-from tsx_runtime.settings import Settings
-from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 

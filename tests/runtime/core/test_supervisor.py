@@ -26,7 +26,7 @@ from tsx_runtime.errors import (
     QueueFull,
     WorkerDied,
 )
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 FRONT_END = """
 import asyncio, time
@@ -34,7 +34,7 @@ from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 async def main():
     async with open_model(Path({directory!r}), Settings(worker_preload=False), workers=2) as version:

@@ -15,7 +15,7 @@ from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.client_limits import ClientLimits
 from tsx_runtime.http.tokens import Key
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]) -> list[tuple[grpc.StatusCode, str]]:

@@ -14,7 +14,7 @@ from tsx_runtime.grpc.options import options
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 from tsx_runtime.grpc.tensors import pack
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 LARGEST = 10_000_000
 MANY = 100_000

@@ -31,7 +31,7 @@ from tsx_runtime.grpc.protos import inference_pb2, management_pb2
 from tsx_runtime.grpc.server import GrpcServer
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.tokens import Key, Keys
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 METADATA = "http://169.254.169.254/latest/meta-data/x.mar"
 HANDLER = "def handle(data, context):\n    return ['x' for _ in data or ()]\n"

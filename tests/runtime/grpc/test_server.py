@@ -23,8 +23,8 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving,
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.options import options
 from tsx_runtime.http.auth import required_tokens
-from tsx_runtime.setting_sources import load_settings
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.grpc_ports import check_free, grpc_addresses
 from tsx_runtime.targets.tls import read_pem
 

@@ -25,7 +25,7 @@ from tsx_runtime.core.series import Series
 from tsx_runtime.core.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.uvicorn_contract import http_protocol
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
 
 DEADLINE = 120.0  # of a machine that has other things to do

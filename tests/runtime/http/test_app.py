@@ -10,7 +10,7 @@ import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.settings import ROLES, Settings
+from tsx_runtime.settings.schema import ROLES, Settings
 
 PATH = "/predictions/talker"
 ALL = (ROLES,)

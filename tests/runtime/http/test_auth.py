@@ -7,7 +7,7 @@ import pytest
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.http.auth import Guard, build_guards, required_tokens
 from tsx_runtime.http.tokens import Key
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 
 def settings(**values: object) -> Settings:

@@ -20,7 +20,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.container_env import Place, settings_of
 from tsx_runtime.targets.listen import Listener, listeners

@@ -29,7 +29,7 @@ from tsx_runtime.http.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.refusal import Refusal
 from tsx_runtime.http.tokens import Key
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 PATH = "/predictions/talker"
 MEASURE = """

@@ -22,7 +22,7 @@ from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.casing import CasedProtocol
 from tsx_runtime.http.protocol import FastLane
-from tsx_runtime.settings import ROLES, Settings
+from tsx_runtime.settings.schema import ROLES, Settings
 
 ECHO = """
 import json

@@ -16,7 +16,7 @@ from tsx_runtime.core.stats import HandlerMetric, Stats
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.metric_log import MetricLog, metric_tasks
 from tsx_runtime.http.system import System, SystemMetric, parse_lines
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 SHAPE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"

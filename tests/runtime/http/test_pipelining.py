@@ -27,7 +27,7 @@ from tsx_runtime.http.heads import Head
 from tsx_runtime.http.pipelining import AHEAD, END, SLICE
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.routes import Target
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 READ = 256 << 10  # bytes that the event loop reads at once
 PREDICT = request(target=b"/predictions/talker", body=b"0123456789")

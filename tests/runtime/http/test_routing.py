@@ -20,7 +20,7 @@ from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import TsxError
-from tsx_runtime.traffic import NOTHING, Traffic, parse_traffic
+from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.wire import Buffer
 
 TOLD = "x-tsx-model-version"

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.addresses import is_loopback_host, parse_address
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.addresses import is_loopback_host, parse_address
+from tsx_runtime.settings.schema import Settings
 
 METADATA = "http://169.254.169.254/latest/meta-data/x.mar"
 HANDLER = "def handle(data, context):\n    return ['x' for _ in data or ()]\n"

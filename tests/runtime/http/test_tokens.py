@@ -12,7 +12,7 @@ import pytest
 
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.http.tokens import Key, Keys, build_keys, start_keys
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 
 PATH = "/predictions/talker"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tsx_runtime.core.tracing import Span, Tracer
 from tsx_runtime.core.worker import WorkerState
-from tsx_runtime.traffic import Traffic
+from tsx_runtime.settings.traffic_policy import Traffic
 
 
 class Kept:

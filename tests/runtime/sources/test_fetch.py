@@ -12,7 +12,7 @@ import pytest
 
 from tests.runtime.sources.conftest import CONTENT, Site
 from tsx_runtime.errors import BadRequest, Conflict, DownloadFailed, ModelFileExists, ModelNotFound
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

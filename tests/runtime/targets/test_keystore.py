@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.keystore import read_keystore
 from tsx_runtime.targets.tls import is_trusted_as, tls_context
 

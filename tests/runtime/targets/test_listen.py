@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.addresses import Address, parse_address
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.addresses import Address, parse_address
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.listen import Listener, addresses, listeners
 
 FREE = Address("127.0.0.1", 0)

@@ -18,7 +18,7 @@ from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.errors import SettingError
 from tsx_runtime.output import send_output_to
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.logconfig import LogConfig, read_log_config
 from tsx_runtime.targets.logs import FILES, SERVER_LOG, Json, Shape, Short, set_up_logging
 from tsx_runtime.targets.workeroutput import worker_output
@@ -156,7 +156,7 @@ def test_a_place_that_cannot_be_written_stops_the_start(tmp_path):
 LOGS = """
 import logging, sys
 from pathlib import Path
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.logs import set_up_logging
 set_up_logging(Settings(**eval(sys.argv[1])))
 logging.getLogger("tsx.server").warning("of the server %d", 1)

@@ -17,7 +17,7 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, serving
 from tsx_runtime.core.tracing import Span as OwnSpan
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets import otlp
 
 # By a user, who knows nothing of tsx but that a request has headers.

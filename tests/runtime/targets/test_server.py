@@ -29,7 +29,7 @@ SERVER = """
 import json, sys
 from pathlib import Path
 from tsx_runtime.errors import TsxError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server import serve
 from tsx_runtime.targets.start import models_from_settings, start_model
 

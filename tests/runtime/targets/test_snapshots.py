@@ -16,11 +16,11 @@ from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.rollout import RolloutPlan
 from tsx_runtime.errors import ModelNotFound, SettingError
-from tsx_runtime.setting_sources import load_settings
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.settings.torchserve import Snapshot
 from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot, snapshot_to_start_from
 from tsx_runtime.targets.start import models_from_settings, register_all
-from tsx_runtime.torchserve_keys import Snapshot
 from tsx_runtime.wire import request_meta
 
 NOOP = "def handle(data, context):\n    return data\n"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.warnings import tell_rights
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")

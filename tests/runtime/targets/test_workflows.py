@@ -10,7 +10,7 @@ import pytest
 from tests.support.models import make_model, make_war
 from tests.support.servers import FREE_PORTS, serving, tsx
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings import Settings
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import is_url
 from tsx_runtime.targets.workflows import workflows_from_settings
 

@@ -1,4 +1,4 @@
-"""Every setting of a server, typed. Where their values come from is in `setting_sources.py`.
+"""Every setting of a server, typed. Where their values come from is in `sources.py`.
 
 What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
 A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver import Limits
-from tsx_runtime.addresses import FORMS, parse_address
-from tsx_runtime.torchserve_keys import Snapshot, Versions
-from tsx_runtime.traffic import Traffic
+from tsx_runtime.settings.addresses import FORMS, parse_address
+from tsx_runtime.settings.torchserve import Snapshot, Versions
+from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.wire import MAX_FIELD
 
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name

@@ -1,0 +1,1 @@
+"""Every setting of the server, and where its value came from."""
