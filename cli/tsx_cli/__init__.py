@@ -1,6 +1,6 @@
 """The commands. Importing it has no effect but in a process that is one."""
 
-from tsx_runtime.safe_path import is_command, leave_out_working_directory
+from tsx_runtime.shared.safe_path import is_command, leave_out_working_directory
 
 if is_command():  # here, since every command imports this before all else
     leave_out_working_directory()

@@ -32,7 +32,7 @@ from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pa
 from tsx_runtime.core.measured import FILE as MEASURED
 from tsx_runtime.core.measured import LARGEST as MOST_MEASURED
 from tsx_runtime.core.measured import parse_measured
-from tsx_runtime.loglines import escaped
+from tsx_runtime.shared.log_format import escaped
 
 __all__ = ["Packing", "Parts", "inspect", "pack_files", "split_list", "unpack", "verify"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tsx_runtime.safe_path import CLEAN
+from tsx_runtime.shared.safe_path import CLEAN
 
 # SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop` does before it ends anything.
 MARK = "org.pytorch.serve.ModelServer"

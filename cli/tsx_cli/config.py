@@ -18,8 +18,8 @@ def config() -> None:
 @app.command()
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
-    from tsx_runtime.redaction import redacted_values
     from tsx_runtime.settings.schema import MODELS, SECRETS  # here, as they are slow to import, and help must be quick
+    from tsx_runtime.shared.redaction import redacted_values
 
     settings, origins = read_settings(config, assignments)
     shown = settings.model_dump(mode="json", exclude={MODELS})

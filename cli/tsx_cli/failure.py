@@ -8,7 +8,7 @@ import traceback
 from pathlib import PurePath
 from typing import TextIO
 
-from tsx_runtime.loglines import escaped
+from tsx_runtime.shared.log_format import escaped
 
 FAILED = 1
 USAGE = 2

@@ -11,9 +11,9 @@ from tsx_cli.client import Server, path
 from tsx_cli.failure import UsageError
 from tsx_cli.options import AsJson, Config, Url, management
 from tsx_cli.output import human, print_json, print_table
-from tsx_runtime.loglines import escaped
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings.tunable import TUNABLE
+from tsx_runtime.shared.log_format import escaped
+from tsx_runtime.shared.suggestions import suggestion
 
 PAGE = 100
 

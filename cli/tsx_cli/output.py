@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tsx_runtime.loglines import STEERS, escaped
+from tsx_runtime.shared.log_format import STEERS, escaped
 
 
 def human(size: int) -> str:

@@ -20,7 +20,7 @@ from tsx_cli.failure import CliError, UsageError
 from tsx_cli.inputs import guess_content_type
 from tsx_cli.options import AsJson, Config, Url, read_settings
 from tsx_cli.output import human, print_json
-from tsx_runtime.loglines import STEERS, escaped
+from tsx_runtime.shared.log_format import STEERS, escaped
 
 BAR = 30
 SHOWN_LABELS = 20

@@ -18,10 +18,10 @@ from tsx_cli.output import one_line
 from tsx_cli.startup_page import show
 from tsx_runtime.core.devices import gpu_count
 from tsx_runtime.errors import Conflict
-from tsx_runtime.output import keep_going
-from tsx_runtime.redaction import redacted
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.nonblocking_output import keep_going
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.server import USUAL, Manner, Started, serve
 from tsx_runtime.targets.start import StartModel, models_from_settings, start_model

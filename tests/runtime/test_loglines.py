@@ -7,7 +7,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.loglines import STEERS, escaped
+from tsx_runtime.shared.log_format import STEERS, escaped
 from tsx_runtime.targets.logs import CONSOLE, Shape, Short
 from tsx_runtime.worker.printing import OwnText
 

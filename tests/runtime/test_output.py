@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime import output
-from tsx_runtime.loglines import JsonLines
-from tsx_runtime.output import LONGEST_REST, Lossy
+from tsx_runtime.shared import nonblocking_output
+from tsx_runtime.shared.log_format import JsonLines
+from tsx_runtime.shared.nonblocking_output import LONGEST_REST, Lossy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="opens a pipe anew by /proc")
 
@@ -131,7 +131,7 @@ def test_what_others_write_to_the_same_place_still_waits_for_its_reader():
 
 PRINTS = """
 import os, sys
-from tsx_runtime.output import keep_going, log_in_background
+from tsx_runtime.shared.nonblocking_output import keep_going, log_in_background
 import logging
 keep_going()
 handler = logging.StreamHandler(sys.stderr)
@@ -145,9 +145,9 @@ print("an error", file=sys.stderr)
 
 
 def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_the_words(monkeypatch):
-    monkeypatch.setattr(output, "LOG_SIZE", 100)
-    queued = output._Queued(queue.Queue())
-    listener = output._Listener(queued, [kept := Kept()])
+    monkeypatch.setattr(nonblocking_output, "LOG_SIZE", 100)
+    queued = nonblocking_output._Queued(queue.Queue())
+    listener = nonblocking_output._Listener(queued, [kept := Kept()])
     logged = {"first": 1}
     for text in ("x" * 60, "y" * 60, "z" * 40):
         queued.handle(logging.LogRecord("a", logging.INFO, "", 0, f"{text} %s", (logged,), None))

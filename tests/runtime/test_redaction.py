@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from tsx_runtime.loglines import JsonLines
-from tsx_runtime.redaction import redacted
+from tsx_runtime.shared.log_format import JsonLines
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.logs import CONSOLE, Shape
 
 PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credential=AKIASECRET%2F20&X-Amz-Signature=SECRET&X-Amz-Security-Token=SECRET"

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import accepted, find_config, load_settings
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.wire import MAX_FIELD
 
 

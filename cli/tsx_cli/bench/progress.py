@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.status import Status
 
 from tsx_cli.bench.generator.run import Progress as LoadProgress
-from tsx_runtime.loglines import escaped
+from tsx_runtime.shared.log_format import escaped
 
 
 class Progress:

@@ -15,7 +15,7 @@ from tsx_cli.archive_check import Sample
 from tsx_cli.check.entry import ask, free_ports, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load
-from tsx_runtime.safe_path import run_module
+from tsx_runtime.shared.safe_path import run_module
 
 HEALTH, ANSWER, GRACE = 5.0, 120.0, 30.0  # seconds: HEALTHCHECK's time-out, the server's own, and from SIGTERM to SIGKILL
 MOST = 6553500  # bytes: TorchServe's own limit, and the setting's

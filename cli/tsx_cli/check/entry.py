@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsx_runtime.safe_path import run_module
+from tsx_runtime.shared.safe_path import run_module
 
 LAST = 40  # lines of the log that are told
 ENTRY = (sys.executable, *run_module("tsx_runtime.targets.entry"), "serve")

@@ -17,7 +17,7 @@ from tsx_cli.deploy.spec import span
 from tsx_cli.failure import FAILED, CliError, UsageError
 from tsx_cli.inputs import samples_in
 from tsx_cli.packing import sample_files
-from tsx_runtime.loglines import escaped
+from tsx_runtime.shared.log_format import escaped
 
 Check = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
 CONTRACTS: Mapping[str, tuple[Check, float]] = {  # and the seconds to start, or of an invocation, where nothing else is said

@@ -18,7 +18,7 @@ from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.failure import CliError
-from tsx_runtime.safe_path import run_module
+from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.version import __version__
 
 DISTRIBUTION = "tsx-serve"

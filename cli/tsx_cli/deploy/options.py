@@ -11,7 +11,7 @@ import typer
 
 from tsx_cli.deploy.targets import TARGETS
 from tsx_cli.failure import UsageError
-from tsx_runtime.nearest import suggestion
+from tsx_runtime.shared.suggestions import suggestion
 
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")

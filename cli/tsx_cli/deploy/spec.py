@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tsx_cli.failure import CliError, UsageError
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings.sources import CONFIG_NAME
+from tsx_runtime.shared.suggestions import suggestion
 
 if sys.version_info >= (3, 11):
     import tomllib

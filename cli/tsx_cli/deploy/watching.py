@@ -15,7 +15,7 @@ from tsx_cli.deploy.engine import DeployFailed
 from tsx_cli.deploy.logs import GROUPS, LAST, CloudWatch, Line, Log
 from tsx_cli.deploy.places import Place
 from tsx_cli.failure import CliError
-from tsx_runtime.loglines import escaped
+from tsx_runtime.shared.log_format import escaped
 
 RUN_CODE = frozenset(
     {"AWS::SageMaker::Endpoint", "AWS::Lambda::Function", "AWS::Lambda::Version", "AWS::Lambda::Alias"}

@@ -29,8 +29,8 @@ from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.redaction import redacted
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.redaction import redacted
 
 
 class Host(NamedTuple):

@@ -10,8 +10,8 @@ from tsx_runtime.core.hidden import passed_variables
 from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.places import Place
 from tsx_runtime.core.plan import Plan
-from tsx_runtime.loglines import writes_json
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.log_format import writes_json
 from tsx_runtime.version import __version__
 
 

@@ -33,8 +33,8 @@ from tsx_runtime.core.command import CommandProcess, start_program
 from tsx_runtime.core.hidden import starting_without
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.waiting import open_pidfd, readable
-from tsx_runtime.safe_path import CLEAN
-from tsx_runtime.sockets import socket_place
+from tsx_runtime.shared.safe_path import CLEAN
+from tsx_runtime.shared.socket_paths import socket_place
 from tsx_runtime.worker.entry import run
 
 PRELOAD = "tsx_runtime.worker.preload"

@@ -25,7 +25,7 @@ from tsx_runtime.core.segments import Kept, Segments
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
-from tsx_runtime.redaction import lets_in
+from tsx_runtime.shared.redaction import lets_in
 from tsx_runtime.wire import Body, Buffer, Parts
 
 MOST_WAITING = 32 << 20  # bytes that wait for the disk

@@ -18,9 +18,9 @@ from tsx_runtime.core.model import Host, ModelVersion
 from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.replacing import Replacements, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_url
 
 if TYPE_CHECKING:

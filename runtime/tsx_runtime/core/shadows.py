@@ -16,9 +16,9 @@ from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.tally import Example, cut, side_of, without_secrets
 from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare, Shadow, Traffic
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.wire import Body, Parts, parse_header_block, parse_request_meta
 
 MOST_COMPARISONS = 4  # in threads at a time, of all models

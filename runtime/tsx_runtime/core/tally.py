@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer
-from tsx_runtime.redaction import lets_in
+from tsx_runtime.shared.redaction import lets_in
 from tsx_runtime.wire import Body, Parts
 
 NEWEST = 2000  # comparisons whose latencies are kept

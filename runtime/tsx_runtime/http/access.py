@@ -13,10 +13,10 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import Message, Scope, Send
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head
-from tsx_runtime.http.logbook import ACCESS_LOG, Logbook
-from tsx_runtime.loglines import json_line, writes_json
-from tsx_runtime.redaction import redacted
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.line_log import ACCESS_LOG, Logbook
+from tsx_runtime.shared.log_format import json_line, writes_json
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:

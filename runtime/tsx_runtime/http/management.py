@@ -26,8 +26,8 @@ from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import status_answer as _status
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.http.tokens import Keys
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings.tunable import TUNABLE
+from tsx_runtime.shared.suggestions import suggestion
 
 RUNTIMES = ("python", "python3", "python2", "lsp")  # what archives name; all run in this server's own Python
 LARGEST_DESCRIPTION = 1 << 20  # bytes of what a handler says of itself that are parsed; more is shown as text

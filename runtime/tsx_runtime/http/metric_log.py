@@ -15,11 +15,11 @@ from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import gpu_metrics, read_gpus
-from tsx_runtime.http.logbook import EVERY, MODEL_METRICS, TS_METRICS, Logbook
 from tsx_runtime.http.metrics import reader
 from tsx_runtime.http.sinks import feed
 from tsx_runtime.http.system import System
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.line_log import EVERY, MODEL_METRICS, TS_METRICS, Logbook
 
 logger = logging.getLogger("tsx.metrics")
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, ResourceNotFound, TsxError
 from tsx_runtime.http.asgi import NO_CACHE, Message, Receive, Scope, Send, send_last
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
-from tsx_runtime.nearest import suggestion
+from tsx_runtime.shared.suggestions import suggestion
 
 MOST = 5  # problems of one request that its answer names: a body may have thousands
 _SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested

@@ -10,8 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.plugins.api import Authenticate, BatchPolicy, Comparison, Endpoint, MetricsSink, Source, Waiting
+from tsx_runtime.shared.suggestions import suggestion
 
 logger = logging.getLogger("tsx.plugins")
 

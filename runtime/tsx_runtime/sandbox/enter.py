@@ -11,8 +11,8 @@ import os
 import signal
 from typing import NoReturn, TypedDict
 
-from tsx_runtime.output import send_output_to
 from tsx_runtime.sandbox import landlock, seccomp
+from tsx_runtime.shared.nonblocking_output import send_output_to
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 24, 38, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522

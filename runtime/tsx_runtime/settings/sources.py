@@ -18,11 +18,11 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
-from tsx_runtime.redaction import redacted
 from tsx_runtime.settings.schema import MODELS, NESTED, SECRETS, Accepts, ModelSettings, Settings
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
+from tsx_runtime.shared.redaction import redacted
+from tsx_runtime.shared.suggestions import suggestion
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
 from tsx_runtime.settings.properties import parse_properties
+from tsx_runtime.shared.suggestions import suggestion
 
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"

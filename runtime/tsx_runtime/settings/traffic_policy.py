@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from tsx_archiver import is_model_name
-from tsx_runtime.nearest import suggestion
+from tsx_runtime.shared.suggestions import suggestion
 
 # What stands in paths where a version could.
 RESERVED = frozenset({"all", "default", "labels", "record", "rollback", "rollout", "set-default", "shadow", "traffic"})

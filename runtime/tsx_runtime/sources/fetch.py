@@ -15,8 +15,8 @@ from urllib.parse import unquote
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.plugins import Source
-from tsx_runtime.redaction import redacted
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources.rules import CHUNK, Rules
 from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
-from tsx_runtime.redaction import redacted
+from tsx_runtime.shared.redaction import redacted
 
 SCHEMES = ("http", "https", "s3", "file")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")

@@ -11,7 +11,7 @@ What a platform needs is imported once it is known: on Lambda every import is a 
 import sys
 
 if __name__ == "__main__":  # not even __future__ may be imported before this
-    from tsx_runtime.safe_path import leave_out_working_directory
+    from tsx_runtime.shared.safe_path import leave_out_working_directory
 
     leave_out_working_directory()
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError
-from tsx_runtime.nearest import suggestion
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.names import RUNTIME_API, TARGET
 
 TARGETS = ("container", "sagemaker", "lambda")

@@ -6,7 +6,7 @@ It needs no program beside Python, and finds the server by the same variables an
 import sys
 
 if __name__ == "__main__":  # not even __future__ may be imported before this
-    from tsx_runtime.safe_path import leave_out_working_directory
+    from tsx_runtime.shared.safe_path import leave_out_working_directory
 
     leave_out_working_directory()
 

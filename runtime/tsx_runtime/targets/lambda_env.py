@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.container_env import OWN as OF_THE_IMAGE
 from tsx_runtime.targets.names import TARGET
 

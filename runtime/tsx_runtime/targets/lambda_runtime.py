@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.errors import TsxError
-from tsx_runtime.loglines import JsonLines
+from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.targets import lambda_events as events
 from tsx_runtime.targets.aws_lambda import Function, begin
 from tsx_runtime.targets.lambda_api import Broken, Connection, Invocation, Parts, Refused

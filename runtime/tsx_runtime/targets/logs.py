@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from tsx_runtime.core.serverlog import LABEL
 from tsx_runtime.errors import SettingError
-from tsx_runtime.http.logbook import ACCESS_LOG, MODEL_METRICS, TS_METRICS
-from tsx_runtime.loglines import JsonLines, about, dropped, escaped, has_colour, is_terminal, level_of, writes_json
-from tsx_runtime.output import Lossy, log_in_background
-from tsx_runtime.redaction import redacted
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.line_log import ACCESS_LOG, MODEL_METRICS, TS_METRICS
+from tsx_runtime.shared.log_format import JsonLines, about, dropped, escaped, has_colour, is_terminal, level_of, writes_json
+from tsx_runtime.shared.nonblocking_output import Lossy, log_in_background
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
 from tsx_runtime.targets.logfile import LogFile
 from tsx_runtime.targets.workeroutput import MODEL_LOG

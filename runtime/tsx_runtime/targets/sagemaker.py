@@ -13,10 +13,10 @@ from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.nearest import suggestion
-from tsx_runtime.output import keep_going
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import find_config, load_settings
+from tsx_runtime.shared.nonblocking_output import keep_going
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.container_env import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.found import found_model, model_directory
 from tsx_runtime.targets.layout import HANDLER

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.nearest import suggestion
+from tsx_runtime.shared.suggestions import suggestion
 
 PORT = 8080
 LARGEST = 1 << 30  # bytes of a body: what an asynchronous endpoint takes; the platform refuses earlier where it takes less

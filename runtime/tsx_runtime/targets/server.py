@@ -29,8 +29,8 @@ from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.metric_log import metric_tasks
 from tsx_runtime.http.tokens import Keys, start_keys
-from tsx_runtime.loglines import is_terminal, writes_json
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.log_format import is_terminal, writes_json
 from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.grpc_ports import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.listen import Listener, listeners

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from tsx_runtime.output import keep_going
 from tsx_runtime.settings.sources import find_config
+from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.targets.container_env import look_around, settings_of
 from tsx_runtime.targets.found import found_model
 from tsx_runtime.targets.logs import set_up_logging

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tsx_runtime.http.logbook import Logbook
-from tsx_runtime.loglines import MARK, MARK_END, escaped, escaped_json, has_colour, json_line
-from tsx_runtime.sockets import socket_place
+from tsx_runtime.shared.line_log import Logbook
+from tsx_runtime.shared.log_format import MARK, MARK_END, escaped, escaped_json, has_colour, json_line
+from tsx_runtime.shared.socket_paths import socket_place
 
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds

@@ -22,8 +22,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsx_runtime.safe_path import CLEAN
-from tsx_runtime.sockets import socket_place
+from tsx_runtime.shared.safe_path import CLEAN
+from tsx_runtime.shared.socket_paths import socket_place
 
 RANK_BOOT = CLEAN + (
     "import json; sys.path[:] = json.loads(sys.argv[1]); from tsx_runtime.worker.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"

@@ -22,7 +22,7 @@ from typing import Any, cast
 import yaml
 
 from tsx_archiver import parse_model_config
-from tsx_runtime.output import keep_going, send_output_to
+from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import concurrent, continuous, loader, modules, printing, profiling, shim, stages
 from tsx_runtime.worker.batch import Ahead, Model, answer_batch

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
-from tsx_runtime.output import Lossy
+from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
+from tsx_runtime.shared.nonblocking_output import Lossy
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.quoting import format_error
 

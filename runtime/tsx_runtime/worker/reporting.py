@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tsx_runtime.output import Lossy
+from tsx_runtime.shared.nonblocking_output import Lossy
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.exceptions import presentable

@@ -30,7 +30,7 @@ from tsx_runtime.errors import (
     WorkflowFailed,
     WorkflowNotFound,
 )
-from tsx_runtime.redaction import redacted
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.nodes import Node, Request
 from tsx_runtime.workflows.running import run

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime import sockets, wire
+from tsx_runtime import wire
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared import socket_paths
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -99,13 +100,13 @@ def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monke
     assert started == "True", ended.stderr
     assert not place.startswith(str(theirs))
     monkeypatch.setattr(tempfile, "tempdir", str(theirs))
-    monkeypatch.setattr(sockets, "SHORT", ("/absent",))
+    monkeypatch.setattr(socket_paths, "SHORT", ("/absent",))
     with pytest.raises(SettingError, match=r"theirs belongs to another user \(uid 54321\)"):
         ProcessStarter()
 
 
 def test_where_no_socket_can_be_it_is_said_what_to_do(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "long" * 30)
-    monkeypatch.setattr(sockets, "SHORT", ("/absent",))
+    monkeypatch.setattr(socket_paths, "SHORT", ("/absent",))
     with pytest.raises(SettingError, match=r"^TMPDIR is /long.*path is too long.* Set TMPDIR to .* of at most 64 characters\.$"):
         ProcessStarter()

@@ -17,8 +17,8 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.errors import SettingError
-from tsx_runtime.output import send_output_to
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.nonblocking_output import send_output_to
 from tsx_runtime.targets.logconfig import LogConfig, read_log_config
 from tsx_runtime.targets.logs import FILES, SERVER_LOG, Json, Shape, Short, set_up_logging
 from tsx_runtime.targets.workeroutput import worker_output

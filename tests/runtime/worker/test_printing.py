@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.loglines import MARK, MARK_END, MOST_IDS, STEERS
+from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, STEERS
 from tsx_runtime.worker.printing import LONGEST, Dress, JsonLog, Whose
 
 WHOSE = Whose("digits", "1.0", "9000")

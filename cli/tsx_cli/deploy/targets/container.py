@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.safe_path import run_module
+from tsx_runtime.shared.safe_path import run_module
 
 HEALTH = ("python", *run_module("tsx_runtime.targets.health"))
 TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")

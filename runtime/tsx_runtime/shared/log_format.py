@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import TextIO
 
-from tsx_runtime.redaction import redacted
+from tsx_runtime.shared.redaction import redacted
 
 MOST_IDS = 64  # of one batch that a line names
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from tsx_runtime.loglines import json_line
+from tsx_runtime.shared.log_format import json_line
 
 EVERY = 0.5  # seconds for which lines are gathered
 MOST = 50_000  # lines that may wait; a log that cannot follow loses some, and says how many

@@ -1,0 +1,1 @@
+"""Helpers that every floor above may use: paths, output, log formats, redaction."""
