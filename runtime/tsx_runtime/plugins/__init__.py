@@ -16,7 +16,7 @@ from tsx_runtime.plugins.api import (
     Source,
     Waiting,
 )
-from tsx_runtime.plugins.finding import Plugins, load_plugins
+from tsx_runtime.plugins.loading import Plugins, load_plugins
 
 __all__ = [
     "Authenticate",
