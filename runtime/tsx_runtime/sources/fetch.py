@@ -17,7 +17,7 @@ from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelN
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.rules import CHUNK, Rules
+from tsx_runtime.sources.transfer import CHUNK, Rules
 from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
 
 NO_SOURCES: Mapping[str, Source] = {}
@@ -106,9 +106,9 @@ class Fetcher:
 
             s3.download(url, part, rules, self._settings.s3_endpoint_url)
         else:
-            from tsx_runtime.sources import web
+            from tsx_runtime.sources import http_download
 
-            web.download(url, part, rules)
+            http_download.download(url, part, rules)
         try:
             check_digest(part, url.sha256)
             put(part, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
-from tsx_runtime.sources.rules import CHUNK, Rules
+from tsx_runtime.sources.transfer import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl
 
 

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
-from tsx_runtime.sources.network import addresses_of, check_public, is_public
+from tsx_runtime.sources.addresses import addresses_of, check_public, is_public
 
 PRIVATE = [
     "127.0.0.1",

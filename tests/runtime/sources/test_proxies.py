@@ -17,10 +17,10 @@ import pytest
 
 from tests.support.certificates import make_certificate
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
+from tsx_runtime.sources.http_download import download
 from tsx_runtime.sources.proxies import proxy_for
-from tsx_runtime.sources.rules import Rules
+from tsx_runtime.sources.transfer import Rules
 from tsx_runtime.sources.urls import parse_url
-from tsx_runtime.sources.web import download
 
 HOST = "models.example"
 PUBLIC = "93.184.215.14"
@@ -118,7 +118,7 @@ def rules(*, private: bool) -> Rules:
 
 
 def looked_up(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr("tsx_runtime.sources.web.addresses_of", lambda host, port: [address])
+    monkeypatch.setattr("tsx_runtime.sources.http_download.addresses_of", lambda host, port: [address])
 
 
 def test_https_goes_by_the_proxy_to_the_address_that_was_looked_at(

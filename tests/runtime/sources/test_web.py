@@ -13,9 +13,9 @@ import pytest
 from tests.runtime.sources.conftest import CONTENT, Site
 from tests.support.certificates import make_certificate
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
-from tsx_runtime.sources.rules import Rules
+from tsx_runtime.sources.http_download import download
+from tsx_runtime.sources.transfer import Rules
 from tsx_runtime.sources.urls import AllowList, parse_url
-from tsx_runtime.sources.web import download
 
 
 def rules(site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None) -> Rules:
@@ -192,7 +192,7 @@ def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(site
 
 
 def test_a_server_whose_head_drips_is_cut_off(site: Site, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_runtime.sources.web.HEAD_TIMEOUT", 0.1)
+    monkeypatch.setattr("tsx_runtime.sources.http_download.HEAD_TIMEOUT", 0.1)
     site.answer = drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
     with pytest.raises(DownloadFailed):
         download(parse_url(site.url()), part, rules(site))
@@ -262,7 +262,7 @@ def test_an_allowed_name_that_leads_to_this_machine_is_not_connected_to(site: Si
 def test_the_address_that_was_looked_at_is_the_one_connected_to(site: Site, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that answers differently the second time must find nobody who asks."""
     answers = iter([["127.0.0.1"]])
-    monkeypatch.setattr("tsx_runtime.sources.web.addresses_of", lambda host, port: next(answers))
+    monkeypatch.setattr("tsx_runtime.sources.http_download.addresses_of", lambda host, port: next(answers))
     download(parse_url(site.url(host="rebinding.example")), part, rules(site, allowed=f"rebinding.example:{site.port}"))
     assert part.read_bytes() == CONTENT
     assert site.requests[0][1]["Host"] == f"rebinding.example:{site.port}"

@@ -20,9 +20,9 @@ from urllib3.exceptions import HTTPError, ProtocolError
 
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
-from tsx_runtime.sources.network import addresses_of, check_public
+from tsx_runtime.sources.addresses import addresses_of, check_public
 from tsx_runtime.sources.proxies import proxy_for
-from tsx_runtime.sources.rules import CHUNK, Rules
+from tsx_runtime.sources.transfer import CHUNK, Rules
 from tsx_runtime.sources.urls import ModelUrl, parse_url
 
 MOST_REDIRECTS = 5
