@@ -26,7 +26,7 @@ from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.workflows.manager import Workflows
-from tsx_runtime.workflows.nodes import Request
+from tsx_runtime.workflows.node import Request
 from tsx_runtime.workflows.schedule import Output
 
 PREFIX = "/wfpredict/"

@@ -32,8 +32,8 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
-from tsx_runtime.workflows.nodes import Node, Request
-from tsx_runtime.workflows.running import run
+from tsx_runtime.workflows.execution import run
+from tsx_runtime.workflows.node import Node, Request
 from tsx_runtime.workflows.schedule import Output
 
 SUFFIX = ".war"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from tsx_archiver.workflow import WorkflowSpec
 from tsx_runtime.errors import NodeFailed
 from tsx_runtime.wire import COPIED, Body
-from tsx_runtime.workflows.nodes import Node, Request, ask
+from tsx_runtime.workflows.node import Node, Request, ask
 from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
 
 JSON_HEADER = b"content-type: application/json\r\n"
