@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import psutil
 
+from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.isolation import Sandbox
 from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.waiting import open_pidfd, readable
 
 GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
 

@@ -30,9 +30,9 @@ from typing import Any, Protocol
 import psutil
 
 from tsx_runtime.core.command import CommandProcess, start_program
+from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.hidden import starting_without
 from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.waiting import open_pidfd, readable
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 from tsx_runtime.worker.entry import run

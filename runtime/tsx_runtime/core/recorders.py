@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from tsx_runtime.core.background import Background
+from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.recording import Keeper, Recorder
 from tsx_runtime.core.recordterms import RecordTerms
 from tsx_runtime.core.segments import Kept, Segments

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
-from tsx_runtime.core.background import Background
+from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environment, Environments
 from tsx_runtime.core.isolation import isolation_of

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tsx_runtime.core.background import Background
 from tsx_runtime.core.byte_budget import ByteBudget
+from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environments

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tsx_archiver import ModelConfig
-from tsx_runtime.core.background import Background
+from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder

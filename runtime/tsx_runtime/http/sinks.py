@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tsx_runtime.core.threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import Threads
 from tsx_runtime.http.families import Families
 from tsx_runtime.plugins import MetricsSink, Sample
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, OpenArchive, is_model_name
 from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
+from tsx_runtime.core.concurrency.daemon_threads import Threads
 from tsx_runtime.core.downloads import MOST
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.threads import Threads
 from tsx_runtime.errors import (
     BadRequest,
     CleanupTimeout,

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tsx_runtime.core.threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import Threads
 from tsx_runtime.errors import Unavailable
 
 

@@ -1,0 +1,1 @@
+"""Tasks, threads and waiting on file descriptors."""
