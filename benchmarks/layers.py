@@ -26,7 +26,7 @@ from tsx_runtime.core.channel import Channel
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.split import Split
-from tsx_runtime.core.tracing import Tracer
+from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions

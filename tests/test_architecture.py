@@ -104,7 +104,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 RECKONS = {"numpy", "PIL"}  # what a benchmark's own processes import, in the functions that need it
-COUNT = {"tsx_runtime.core.durations", "tsx_runtime.core.gathered"}  # with numpy, on behalf of the hot path: 8 MiB of the front end
+COUNT = {
+    "tsx_runtime.core.telemetry.histogram",
+    "tsx_runtime.core.telemetry.aggregation",
+}  # with numpy, on behalf of the hot path: 8 MiB of the front end
 HEAVY = {"torch", "torchvision", "numpy", "PIL", "onnxruntime", "onnx", "safetensors", "sklearn"}
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING, Batch, arrivals
+from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch, arrivals
+from tsx_runtime.core.telemetry.version_stats import Stats
 
 
 @dataclass

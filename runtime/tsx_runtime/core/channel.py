@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.times import arrivals
+from tsx_runtime.core.telemetry.batch_times import arrivals
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own

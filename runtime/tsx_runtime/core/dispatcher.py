@@ -14,8 +14,8 @@ from tsx_runtime.core.channel import Channel, Sent
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.pace import Pace, latest_start, retry_after
 from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects
-from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NOTHING
+from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
 
 TIMES_SIZE = wire.TIMES.size

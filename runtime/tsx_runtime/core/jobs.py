@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from tsx_runtime.core.tracing import OpenSpan, Passage
+from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage
 from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer
 

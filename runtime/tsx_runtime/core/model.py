@@ -12,7 +12,6 @@ from tsx_runtime.core.environments import Environment
 from tsx_runtime.core.handlers import chosen_handler
 from tsx_runtime.core.isolation import Sandbox, isolation_of
 from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.journal import Journal
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.measured import read_measured
@@ -24,9 +23,10 @@ from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.core.split import Split
 from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
-from tsx_runtime.core.stats import Stats
 from tsx_runtime.core.strategies import entrance, make_dispatcher
 from tsx_runtime.core.supervisor import Supervisor
+from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings.schema import Settings

@@ -27,7 +27,7 @@ from tsx_runtime.core.rollouts import Rollouts
 from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
-from tsx_runtime.core.tracing import Tracer
+from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.worker import Worker
 from tsx_runtime.errors import (
     BadRequest,

@@ -22,8 +22,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tsx_runtime.core.durations import FINE, quantile
 from tsx_runtime.core.significance import above, worse
+from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
 EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
 FOR_P99 = 400  # requests from which on a sample has an upper limit for its p99 (two standard deviations of the rank)

@@ -13,7 +13,7 @@ from tsx_runtime.core.hidden import HiddenHeaders
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.split import HEADER, Route
-from tsx_runtime.core.tracing import current
+from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from tsx_runtime.core.tracing import OpenSpan, Tracer, current, parent_of
+from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError
 from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
 from tsx_runtime.grpc.calls import Context

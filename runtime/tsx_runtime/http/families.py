@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from tsx_runtime.core.durations import SHOWN, Durations
+from tsx_runtime.core.telemetry.histogram import SHOWN, Durations
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -1,4 +1,4 @@
-"""The span of a request of HTTP, on both lanes; what lies below it is in `core/tracing.py`."""
+"""The span of a request of HTTP, on both lanes; what lies below it is in `core/telemetry/tracing.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tsx_runtime.core.tracing import OpenSpan, Passage, Tracer, current, parent_of
+from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage, Tracer, current, parent_of
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.http.access import BROKEN, LEFT, LoggedExchange
 from tsx_runtime.http.asgi import Message, Pair, Receive, Scope, Send

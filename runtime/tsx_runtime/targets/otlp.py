@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from tsx_runtime.core.tracing import Make, Span, Tracer
+from tsx_runtime.core.telemetry.tracing import Make, Span, Tracer
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__

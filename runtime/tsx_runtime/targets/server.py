@@ -18,11 +18,11 @@ from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.core.descriptors import raise_limit
-from tsx_runtime.core.metricsconfig import read_metrics_config
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.series import Series, sampling
 from tsx_runtime.core.serverlog import server_log
+from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
+from tsx_runtime.core.telemetry.time_series import Series, sampling
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.auth import required_tokens

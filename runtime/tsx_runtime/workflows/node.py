@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tsx_runtime import wire
 from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.tracing import current
+from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error
 from tsx_runtime.workflows.schedule import Output
 

@@ -15,7 +15,7 @@ from tsx_runtime.core.channel import MOST_FACTS, Channel, LoadError
 from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.times import NOTHING
+from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 60.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.durations import FINE, SHOWN, Buckets, Durations, quantile
+from tsx_runtime.core.telemetry.histogram import FINE, SHOWN, Buckets, Durations, quantile
 
 seconds = st.floats(0, 2000)
 some = st.lists(seconds, min_size=1, max_size=80)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.core.metricsconfig import MetricsConfig, read_metrics_config
+from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.errors import SettingError
 
 USUAL = """

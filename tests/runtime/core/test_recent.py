@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
-from tsx_runtime.core.recent import NEWEST, PERIOD, SLOWEST, Recent, Seen
-from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.telemetry.recent_requests import NEWEST, PERIOD, SLOWEST, Recent, Seen
+from tsx_runtime.core.telemetry.version_stats import Stats
 
 
 def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:

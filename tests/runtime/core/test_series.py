@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tsx_runtime.core.series import KEPT, Series, between, read
-from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.telemetry.time_series import KEPT, Series, between, read
+from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import BadRequest, ClientLeft, QueueFull
 
 

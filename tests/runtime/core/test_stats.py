@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
-from tsx_runtime.core.gathered import OF_A_BATCH, ROOM
 from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.queue import JobQueue, Limits
-from tsx_runtime.core.stats import Stats
-from tsx_runtime.core.times import NAN
+from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
+from tsx_runtime.core.telemetry.batch_times import NAN
+from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import TIMES
 
 MANY = ROOM // OF_A_BATCH  # batches of one request: more than are counted at a time

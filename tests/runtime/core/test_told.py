@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.told import KEPT_ERRORS, KEPT_LINES, LONGEST, Told
+from tsx_runtime.core.telemetry.error_log import KEPT_ERRORS, KEPT_LINES, LONGEST, Told
 
 
 class Clock:

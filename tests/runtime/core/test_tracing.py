@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.times import BatchTimes
-from tsx_runtime.core.tracing import OpenSpan, Parent, Passage, Span, Tracer, parent_of
+from tsx_runtime.core.telemetry.batch_times import BatchTimes
+from tsx_runtime.core.telemetry.tracing import OpenSpan, Parent, Passage, Span, Tracer, parent_of
 from tsx_runtime.errors import QueueFull
 from tsx_runtime.wire import parse_header_block, parse_request_meta, request_meta
 

@@ -21,8 +21,8 @@ import uvicorn
 from tests.support.models import make_model
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.series import Series
-from tsx_runtime.core.tracing import Tracer
+from tsx_runtime.core.telemetry.time_series import Series
+from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings.schema import Settings

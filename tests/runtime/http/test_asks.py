@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.times import NAN, batch_times
+from tsx_runtime.core.telemetry.batch_times import NAN, batch_times
 from tsx_runtime.http.asks import TIMED, Asks, asks_of, sampled_trace, server_timing
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -11,8 +11,8 @@ import pytest
 
 from tests.runtime.core.test_metricsconfig import USUAL
 from tests.support.logs import lines_of
-from tsx_runtime.core.journal import Journal
-from tsx_runtime.core.stats import HandlerMetric, Stats
+from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.metric_log import MetricLog, metric_tasks
 from tsx_runtime.http.system import System, SystemMetric, parse_lines
@@ -112,7 +112,7 @@ def test_a_histogram_has_torchserves_buckets():
 
 
 def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.journal.MOST", 3)
+    monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MOST", 3)
     journal = Journal()
     value = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
     for _ in range(5):

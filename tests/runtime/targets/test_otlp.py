@@ -14,7 +14,7 @@ import pytest
 from tests.support.collector import Collector, Span, collector
 from tests.support.models import make_model, make_war
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, serving
-from tsx_runtime.core.tracing import Span as OwnSpan
+from tsx_runtime.core.telemetry.tracing import Span as OwnSpan
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from tsx_runtime.settings.schema import Settings

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tsx_runtime.core.times import Batch, BatchTimes, moments, oldest, times_of
+from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, moments, oldest, times_of
 
 NEWEST = 2000  # requests
 PAUSE = 4e-3  # seconds for each request that is kept: of more than 250 a second the newest are a part, which reaches eight seconds back

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, get_args
 
-from tsx_runtime.core.durations import FINE, Durations
-from tsx_runtime.core.times import Batch
+from tsx_runtime.core.telemetry.batch_times import Batch
+from tsx_runtime.core.telemetry.histogram import FINE, Durations
 
 ROOM, OF_A_BATCH = 16384, 8  # requests that are counted at a time, less so many for each batch: about a millisecond's work
 WIDTH = len(get_args(Batch))
@@ -38,7 +38,7 @@ class Counted:
         self.answers: Counter[int] = Counter()  # by HTTP status
         self.batch_sizes: Counter[int] = Counter()  # batches by the number of their items
         self.latency = Durations(FINE)  # of requests: arrival to reply
-        self.queue = Durations()  # of requests: see times.py
+        self.queue = Durations()  # of requests: see batch_times.py
         self.batch_wait = Durations()  # of requests, too
         self.preprocess = Durations()  # of batches, as are those that follow: in the worker
         self.inference = Durations()

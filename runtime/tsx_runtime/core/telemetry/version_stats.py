@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tsx_runtime.core.durations import Durations, Exemplar
-from tsx_runtime.core.gathered import OF_A_BATCH, Gathered
 from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.journal import Journal
-from tsx_runtime.core.recent import Recent, Seen
-from tsx_runtime.core.times import Batch, BatchTimes, oldest, times_of
-from tsx_runtime.core.told import Told
+from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, Gathered
+from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
+from tsx_runtime.core.telemetry.error_log import Told
+from tsx_runtime.core.telemetry.histogram import Durations, Exemplar
+from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.recent_requests import Recent, Seen
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.wire import MetricDelta
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from tsx_runtime.core.durations import quantile
 from tsx_runtime.core.model import Model, ModelVersion
-from tsx_runtime.core.stats import Stats
+from tsx_runtime.core.telemetry.histogram import quantile
+from tsx_runtime.core.telemetry.version_stats import Stats
 
 EVERY = 1.0  # seconds
 KEPT = 600  # points

@@ -2,7 +2,7 @@
 
     server span                                   a request of HTTP, a call of gRPC
       +-- node NAME                               of a workflow, an attempt or several
-      +-- queue                                   as in `times.py`, made afterwards of what is known of its batch
+      +-- queue                                   as in `batch_times.py`, made afterwards of what is known of its batch
       +-- batch wait
       +-- handler                                 in the worker; what the handler is told as `traceparent`, so that its own spans are below
             +-- preprocess, inference, postprocess
@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from tsx_runtime.core.times import BatchTimes
+from tsx_runtime.core.telemetry.batch_times import BatchTimes
 from tsx_runtime.errors import TsxError, is_failure
 
 LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on

@@ -1,0 +1,1 @@
+"""Times, counts and traces of requests and batches."""
