@@ -28,8 +28,8 @@ def without(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeT
 
 
 def of_front_end() -> list[tuple[FunctionType, CodeType]]:
-    from tsx_runtime.core import channel
-    from tsx_runtime.core.dispatcher import Dispatcher
+    from tsx_runtime.core.scheduling import channel
+    from tsx_runtime.core.scheduling.dispatcher import Dispatcher
     from tsx_runtime.http.exchange import Exchange
 
     batch = {

@@ -21,10 +21,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import Limits
-from tsx_runtime.core.channel import Channel
-from tsx_runtime.core.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.routing import make_table
+from tsx_runtime.core.scheduling.batching import Limits
+from tsx_runtime.core.scheduling.channel import Channel
+from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.split import Split
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import ServerApp

@@ -44,7 +44,7 @@ from tsx_cli.bench.simulate import Simulated, poisson
 from tsx_cli.bench.statistics import latency
 from tsx_cli.bench.trial import Candidate, Servers, Target
 from tsx_runtime.core.devices import cpu_count
-from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.scheduling.queue import Limits
 
 PROMISED = 0.15
 LOADS = "0.3,0.5,0.7,0.8"  # of what the configuration can do

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.installed import install_plugins
-from tsx_runtime.core.batching import assign
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.queue import NEVER, JobQueue, Limits
+from tsx_runtime.core.scheduling.batching import assign
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
 from tsx_runtime.http.families import Families
 from tsx_runtime.http.plugged import _response, check_paths

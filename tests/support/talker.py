@@ -10,10 +10,10 @@ import psutil
 
 from tests.support.models import make_model
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 
 TIMEOUT = 90.0  # of a machine that has other things to do

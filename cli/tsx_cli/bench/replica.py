@@ -11,7 +11,7 @@ from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.predict import OVERHEAD_MS, Timing, capacity, slowdown
 from tsx_cli.bench.results import Seen, Served
 from tsx_cli.bench.simulate import UNCOUNTED, Simulated, poisson, simulate
-from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.scheduling.queue import Limits
 
 REQUESTS = 4_000  # that are simulated of a load that is compared
 CALM = 0.5  # of what it can do: a rate below this finds idle workers, one above it tells how they do in a row

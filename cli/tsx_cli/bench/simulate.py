@@ -9,8 +9,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tsx_runtime.core.batching import assign
-from tsx_runtime.core.queue import NEVER, JobQueue, Limits
+from tsx_runtime.core.scheduling.batching import assign
+from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
 HALF = 0.002  # seconds of idleness after which a worker is half as slow to begin as it ever is: measured, caches and cores cool down alike

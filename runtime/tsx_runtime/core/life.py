@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import LoadError
-from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.health import MEGA, Heartbeat, Recycling, Verdict
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.running import Running, death, describe_exit
+from tsx_runtime.core.scheduling.channel import LoadError
+from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from tsx_archiver import ModelConfig
 from tsx_runtime import wire
 from tsx_runtime.core.devices import candidates, gpus_for
-from tsx_runtime.core.dispatcher import Bounds
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.parallel import Parallel, parallel_of
-from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.strategies import MOST_AT_ONCE, Strategy, strategy
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import ModelSettings, Settings

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.downloads import Downloads
@@ -24,6 +23,7 @@ from tsx_runtime.core.processes import ProcessStarter, Starter
 from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts import Rollouts
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from tsx_runtime.core.jobs import ClientJob, Job
 from tsx_runtime.core.routing import Headers, Table, by_rule, draw, key_in_body, key_in_head, stick
+from tsx_runtime.core.scheduling.job import ClientJob, Job
 
 if TYPE_CHECKING:
     from tsx_runtime.core.model import ModelVersion

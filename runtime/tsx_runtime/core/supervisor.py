@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tsx_runtime import wire
-from tsx_runtime.core.dispatcher import Dispatcher
 from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.life import NOT_NEEDED, Life, Terms
 from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.running import EXIT_GRACE
+from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_runtime.core.jobs import Flow, Job
+from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Body, Buffer
 

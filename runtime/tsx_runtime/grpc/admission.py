@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from grpc import StatusCode
 
-from tsx_runtime.core.byte_budget import ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.statuses import Refusal, Refused
 from tsx_runtime.settings.schema import Settings
 

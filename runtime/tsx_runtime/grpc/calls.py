@@ -10,8 +10,8 @@ import grpc
 
 from tsx_runtime import wire
 from tsx_runtime.core.hidden import HiddenHeaders
-from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.errors import TsxError

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from tsx_runtime.core.hidden import HiddenHeaders
-from tsx_runtime.core.jobs import Answer
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.scheduling.job import Answer
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc import tensors

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import BaseRoute, Route
 
-from tsx_runtime.core.byte_budget import ByteBudget
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError

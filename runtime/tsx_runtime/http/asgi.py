@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from tsx_runtime.core.byte_budget import UNCOUNTED, ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, PredictionFailed, TsxError
 
 Scope: TypeAlias = MutableMapping[str, Any]

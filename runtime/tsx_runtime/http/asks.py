@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from tsx_runtime.core.jobs import Job, WaitingJob
+from tsx_runtime.core.scheduling.job import Job, WaitingJob
 from tsx_runtime.core.telemetry.batch_times import BatchTimes
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.http.asgi import Pair

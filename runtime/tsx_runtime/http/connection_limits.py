@@ -18,7 +18,7 @@ import asyncio
 import enum
 from typing import TYPE_CHECKING, Any, cast
 
-from tsx_runtime.core.byte_budget import UNCOUNTED
+from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tsx_runtime.core.channel import SMALL
-from tsx_runtime.core.jobs import Flow, Job
+from tsx_runtime.core.scheduling.channel import SMALL
+from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import new_request_id

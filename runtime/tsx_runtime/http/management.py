@@ -12,10 +12,10 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from tsx_archiver import load_json
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
 from tsx_runtime.http import faults, openapi, refusing
 from tsx_runtime.http.asgi import new_request_id

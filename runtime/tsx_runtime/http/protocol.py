@@ -18,7 +18,7 @@ import re
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from tsx_runtime.core.byte_budget import UNCOUNTED
+from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import MOST_PIECES
 from tsx_runtime.http.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection

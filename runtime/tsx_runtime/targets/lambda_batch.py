@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import handler_headers, new_request_id

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.split import Route
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body

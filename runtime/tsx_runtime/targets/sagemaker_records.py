@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import TsxError, read_error
 from tsx_runtime.http.asgi import ClientGone, Receive

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import Answer, WaitingJob
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error
 from tsx_runtime.workflows.schedule import Output

@@ -34,7 +34,7 @@ from tsx_cli.bench.simulate import poisson, simulate
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.main import main
 from tsx_runtime.core.hardware import hardware
-from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.recordings import Recorded, encode, file_head
 
 WON = Configuration(workers=2, batch_size=4)

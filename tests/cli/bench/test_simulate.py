@@ -13,7 +13,7 @@ from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.predict import predict
 from tsx_cli.bench.results import Curve, CurvePoint, Offered
 from tsx_cli.bench.simulate import constant, poisson, recorded, simulate
-from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.scheduling.queue import Limits
 
 FEW = settings(max_examples=30)
 

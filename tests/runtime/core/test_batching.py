@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.batching import apart, assign, halves
-from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects, urgency
+from tsx_runtime.core.scheduling.batching import apart, assign, halves
+from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits, Suspects, urgency
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tsx_runtime.core import byte_budget
-from tsx_runtime.core.byte_budget import LARGE, ByteBudget
+from tsx_runtime.core.scheduling import byte_budget
+from tsx_runtime.core.scheduling.byte_budget import LARGE, ByteBudget
 from tsx_runtime.errors import NoRoom
 
 

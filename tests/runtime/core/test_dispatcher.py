@@ -11,10 +11,10 @@ import time
 import pytest
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import MOST_FACTS, Channel, LoadError
-from tsx_runtime.core.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.jobs import WaitingJob
-from tsx_runtime.core.queue import Limits
+from tsx_runtime.core.scheduling.channel import MOST_FACTS, Channel, LoadError
+from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 

@@ -22,8 +22,8 @@ from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
 from tsx_runtime.core import isolation
 from tsx_runtime.core.isolation import Isolation, isolation_of, lacking
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.local import open_model
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.http.describe import describe_version
 from tsx_runtime.settings.schema import ModelSettings, Settings

@@ -13,10 +13,10 @@ from tests.runtime.core.test_batching import NOW, FakeJob, FakeWorker, ids, is_o
 from tests.runtime.core.test_dispatcher import TIMEOUT, Peer, answer, connect, submit
 from tests.support.talker import until
 from tsx_runtime import wire
-from tsx_runtime.core.dispatcher import Bounds
-from tsx_runtime.core.joining import JoiningDispatcher, blame, join
-from tsx_runtime.core.openchannel import OpenChannel
-from tsx_runtime.core.queue import Limits, Suspects, urgency
+from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
+from tsx_runtime.core.scheduling.queue import Limits, Suspects, urgency
 from tsx_runtime.errors import WorkerDied
 
 workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4)

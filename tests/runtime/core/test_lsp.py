@@ -13,7 +13,7 @@ import torch
 
 from tests.support.talker import order, with_registry
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handlers.torchscript import TorchScriptHandler

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.pace import LONGEST, MEMORY, Pace, latest_start, retry_after
+from tsx_runtime.core.scheduling.service_rate import LONGEST, MEMORY, Pace, latest_start, retry_after
 
 seconds = st.floats(0.0001, 100)
 batches = st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=30)

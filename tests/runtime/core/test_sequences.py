@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.runtime.core.test_batching import FakeJob, FakeWorker
-from tsx_runtime.core.dispatcher import Bounds
-from tsx_runtime.core.jobs import WaitingJob
-from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.sequences import Mark, Sequences, Terms
-from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequences import Mark, Sequences, Terms
 from tsx_runtime.errors import ClientLeft, Unavailable
 
 TERMS = Terms(max_idle=10, timeout=60, most=3, queue=2)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.core.jobs import Flow, Job, WaitingJob
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import make_table
+from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
 from tsx_runtime.core.split import Split
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import Conflict

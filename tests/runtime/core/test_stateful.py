@@ -6,11 +6,11 @@ import asyncio
 
 from tests.runtime.core.test_dispatcher import TIMEOUT, Peer, answer, connect, job, submit
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel
-from tsx_runtime.core.dispatcher import Bounds
-from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.sequences import Terms
-from tsx_runtime.core.stateful import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.channel import Channel
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequences import Terms
 
 
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.queue import JobQueue, Limits
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import JobQueue, Limits
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import Stats

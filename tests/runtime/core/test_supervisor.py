@@ -32,7 +32,7 @@ FRONT_END = """
 import asyncio, time
 from pathlib import Path
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import WaitingJob
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.local import open_model
 from tsx_runtime.settings.schema import Settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from tsx_runtime.core.byte_budget import ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.asgi import Counts

@@ -16,8 +16,8 @@ import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
-from tsx_runtime.core.jobs import Job
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.core.jobs import WaitingJob
 from tsx_runtime.core.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.rollout import RolloutPlan
+from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import ModelNotFound, SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from tsx_runtime.wire import TIMES
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.jobs import Job
+    from tsx_runtime.core.scheduling.job import Job
 
 NAN = math.nan
 _PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.wire import MetricDelta
 
 MOST = 10_000  # entries of each kind between two writes; a log that could not follow must not fill the memory

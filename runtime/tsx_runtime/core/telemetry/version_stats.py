@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, Gathered
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
 from tsx_runtime.core.telemetry.error_log import Told

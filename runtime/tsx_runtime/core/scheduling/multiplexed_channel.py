@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, Owner, Sent, check_extra
-from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.scheduling.channel import Channel, Owner, Sent, check_extra
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.batch_times import arrivals
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait

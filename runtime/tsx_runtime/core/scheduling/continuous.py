@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import Assignment, SlotT, halves
-from tsx_runtime.core.channel import Channel, Sent
-from tsx_runtime.core.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.openchannel import OpenChannel
-from tsx_runtime.core.queue import JobQueue, Limits, Suspects
+from tsx_runtime.core.scheduling.batching import Assignment, SlotT, halves
+from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
+from tsx_runtime.core.scheduling.queue import JobQueue, Limits, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
 
 MOST_DEATHS = 4  # of workers with one request: the first, those that find the guilty, and one that was not its fault

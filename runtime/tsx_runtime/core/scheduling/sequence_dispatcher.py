@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.channel import Channel, Sent
-from tsx_runtime.core.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.joining import JoiningDispatcher
-from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.sequences import LONGEST_REMEMBERED, Mark, Refusal, Sequences, Terms
+from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
+from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Mark, Refusal, Sequences, Terms
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
 NOT_BEGUN = "Its sequence was never begun: the client of its first request left, or had no more time. Start it anew."

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.plugins import BatchPolicy, Waiting
 
 NEVER = math.inf

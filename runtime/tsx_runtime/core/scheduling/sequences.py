@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeAlias
 
-from tsx_runtime.core.batching import SlotT
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.queue import NEVER, Limits, urgency
+from tsx_runtime.core.scheduling.batching import SlotT
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import NEVER, Limits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
 LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory

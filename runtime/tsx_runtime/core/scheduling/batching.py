@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits, Suspects
 
 
 class Slot(Protocol):

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
-from tsx_runtime.core.jobs import Job
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.batch_times import arrivals
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tsx_archiver import ModelConfig
-from tsx_runtime.core.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.joining import JoiningDispatcher
-from tsx_runtime.core.queue import Limits
-from tsx_runtime.core.sequences import Terms
-from tsx_runtime.core.stateful import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
+from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
+from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequences import Terms
 from tsx_runtime.errors import BadRequest
 
 MOST_AT_ONCE = 1024  # requests that an asynchronous handler has under way; its engine knows best how many it runs at a time

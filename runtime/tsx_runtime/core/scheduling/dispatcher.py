@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.batching import BLAMELESS, Assignment, apart, assign, halves
-from tsx_runtime.core.channel import Channel, Sent
-from tsx_runtime.core.jobs import Job
-from tsx_runtime.core.pace import Pace, latest_start, retry_after
-from tsx_runtime.core.queue import NEVER, JobQueue, Limits, Suspects
+from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
+from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits, Suspects
+from tsx_runtime.core.scheduling.service_rate import Pace, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError

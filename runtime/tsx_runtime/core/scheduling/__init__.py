@@ -1,0 +1,1 @@
+"""From a queued request to a batch on a worker's channel."""
