@@ -43,7 +43,7 @@ from tsx_cli.bench.results import Curve, Offered, Round
 from tsx_cli.bench.simulate import Simulated, poisson
 from tsx_cli.bench.statistics import latency
 from tsx_cli.bench.trial import Candidate, Servers, Target
-from tsx_runtime.core.devices import cpu_count
+from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import Limits
 
 PROMISED = 0.15

@@ -16,7 +16,7 @@ from tsx_cli.inputs import is_archive, is_workflow, split_list
 from tsx_cli.model_spec import Parts
 from tsx_cli.output import one_line
 from tsx_cli.startup_page import show
-from tsx_runtime.core.devices import gpu_count
+from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings

@@ -9,7 +9,7 @@ import psutil
 
 from tsx_cli.bench.results import Environment
 from tsx_cli.bench.statistics import machine_noise
-from tsx_runtime.core.hardware import hardware
+from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.version import __version__
 
 NOISY = 0.05  # of a fixed computation; beyond it the report says so

@@ -13,7 +13,7 @@ from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.kept import Kept
 from tsx_cli.bench.results import Curve
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.core.hardware import describe
+from tsx_runtime.core.placement.hardware import describe
 
 SHARE = 0.8  # of what one instance answered within its bounds: where another one should come
 SHOWN = 6  # points of the curve

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_runtime.core.hardware import describe, hardware
+from tsx_runtime.core.placement.hardware import describe, hardware
 
 FILE = "tsx-bench.json"  # in the archive
 FORMAT = 1

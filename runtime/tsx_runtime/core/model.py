@@ -15,7 +15,7 @@ from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.measured import read_measured
 from tsx_runtime.core.orders import envelope_of, load_order
-from tsx_runtime.core.places import Machine, Place, launch_of, place_of
+from tsx_runtime.core.placement.placement import Machine, Place, launch_of, place_of
 from tsx_runtime.core.plan import Plan, RegisterOrder, check_workers
 from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.routing import Headers

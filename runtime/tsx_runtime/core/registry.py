@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import Background
-from tsx_runtime.core.devices import gpu_count, least_used
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments import Environments
 from tsx_runtime.core.hidden import HiddenHeaders, hidden_variables
 from tsx_runtime.core.isolation import check_isolation
 from tsx_runtime.core.model import Host, Model, ModelVersion
 from tsx_runtime.core.peek import holds_exported_program
-from tsx_runtime.core.places import machine
+from tsx_runtime.core.placement.devices import gpu_count, least_used
+from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.plan import Plan, RegisterOrder
 from tsx_runtime.core.processes import ProcessStarter, Starter
 from tsx_runtime.core.recorders import Recorders

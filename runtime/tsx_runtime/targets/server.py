@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.core.descriptors import raise_limit
 from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.serverlog import server_log
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config

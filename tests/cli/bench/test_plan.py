@@ -33,7 +33,7 @@ from tsx_cli.bench.results import (
 from tsx_cli.bench.simulate import poisson, simulate
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.main import main
-from tsx_runtime.core.hardware import hardware
+from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.recordings import Recorded, encode, file_head
 

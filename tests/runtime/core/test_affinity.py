@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.affinity import Cpu, Pinning, check_pinning, choose_cores, parse_cores, parse_pinning, read_cpus
+from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_cores, parse_pinning, read_cpus
 
 # Two packages of four cores, two threads a core, numbered as Linux does: first threads first.
 SERVER = [Cpu(number, number % 8 % 4, number % 8 // 4, number % 8 // 4) for number in range(16)]

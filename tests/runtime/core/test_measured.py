@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.hardware import Hardware, describe, hardware
 from tsx_runtime.core.measured import FILE, LARGEST, Measured, parse_measured, read_measured
+from tsx_runtime.core.placement.hardware import Hardware, describe, hardware
 
 HERE = {"cpu": "Sort of a CPU", "cores": 2, "gpus": [], "fingerprint": hardware().fingerprint}
 KEPT: dict[str, Any] = {

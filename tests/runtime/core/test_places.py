@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import parse_model_config
-from tsx_runtime.core import devices
-from tsx_runtime.core.affinity import Cpu, Pinning
-from tsx_runtime.core.devices import candidates, gpus_for, least_used, visible_devices
-from tsx_runtime.core.parallel import Parallel, parallel_of
-from tsx_runtime.core.places import Machine, launch_of, machine, place_of
+from tsx_runtime.core.placement import devices
+from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning
+from tsx_runtime.core.placement.devices import candidates, gpus_for, least_used, visible_devices
+from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
+from tsx_runtime.core.placement.placement import Machine, launch_of, machine, place_of
 from tsx_runtime.core.plan import RegisterOrder, plan
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import Settings
@@ -165,7 +165,7 @@ def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
 
 
 def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(monkeypatch, caplog):
-    monkeypatch.setattr("tsx_runtime.core.places.read_cpus", list)
+    monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
     here = machine(True, "--core-list 0,1", None)
     assert place_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
     assert "so none is pinned" in caplog.text

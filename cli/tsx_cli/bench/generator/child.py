@@ -12,7 +12,7 @@ from typing import Any
 from tsx_cli.bench.generator.plan import LoadPlan, read_plan
 from tsx_cli.bench.generator.run import run_load
 from tsx_cli.failure import CliError, UsageError
-from tsx_runtime.core.descriptors import raise_limit
+from tsx_runtime.core.placement.file_limits import raise_limit
 
 
 def main() -> None:

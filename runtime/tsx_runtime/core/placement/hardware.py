@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_runtime.core.devices import cpu_count, gpu_count
+from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")

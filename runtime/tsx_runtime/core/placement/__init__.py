@@ -1,0 +1,1 @@
+"""Which worker runs on which device and which cores."""
