@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.environments import Environment
+from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.handlers import chosen_handler
 from tsx_runtime.core.isolation import Sandbox, isolation_of
 from tsx_runtime.core.launch import Launch

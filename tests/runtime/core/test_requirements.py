@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.wheels import make_wheel
-from tsx_runtime.core.requirements import NOTHING, BadRequirements, read_requirements
+from tsx_runtime.core.environments.requirements import NOTHING, BadRequirements, read_requirements
 
 
 def read(directory: Path, text: str):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tsx_runtime.core.environments import Environment
+from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation import Sandbox
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus

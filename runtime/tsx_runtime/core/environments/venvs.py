@@ -26,8 +26,8 @@ from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
 from tsx_archiver.storage.cache import Cache, Entry, Keep
-from tsx_runtime.core.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
-from tsx_runtime.core.requirements import BadRequirements, Requirements, read_requirements
+from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
+from tsx_runtime.core.environments.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel
 
 MOST_UNUSED = 64  # environments, however small

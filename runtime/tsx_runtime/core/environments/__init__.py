@@ -1,0 +1,1 @@
+"""Virtual environments of models that bring their own requirements."""
