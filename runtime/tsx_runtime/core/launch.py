@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tsx_archiver
 import tsx_runtime
-from tsx_runtime.core.isolation import Sandbox
+from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.shared.safe_path import CLEAN
 
 # The new interpreter has to find this installation, and nothing by accident.

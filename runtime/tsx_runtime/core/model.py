@@ -10,7 +10,7 @@ from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.handlers import chosen_handler
-from tsx_runtime.core.isolation import Sandbox, isolation_of
+from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.measured import read_measured

@@ -31,7 +31,7 @@ import psutil
 
 from tsx_runtime.core.command import CommandProcess, start_program
 from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
-from tsx_runtime.core.hidden import starting_without
+from tsx_runtime.core.isolation.hidden_credentials import starting_without
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place

@@ -13,7 +13,7 @@ from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_na
 from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments.venvs import Environment, Environments
-from tsx_runtime.core.isolation import isolation_of
+from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.model import Host, ModelVersion
 from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.replacing import Replacements, in_place_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments.venvs import Environments
-from tsx_runtime.core.hidden import HiddenHeaders, hidden_variables
-from tsx_runtime.core.isolation import check_isolation
+from tsx_runtime.core.isolation.config import check_isolation
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
 from tsx_runtime.core.model import Host, Model, ModelVersion
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.placement.devices import gpu_count, least_used

@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 
 from tsx_runtime import wire
-from tsx_runtime.core.hidden import HiddenHeaders
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.split import HEADER, Route

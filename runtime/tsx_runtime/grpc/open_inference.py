@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import ModuleType
 from typing import Any
 
-from tsx_runtime.core.hidden import HiddenHeaders
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tsx_runtime.core.hidden import hidden_variables
+from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.http.programs import output_of
 from tsx_runtime.settings.schema import Settings
 

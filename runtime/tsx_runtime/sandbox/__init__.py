@@ -1,1 +1,1 @@
-"""What keeps an isolated worker to itself: the system calls, without any decision. `core/isolation.py` decides."""
+"""What keeps an isolated worker to itself: the system calls, without any decision. `core/isolation/config.py` decides."""

@@ -33,7 +33,7 @@ class Cell(TypedDict):
 
 
 def enter(cell: Cell) -> NoReturn:
-    """Raises OSError for what the system does not have; `core/isolation.py` looks before."""
+    """Raises OSError for what the system does not have; `core/isolation/config.py` looks before."""
     parent = os.getppid()
     if cell["group"] is not None:
         with open(f"{cell['group']}/cgroup.procs", "w") as members:

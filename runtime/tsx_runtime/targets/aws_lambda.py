@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.core.hidden import hidden_variables
 from tsx_runtime.core.inprocess import ThreadStarter
+from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable

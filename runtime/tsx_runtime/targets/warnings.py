@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from tsx_runtime.core.hidden import SERVERS, hidden_variables
+from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
 from tsx_runtime.settings.schema import Settings
 
 logger = logging.getLogger("tsx.server")

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.talker import ask, gone, order, with_registry
-from tsx_runtime.core import cgroups
-from tsx_runtime.core.isolation import Isolation, Sandbox, lacking
+from tsx_runtime.core.isolation import cgroups
+from tsx_runtime.core.isolation.config import Isolation, Sandbox, lacking
 from tsx_runtime.errors import OutOfResources
 
 BOUNDED = {"isolation_memory": 200, "isolation_processes": 60}

@@ -20,8 +20,8 @@ from tests.support.servers import FREE_PORTS, serving
 from tests.support.talker import ask, gone, order, until, with_registry
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
-from tsx_runtime.core import isolation
-from tsx_runtime.core.isolation import Isolation, isolation_of, lacking
+from tsx_runtime.core.isolation import config
+from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
 from tsx_runtime.core.local import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
@@ -225,14 +225,14 @@ def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
     cell = {
         "command": [sys.executable, "-c", code, str(tmp_path)],
         "scratch": str(tmp_path / "scratch"),
-        "read": [*isolation.SYSTEM, *isolation.python_paths(), str(tmp_path)],
-        "devices": isolation.DEVICES,
+        "read": [*config.SYSTEM, *config.python_paths(), str(tmp_path)],
+        "devices": config.DEVICES,
         "network": False,
         "group": None,
         "output": None,
         "label": "",
     }
-    root = Path(isolation.__file__).parents[2]
+    root = Path(config.__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", OLD_KERNEL, str(root), json.dumps(cell)], capture_output=True, text=True, check=False)
     assert ended.stdout == "whole\n", ended.stderr
     assert "PermissionError: [Errno 1]" in ended.stderr
@@ -356,13 +356,13 @@ def test_a_model_sets_anew_what_is_set_for_all():
 def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
     monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
     with pytest.raises(SettingError, match=words):
-        isolation.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
-    isolation.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
+        config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
+    config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
 
 
 def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
     with pytest.raises(SettingError, match=r"isolation_memory: groups cannot be made in .*systemd-run --user"):
-        isolation.check_isolation(Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none"))
+        config.check_isolation(Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none"))
 
 
 def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
@@ -378,7 +378,7 @@ def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
         load_settings({"isolation_paths": "data"}, {})
     settings, _ = load_settings({"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {})
     with pytest.raises(SettingError, match="none of isolation_paths does not exist"):
-        isolation.check_isolation(settings)
+        config.check_isolation(settings)
 
 
 def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):

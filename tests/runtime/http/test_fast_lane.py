@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from tests.runtime.http.conftest import RunningServer
-from tsx_runtime.core.hidden import HiddenHeaders
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_runtime.core.hidden import HiddenHeaders
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 
 PATH = "/predictions/talker"
 MINE = {"authorization": "Bearer mine", "cookie": "session=1", "proxy-authorization": "Basic eDp5"}

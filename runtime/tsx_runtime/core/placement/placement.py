@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tsx_runtime.core.environments.venvs import Environment
-from tsx_runtime.core.isolation import Sandbox
+from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
 from tsx_runtime.core.placement.devices import cpu_count, visible_devices

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import tsx_runtime
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_runtime.core import cgroups
+from tsx_runtime.core.isolation import cgroups
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.sandbox.enter import Cell

@@ -1,0 +1,1 @@
+"""What a model's workers may not do: sandbox configuration, cgroups, hidden credentials."""
