@@ -17,7 +17,7 @@ from hypothesis import settings
 from benchmarks import servers
 from tests.support.servers import Running, clean, started
 from tsx_runtime.core.placement.devices import cpu_count
-from tsx_runtime.core.processes import PRELOAD_EXPORTED, _ensure_fork_server
+from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED, _ensure_fork_server
 
 
 @pytest.fixture(autouse=True, scope="session")

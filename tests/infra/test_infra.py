@@ -17,10 +17,10 @@ from prometheus_client import ProcessCollector
 
 from tests.support.batches import FakeJob, count
 from tsx_cli.deploy.targets.kubernetes import serving_runtime
-from tsx_runtime.core.running import Usage
 from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.metrics import Reading, build_families

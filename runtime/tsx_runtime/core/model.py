@@ -11,23 +11,23 @@ from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.handlers import chosen_handler
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
-from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.lsp import handler_of
 from tsx_runtime.core.measured import read_measured
 from tsx_runtime.core.orders import envelope_of, load_order
 from tsx_runtime.core.placement.placement import Machine, Place, launch_of, place_of
 from tsx_runtime.core.plan import Plan, RegisterOrder, check_workers
-from tsx_runtime.core.processes import Starter
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
 from tsx_runtime.core.split import Split
-from tsx_runtime.core.supervisor import Supervisor
 from tsx_runtime.core.telemetry.metric_journal import Journal
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.core.workers.forked import Starter
+from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.supervisor import Supervisor
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted

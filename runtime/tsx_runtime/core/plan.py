@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from tsx_archiver import ModelConfig
 from tsx_runtime import wire
-from tsx_runtime.core.health import Recycling
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy
+from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import ModelSettings, Settings

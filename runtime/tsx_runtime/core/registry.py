@@ -19,7 +19,6 @@ from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.plan import Plan, RegisterOrder
-from tsx_runtime.core.processes import ProcessStarter, Starter
 from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts import Rollouts
@@ -28,7 +27,8 @@ from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.core.telemetry.tracing import Tracer
-from tsx_runtime.core.worker import Worker
+from tsx_runtime.core.workers.forked import ProcessStarter, Starter
+from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import (
     BadRequest,
     CannotRemoveDefault,

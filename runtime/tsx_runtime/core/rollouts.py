@@ -15,7 +15,7 @@ from tsx_runtime.core.rolloutstate import RolloutState, Status
 from tsx_runtime.core.routing import meant, sharing
 from tsx_runtime.core.splits import Arrangement
 from tsx_runtime.core.telemetry.histogram import quantile
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 

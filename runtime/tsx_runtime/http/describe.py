@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.http.gpu import Gpu
 from tsx_runtime.http.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 

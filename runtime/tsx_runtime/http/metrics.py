@@ -18,11 +18,11 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.running import Usage
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadow import Shadowing
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
-from tsx_runtime.core.worker import Worker
+from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
 from tsx_runtime.http.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus

@@ -11,7 +11,7 @@ from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.core.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Point, Series
-from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.http.describe import Memory
 from tsx_runtime.http.traffic import natural
 from tsx_runtime.settings.schema import Settings

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.running import Usage
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.http.families import PIECE, Families, Labels
 from tsx_runtime.http.gpu import Gpu
 

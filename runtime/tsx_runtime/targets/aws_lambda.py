@@ -24,10 +24,10 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.core.inprocess import ThreadStarter
 from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.threads import ThreadStarter
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets import lambda_events as events

@@ -28,7 +28,7 @@ def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
 
 
 def run_program(fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None) -> None:
-    """As `run`, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/launch.py."""
+    """As `run`, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/workers/launch.py."""
     from tsx_runtime.worker import group as groups  # here, as above
     from tsx_runtime.worker.program import put_first
 

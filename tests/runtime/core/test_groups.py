@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, OutOfResources
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun workers need sockets that are passed on")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.health import JITTER, MEGA, Heartbeat, Recycling, Verdict
+from tsx_runtime.core.workers.health import JITTER, MEGA, Heartbeat, Recycling, Verdict
 
 
 def look(heartbeat: Heartbeat, *, stopped: bool = False, busy: bool = False, answered: int = 0, pings: int = 0) -> Verdict:

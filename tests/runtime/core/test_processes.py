@@ -16,8 +16,8 @@ import pytest
 
 from tsx_runtime import wire
 from tsx_runtime.core.local import open_model
-from tsx_runtime.core.processes import ProcessStarter
 from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.workers.forked import ProcessStarter
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared import socket_paths

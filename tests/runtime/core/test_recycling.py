@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.http.describe import describe_version
 
 LEAK = """
@@ -119,7 +119,7 @@ def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_ow
 
 
 def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.TRY_AGAIN", 0)
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.TRY_AGAIN", 0)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", WITH_STATE), order())

@@ -107,7 +107,7 @@ def test_unregistering_does_not_wait_for_requests_to_stop_coming(tmp_path):
 
 
 def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.running.EXIT_GRACE", 0.5)
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.5)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.running import Running
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.instance import Running
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import WorkerDied
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc")
@@ -130,7 +130,7 @@ def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_fro
 
 
 def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.processes.LOOK", 0.1)
+    monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())
@@ -142,7 +142,7 @@ def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypa
 
 
 def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from tests.support.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.life import SAME_LOAD_ERROR
 from tsx_runtime.core.local import open_model
-from tsx_runtime.core.running import Running, describe_exit
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.instance import Running, describe_exit
+from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import (
     BadRequest,
     LoadFailed,
@@ -107,7 +107,9 @@ def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path)
 
 
 def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 250))  # longer than this test, shorter than after which a worker is given up
+    monkeypatch.setattr(
+        "tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250)
+    )  # longer than this test, shorter than after which a worker is given up
 
     async def main():
         async with open_model(talker(tmp_path / "m"), Settings()) as version:
@@ -150,7 +152,7 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
 
 
 def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 0, 0, 0, 0, 0))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0))
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())
@@ -172,7 +174,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no
 
 
 def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (0, 1000))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
     async def test(registry):
@@ -184,7 +186,7 @@ def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
 
 
 def test_who_is_refused_while_a_worker_backs_off_or_loads_is_told_how_long_that_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.life.BACK_OFF", (200,))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order(job_queue_size=1))
@@ -235,7 +237,7 @@ def handle(data, context):
 
 
 def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.running.EXIT_GRACE", 0.1)
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.1)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())
@@ -268,7 +270,7 @@ def handle(data, context):
 
 def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(tmp_path, monkeypatch):
     """Nobody waits for its end, and of its batch the guilty one alone is refused."""
-    monkeypatch.setattr("tsx_runtime.core.running.EXIT_GRACE", 600)
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order())

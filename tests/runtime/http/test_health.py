@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.worker import WorkerState
 
 SLOW = """
 import time

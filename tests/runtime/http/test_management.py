@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic.alias_generators import to_camel
 
-from tsx_runtime.core.worker import Worker
+from tsx_runtime.core.workers.worker import Worker
 
 
 def status_of(response):

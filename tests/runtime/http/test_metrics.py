@@ -16,9 +16,9 @@ from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.batches import FakeJob, count
-from tsx_runtime.core.running import Usage
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
+from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.families import PIECE, Families, in_turns
 from tsx_runtime.http.gpu import Gpu

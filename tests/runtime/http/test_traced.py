@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tsx_runtime.core.telemetry.tracing import Span, Tracer
-from tsx_runtime.core.worker import WorkerState
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.settings.traffic_policy import Traffic
 
 

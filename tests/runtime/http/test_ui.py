@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.core.worker import Worker
+from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http import uistate
 from tsx_runtime.http.uifiles import FOLDER, files
 

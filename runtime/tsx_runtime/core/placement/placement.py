@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation.config import Sandbox
-from tsx_runtime.core.launch import Launch
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
 from tsx_runtime.core.placement.devices import cpu_count, visible_devices
 from tsx_runtime.core.placement.parallelism import Parallel
+from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import SettingError
 
 logger = logging.getLogger("tsx.places")

@@ -1,4 +1,4 @@
-"""The workers of one version: as many as are asked for. Each lives a life of its own (`life.py`); here they are begun and ended."""
+"""The workers of one version: as many as are asked for. Each lives a life of its own (`lifecycle.py`); here they are begun and ended."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tsx_runtime import wire
-from tsx_runtime.core.health import Recycling
-from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.life import NOT_NEEDED, Life, Terms
-from tsx_runtime.core.processes import Starter
-from tsx_runtime.core.running import EXIT_GRACE
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
-from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.core.workers.forked import Starter
+from tsx_runtime.core.workers.health import Recycling
+from tsx_runtime.core.workers.instance import EXIT_GRACE
+from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, Life, Terms
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
 
 _STOPPED = "it was stopped before it had answered"

@@ -1,6 +1,6 @@
 """Worker processes, from a fork server that has torch imported already; where fork is not to be had, spawned.
 
-A worker with packages of its own, or of several processes, is a program instead (`core/command.py`).
+A worker with packages of its own, or of several processes, is a program instead (`core/workers/subprocesses.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Any, Protocol
 
 import psutil
 
-from tsx_runtime.core.command import CommandProcess, start_program
 from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.isolation.hidden_credentials import starting_without
-from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.subprocesses import CommandProcess, start_program
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 from tsx_runtime.worker.entry import run

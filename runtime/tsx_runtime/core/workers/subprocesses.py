@@ -14,7 +14,7 @@ import psutil
 
 from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.isolation.config import Sandbox
-from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.workers.launch import Launch
 
 GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
 

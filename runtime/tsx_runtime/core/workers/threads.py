@@ -16,8 +16,8 @@ from contextlib import suppress
 
 import psutil
 
-from tsx_runtime.core.command import CommandProcess, start_program
-from tsx_runtime.core.launch import Launch
+from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.subprocesses import CommandProcess, start_program
 from tsx_runtime.worker.entry import run_thread
 
 

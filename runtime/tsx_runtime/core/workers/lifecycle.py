@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tsx_runtime import wire
-from tsx_runtime.core.health import MEGA, Heartbeat, Recycling, Verdict
-from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.processes import Starter
-from tsx_runtime.core.running import Running, death, describe_exit
 from tsx_runtime.core.scheduling.channel import LoadError
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
-from tsx_runtime.core.worker import Worker, WorkerState
+from tsx_runtime.core.workers.forked import Starter
+from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
+from tsx_runtime.core.workers.instance import Running, death, describe_exit
+from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds

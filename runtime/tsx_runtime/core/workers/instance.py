@@ -11,9 +11,9 @@ from typing import NamedTuple
 import psutil
 
 from tsx_runtime import wire
-from tsx_runtime.core.launch import Launch
-from tsx_runtime.core.processes import Process, Starter
 from tsx_runtime.core.scheduling.channel import Channel, Owner, Sent
+from tsx_runtime.core.workers.forked import Process, Starter
+from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
 EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was closed

@@ -6,8 +6,8 @@ import asyncio
 import enum
 from datetime import datetime, timezone
 
-from tsx_runtime.core.running import Running
 from tsx_runtime.core.scheduling.channel import Channel
+from tsx_runtime.core.workers.instance import Running
 from tsx_runtime.errors import TsxError
 
 

@@ -1,0 +1,1 @@
+"""The worker pool: processes, their life cycle and their supervision."""
