@@ -14,7 +14,7 @@ from tsx_cli.compare import Reply, clip, difference, findings
 from tsx_cli.inputs import guess_content_type, samples_in
 from tsx_runtime import wire
 from tsx_runtime.core.local import open_model
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.settings.schema import Settings

@@ -29,9 +29,9 @@ from tsx_cli.model_spec import Parts, kind_in_words
 from tsx_cli.options import read_settings
 from tsx_cli.output import print_json, print_table
 from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
-from tsx_runtime.core.measured import FILE as MEASURED
-from tsx_runtime.core.measured import LARGEST as MOST_MEASURED
-from tsx_runtime.core.measured import parse_measured
+from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
+from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
+from tsx_runtime.core.models.benchmark_record import parse_measured
 from tsx_runtime.shared.log_format import escaped
 
 __all__ = ["Packing", "Parts", "inspect", "pack_files", "split_list", "unpack", "verify"]

@@ -10,8 +10,8 @@ import psutil
 
 from tests.support.models import make_model
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings

@@ -11,7 +11,7 @@ from tsx_cli.bench.modelconfig import changes, with_keys
 from tsx_cli.bench.results import Results
 from tsx_cli.bench.variants import config_name, config_text
 from tsx_cli.failure import CliError
-from tsx_runtime.core.measured import FILE, LARGEST
+from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 
 
 def check_writable(path: Path) -> None:

@@ -22,11 +22,11 @@ from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.modelconfig import changes
 from tsx_cli.bench.payloads import Payload
 from tsx_runtime import wire
-from tsx_runtime.core.lsp import handler_of
-from tsx_runtime.core.orders import envelope_of, load_order
+from tsx_runtime.core.models.cpp_archives import handler_of
+from tsx_runtime.core.models.load_order import envelope_of, load_order
+from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.core.placement.placement import Machine, launch_of, place_of
-from tsx_runtime.core.plan import RegisterOrder, plan
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import ComparedAnswer

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.daemon_threads import Threads
-from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust

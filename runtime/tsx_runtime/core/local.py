@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.settings.schema import Settings
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote_plus
 
 from tsx_runtime import wire
 from tsx_runtime.core.credentials import tells_who
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.recordterms import RecordTerms
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.segments import Kept, Segments

@@ -14,8 +14,8 @@ from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments.venvs import Environment, Environments
 from tsx_runtime.core.isolation.config import isolation_of
-from tsx_runtime.core.model import Host, ModelVersion
-from tsx_runtime.core.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.models.model import Host, ModelVersion
+from tsx_runtime.core.models.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.replacing import Replacements, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy

@@ -14,11 +14,11 @@ from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
-from tsx_runtime.core.model import Host, Model, ModelVersion
+from tsx_runtime.core.models.model import Host, Model, ModelVersion
+from tsx_runtime.core.models.plan import Plan, RegisterOrder
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
-from tsx_runtime.core.plan import Plan, RegisterOrder
 from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts import Rollouts

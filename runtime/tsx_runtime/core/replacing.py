@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tsx_archiver import ModelConfig
 from tsx_runtime.core.concurrency.task_group import Background
-from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import Conflict, LoadFailed
 from tsx_runtime.settings.tunable import TUNABLE

@@ -20,7 +20,7 @@ from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.model import Model, ModelVersion
+    from tsx_runtime.core.models.model import Model, ModelVersion
     from tsx_runtime.core.registry import Registry
 
 LOOKS = 20  # in one bake

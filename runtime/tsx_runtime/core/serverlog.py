@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from tsx_runtime.core.model import Model
+from tsx_runtime.core.models.model import Model
 
 WORKER = "server"  # in place of a worker's id
 

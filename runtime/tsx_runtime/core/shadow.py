@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.tally import EXAMPLES, Tally
 from tsx_runtime.core.watched import Watched

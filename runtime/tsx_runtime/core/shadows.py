@@ -10,7 +10,7 @@ from functools import partial
 
 from tsx_runtime.core.comparing import compare
 from tsx_runtime.core.concurrency.daemon_threads import Threads
-from tsx_runtime.core.model import Model
+from tsx_runtime.core.models.model import Model
 from tsx_runtime.core.routing import answering, meant
 from tsx_runtime.core.shadow import Pair, Shadowing
 from tsx_runtime.core.splits import Splits

@@ -13,7 +13,7 @@ from tsx_runtime.core.routing import Headers, Table, by_rule, draw, key_in_body,
 from tsx_runtime.core.scheduling.job import ClientJob, Job
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.model import ModelVersion
+    from tsx_runtime.core.models.model import ModelVersion
 
 HEADER = b"x-tsx-model-version"  # of answers that came by way of a split: who gave it
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.routing import Headers, choose, make_table, meant
 from tsx_runtime.core.split import Observer, Route, Split
 from tsx_runtime.core.state import State

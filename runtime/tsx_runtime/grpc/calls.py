@@ -10,7 +10,7 @@ import grpc
 
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.telemetry.tracing import current

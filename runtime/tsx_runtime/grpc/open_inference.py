@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer
 from tsx_runtime.core.split import Route

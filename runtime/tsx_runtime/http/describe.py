@@ -12,7 +12,7 @@ from tsx_runtime.http.schemas import DescribedMeasurement, DescribedModel, Descr
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tsx_runtime.core.model import Model, ModelVersion
+    from tsx_runtime.core.models.model import Model, ModelVersion
 
 PAGE = 100
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.http import openapi
 from tsx_runtime.http.describe import not_ready

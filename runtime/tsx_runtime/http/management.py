@@ -12,8 +12,8 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from tsx_archiver import load_json
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from weakref import WeakKeyDictionary
 
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.http.asgi import Counts

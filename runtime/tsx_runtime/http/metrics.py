@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadow import Shadowing

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from tsx_runtime.core.model import ModelVersion
+    from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.split import Route
 
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"

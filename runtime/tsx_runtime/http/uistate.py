@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Point, Series
 from tsx_runtime.core.workers.worker import Worker, WorkerState

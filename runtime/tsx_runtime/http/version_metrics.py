@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import Usage

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import Manifest, ModelConfig, OpenArchive, load_model_config, refuse_foreign_link
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.start import StartModel
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.split import Route

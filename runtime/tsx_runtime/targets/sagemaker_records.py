@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.split import Route
 from tsx_runtime.errors import TsxError, read_error

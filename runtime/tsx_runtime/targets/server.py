@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.serverlog import server_log

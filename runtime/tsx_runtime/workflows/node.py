@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.measured import FILE, LARGEST, Measured, parse_measured, read_measured
+from tsx_runtime.core.models.benchmark_record import FILE, LARGEST, Measured, parse_measured, read_measured
 from tsx_runtime.core.placement.hardware import Hardware, describe, hardware
 
 HERE = {"cpu": "Sort of a CPU", "cores": 2, "gpus": [], "fingerprint": hardware().fingerprint}

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import parse_model_config
+from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement import devices
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning
 from tsx_runtime.core.placement.devices import candidates, gpus_for, least_used, visible_devices
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
 from tsx_runtime.core.placement.placement import Machine, launch_of, machine, place_of
-from tsx_runtime.core.plan import RegisterOrder, plan
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import Settings
 

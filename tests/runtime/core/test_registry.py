@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import (
     BadRequest,
     CannotRemoveDefault,

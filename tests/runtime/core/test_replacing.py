@@ -9,8 +9,8 @@ import pytest
 from tests.support.models import STATEFUL, make_model
 from tests.support.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
 from tsx_runtime import wire
-from tsx_runtime.core.model import ModelVersion
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import Conflict, LoadFailed, ModelVersionNotFound, TsxError
 from tsx_runtime.settings.schema import ModelSettings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob

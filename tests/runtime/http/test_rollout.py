@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.settings.traffic_policy import NOTHING
 
 GOOD = "def handle(data, context):\n    return data and ['good'] * len(data)\n"

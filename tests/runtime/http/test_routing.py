@@ -16,7 +16,7 @@ import pytest
 
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.watched import Watched
 from tsx_runtime.errors import TsxError

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.found import found_model

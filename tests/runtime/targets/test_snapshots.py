@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.core.plan import RegisterOrder
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.rollout import RolloutPlan
 from tsx_runtime.core.scheduling.job import WaitingJob

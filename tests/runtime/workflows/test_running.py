@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.graphs import acyclic
 from tsx_archiver.workflow import WorkflowSpec, complete, parse_spec
-from tsx_runtime.core.model import ModelVersion
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, QueueFull, TsxError, WorkerDied, error_body
 from tsx_runtime.wire import Parts, parse_request_meta

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from tsx_runtime.core.model import Model, ModelVersion
+from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 

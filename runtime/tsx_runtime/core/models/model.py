@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import Environment
-from tsx_runtime.core.handlers import chosen_handler
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
-from tsx_runtime.core.lsp import handler_of
-from tsx_runtime.core.measured import read_measured
-from tsx_runtime.core.orders import envelope_of, load_order
+from tsx_runtime.core.models.benchmark_record import read_measured
+from tsx_runtime.core.models.cpp_archives import handler_of
+from tsx_runtime.core.models.handlers import chosen_handler
+from tsx_runtime.core.models.load_order import envelope_of, load_order
+from tsx_runtime.core.models.plan import Plan, RegisterOrder, check_workers
 from tsx_runtime.core.placement.placement import Machine, Place, launch_of, place_of
-from tsx_runtime.core.plan import Plan, RegisterOrder, check_workers
 from tsx_runtime.core.routing import Headers
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher

@@ -7,8 +7,8 @@ import os
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import passed_variables
+from tsx_runtime.core.models.plan import Plan
 from tsx_runtime.core.placement.placement import Place
-from tsx_runtime.core.plan import Plan
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import writes_json
