@@ -21,12 +21,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tsx_runtime import wire
-from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.scheduling.batching import Limits
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.split import Split
 from tsx_runtime.core.telemetry.tracing import Tracer
+from tsx_runtime.core.traffic.routing import make_table
+from tsx_runtime.core.traffic.splitter import Split
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.inference import Predictions

@@ -17,12 +17,12 @@ from typing import NamedTuple
 from urllib.parse import unquote_plus
 
 from tsx_runtime import wire
-from tsx_runtime.core.credentials import tells_who
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.recordterms import RecordTerms
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.segments import Kept, Segments
-from tsx_runtime.core.watched import Watched
+from tsx_runtime.core.traffic.observer import Watched
+from tsx_runtime.core.traffic.redaction import tells_who
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
 from tsx_runtime.shared.redaction import lets_in

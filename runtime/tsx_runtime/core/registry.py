@@ -24,9 +24,9 @@ from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts import Rollouts
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadows import Shadows
-from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.core.telemetry.tracing import Tracer
+from tsx_runtime.core.traffic.manager import Splits
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import (

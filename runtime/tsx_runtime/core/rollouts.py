@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
 from tsx_runtime.core.rolloutlog import Logs
 from tsx_runtime.core.rolloutstate import RolloutState, Status
-from tsx_runtime.core.routing import meant, sharing
-from tsx_runtime.core.splits import Arrangement
 from tsx_runtime.core.telemetry.histogram import quantile
+from tsx_runtime.core.traffic.manager import Arrangement
+from tsx_runtime.core.traffic.routing import meant, sharing
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic

@@ -11,10 +11,10 @@ from functools import partial
 from tsx_runtime.core.comparing import compare
 from tsx_runtime.core.concurrency.daemon_threads import Threads
 from tsx_runtime.core.models.model import Model
-from tsx_runtime.core.routing import answering, meant
 from tsx_runtime.core.shadow import Pair, Shadowing
-from tsx_runtime.core.splits import Splits
 from tsx_runtime.core.tally import Example, cut, side_of, without_secrets
+from tsx_runtime.core.traffic.manager import Splits
+from tsx_runtime.core.traffic.routing import answering, meant
 from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare, Shadow, Traffic

@@ -12,8 +12,8 @@ from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
-from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.telemetry.tracing import current
+from tsx_runtime.core.traffic.splitter import HEADER, Route
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block

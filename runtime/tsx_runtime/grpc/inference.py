@@ -15,7 +15,7 @@ from google.protobuf.empty_pb2 import Empty
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer

@@ -17,8 +17,8 @@ import httptools
 
 from tsx_runtime import wire
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.split import Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.asks import Asks, asks_of

@@ -17,8 +17,8 @@ from typing import Any
 from tsx_runtime import wire
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
-from tsx_runtime.core.split import HEADER, Route
 from tsx_runtime.core.telemetry.tracing import current
+from tsx_runtime.core.traffic.splitter import HEADER, Route
 from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.access import BROKEN, ENDED, SERVED

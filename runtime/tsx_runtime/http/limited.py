@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
 from tsx_runtime.http.client_limits import HOLD, Client, ClientLimits
 from tsx_runtime.http.heads import Head

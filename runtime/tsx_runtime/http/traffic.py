@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.routing import meant
+from tsx_runtime.core.traffic.routing import meant
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.management import ModelName

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tsx_runtime import wire
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.asgi import handler_headers, new_request_id
 from tsx_runtime.http.routes import Target, resolve

@@ -21,7 +21,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http import faults

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import TsxError, read_error
 from tsx_runtime.http.asgi import ClientGone, Receive
 

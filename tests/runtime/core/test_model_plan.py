@@ -7,7 +7,7 @@ import pytest
 from tsx_archiver import parse_model_config
 from tsx_runtime.core.models.plan import RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.placement.devices import count_visible, cpu_count
-from tsx_runtime.core.routing import choose
+from tsx_runtime.core.traffic.routing import choose
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings

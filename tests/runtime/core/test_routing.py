@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.routing import Table, answering, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
+from tsx_runtime.core.traffic.routing import Table, answering, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
 from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Rule, Traffic, parse_traffic
 from tsx_runtime.wire import COPIED

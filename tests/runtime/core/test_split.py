@@ -14,10 +14,10 @@ import pytest
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.routing import make_table
 from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
-from tsx_runtime.core.split import Split
-from tsx_runtime.core.watched import Watched
+from tsx_runtime.core.traffic.observer import Watched
+from tsx_runtime.core.traffic.routing import make_table
+from tsx_runtime.core.traffic.splitter import Split
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic

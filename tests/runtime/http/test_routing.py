@@ -18,7 +18,7 @@ from tests.runtime.http.conftest import RunningServer, make_settings, running_se
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.watched import Watched
+from tsx_runtime.core.traffic.observer import Watched
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.wire import Buffer

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.split import Route
+from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.asgi import Counts, Message
 from tsx_runtime.http.auth import Guard

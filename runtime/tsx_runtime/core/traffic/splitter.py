@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from tsx_runtime.core.routing import Headers, Table, by_rule, draw, key_in_body, key_in_head, stick
 from tsx_runtime.core.scheduling.job import ClientJob, Job
+from tsx_runtime.core.traffic.routing import Headers, Table, by_rule, draw, key_in_body, key_in_head, stick
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
@@ -45,7 +45,7 @@ class Observer(Protocol):
         """`draw` is random, from 0 up to but not including 1, and another one for each observer."""
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        """What is submitted to the version in the job's place (see `watched.py`)."""
+        """What is submitted to the version in the job's place (see `observer.py`)."""
 
 
 class Split:

@@ -1,0 +1,1 @@
+"""Which version of a model serves a request."""
