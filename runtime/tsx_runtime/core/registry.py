@@ -21,7 +21,7 @@ from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.registering import Registering
-from tsx_runtime.core.rollouts import Rollouts
+from tsx_runtime.core.rollouts.controller import Rollouts
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadows import Shadows
 from tsx_runtime.core.state import State, state_directory

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.rollout import RolloutPlan
-from tsx_runtime.core.rollouts import told
-from tsx_runtime.core.rolloutstate import RolloutState, Status
+from tsx_runtime.core.rollouts.controller import told
+from tsx_runtime.core.rollouts.policy import RolloutPlan
+from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.management import ModelName, parameters_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tsx_runtime.core.rollout import Action, Counts, RolloutPlan, Seen, decide, slower
+from tsx_runtime.core.rollouts.policy import Action, Counts, RolloutPlan, Seen, decide, slower
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
 PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2)

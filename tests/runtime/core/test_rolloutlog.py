@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.core.rolloutlog import MOST_LINES, Logs
+from tsx_runtime.core.rollouts.decision_log import MOST_LINES, Logs
 
 
 def test_the_next_server_has_what_was_decided_before(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_line_that_did_not_come_whole_costs_no_other(tmp_path: Path) -> None:
 
 def test_nothing_is_read_once_the_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = Logs(tmp_path)
-    monkeypatch.setattr("tsx_runtime.core.rolloutlog._read_lines", None)
+    monkeypatch.setattr("tsx_runtime.core.rollouts.decision_log._read_lines", None)
     logs.add("digits", {"step": 1})
     assert logs.read("digits") == [{"step": 1}]
     logs.close()

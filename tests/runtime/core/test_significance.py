@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.significance import above, interval, worse
+from tsx_runtime.core.rollouts.significance import above, interval, worse
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.rollout import RolloutPlan
+from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import ModelNotFound, SettingError
 from tsx_runtime.settings.schema import Settings

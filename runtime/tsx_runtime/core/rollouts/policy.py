@@ -22,7 +22,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tsx_runtime.core.significance import above, worse
+from tsx_runtime.core.rollouts.significance import above, worse
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
 EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look

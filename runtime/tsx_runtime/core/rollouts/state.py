@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tsx_runtime.core.rollout import Counts, RolloutPlan
+from tsx_runtime.core.rollouts.policy import Counts, RolloutPlan
 
 Status = Literal["running", "finished", "went back", "stopped"]
 

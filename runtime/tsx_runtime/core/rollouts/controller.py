@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from tsx_runtime.core.rollout import Action, Counts, Decision, RolloutPlan, Seen, decide
-from tsx_runtime.core.rolloutlog import Logs
-from tsx_runtime.core.rolloutstate import RolloutState, Status
+from tsx_runtime.core.rollouts.decision_log import Logs
+from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, RolloutPlan, Seen, decide
+from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.traffic.manager import Arrangement
 from tsx_runtime.core.traffic.routing import meant, sharing
