@@ -1,6 +1,6 @@
 """The accuracy guard: whether a configuration answers as the archive does as it is, one request at a time.
 
-Answers are compared as those of a shadow are (`tsx_runtime.core.comparing`). A model that answers the same request differently each time
+Answers are compared as those of a shadow are (`tsx_runtime.core.shadowing.comparison`). A model that answers the same request differently each time
 cannot be compared; that is told by comparing it with itself.
 """
 
@@ -17,7 +17,7 @@ from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import Accuracy
 from tsx_cli.compare import reason
 from tsx_cli.failure import CliError, UsageError
-from tsx_runtime.core.comparing import compare
+from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Compare
 

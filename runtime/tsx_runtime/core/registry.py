@@ -23,7 +23,7 @@ from tsx_runtime.core.recorders import Recorders
 from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts.controller import Rollouts
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.core.shadows import Shadows
+from tsx_runtime.core.shadowing.manager import Shadows
 from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.traffic.manager import Splits

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry import Registry
 from tsx_runtime.core.rollouts.significance import interval
-from tsx_runtime.core.shadow import Shadowing
-from tsx_runtime.core.shadows import answers_alone
-from tsx_runtime.core.tally import Cut, Example, Latency, Side
+from tsx_runtime.core.shadowing.manager import answers_alone
+from tsx_runtime.core.shadowing.mirror import Shadowing
+from tsx_runtime.core.shadowing.report import Cut, Example, Latency, Side
 from tsx_runtime.http import openapi
 from tsx_runtime.http.families import Families
 from tsx_runtime.http.management import ModelName

@@ -166,7 +166,7 @@ class Rule(_Part):
 
 
 class Compare(_Part):
-    """How the answers of a shadow are compared with those that clients got (`core/comparing.py`)."""
+    """How the answers of a shadow are compared with those that clients got (`core/shadowing/comparison.py`)."""
 
     kind: Literal["exact", "numeric", "top-k", "plugin"] = "exact"
     ignore: Annotated[list[FieldPath], _few] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item

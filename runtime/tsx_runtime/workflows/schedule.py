@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from tsx_runtime.core.answers import load_in_turns
+from tsx_runtime.core.shadowing.response_body import load_in_turns
 from tsx_runtime.wire import COPIED, TENSORS_HEAD, Body, Parts
 
 _FRAMING = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"expect", TENSORS_HEAD)

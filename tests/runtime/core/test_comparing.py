@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.answers import NO_JSON, read_answer
-from tsx_runtime.core.comparing import compare, differing, same_exactly, within, without
-from tsx_runtime.core.ranking import agree, first_difference, ranking_of
+from tsx_runtime.core.shadowing.comparison import compare, differing, same_exactly, within, without
+from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
+from tsx_runtime.core.shadowing.top_k import agree, first_difference, ranking_of
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.tally import CUT, NEWEST, Cut, Tally, cut, quantile, side_of, without_secrets
+from tsx_runtime.core.shadowing.report import CUT, NEWEST, Cut, Tally, cut, quantile, side_of, without_secrets
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Parts
 

@@ -22,7 +22,7 @@ import pytest
 from tests.runtime.http.conftest import RunningServer, make_settings, running_server
 from tests.support.installed import install_plugins
 from tests.support.models import STATEFUL, make_model
-from tsx_runtime.core.shadow import LONGEST, MOST_COPIES
+from tsx_runtime.core.shadowing.mirror import LONGEST, MOST_COPIES
 from tsx_runtime.settings.traffic_policy import NOTHING
 
 # Two versions of one model: what they are asked to do differently is in the body.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
-from tsx_runtime.core.tally import EXAMPLES, Tally
+from tsx_runtime.core.shadowing.report import EXAMPLES, Tally
 from tsx_runtime.core.traffic.observer import Watched
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import TsxError, Unavailable

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 
-from tsx_runtime.core.comparing import compare
 from tsx_runtime.core.concurrency.daemon_threads import Threads
 from tsx_runtime.core.models.model import Model
-from tsx_runtime.core.shadow import Pair, Shadowing
-from tsx_runtime.core.tally import Example, cut, side_of, without_secrets
+from tsx_runtime.core.shadowing.comparison import compare
+from tsx_runtime.core.shadowing.mirror import Pair, Shadowing
+from tsx_runtime.core.shadowing.report import Example, cut, side_of, without_secrets
 from tsx_runtime.core.traffic.manager import Splits
 from tsx_runtime.core.traffic.routing import answering, meant
 from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable

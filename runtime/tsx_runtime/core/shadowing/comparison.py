@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tsx_runtime.core.answers import NO_JSON, read_answer
-from tsx_runtime.core.ranking import first_difference
+from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
+from tsx_runtime.core.shadowing.top_k import first_difference
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
