@@ -19,7 +19,7 @@ from tsx_runtime.core.models.plan import Plan, RegisterOrder
 from tsx_runtime.core.peek import holds_exported_program
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
-from tsx_runtime.core.recorders import Recorders
+from tsx_runtime.core.recording.manager import Recorders
 from tsx_runtime.core.registering import Registering
 from tsx_runtime.core.rollouts.controller import Rollouts
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget

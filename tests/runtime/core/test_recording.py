@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.talker import until
-from tsx_runtime.core.recording import MOST_WAITING, Keeper, Noted, Recorder
-from tsx_runtime.core.recordterms import RecordTerms
-from tsx_runtime.core.segments import PARTS, Segments
+from tsx_runtime.core.recording.config import RecordTerms
+from tsx_runtime.core.recording.recorder import MOST_WAITING, Keeper, Noted, Recorder
+from tsx_runtime.core.recording.segments import PARTS, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 SECRETS = """Authorization Proxy-Authorization Cookie Set-Cookie X-Api-Key apikey X-Auth-Token X-Amz-Security-Token X-Amz-Date
@@ -159,7 +159,7 @@ def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_c
 ) -> None:
     import resource
 
-    monkeypatch.setattr("tsx_runtime.core.recording.REST", 0.0)
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.REST", 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async def test(recorder: Recorder) -> None:
@@ -190,7 +190,7 @@ def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logg
             raise ValueError("odd")
         return encode(entry)
 
-    monkeypatch.setattr("tsx_runtime.core.recording.encode", encoded)
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encoded)
 
     async def test(recorder: Recorder) -> None:
         for body in (b"odd", b"odd", b"even"):

@@ -18,9 +18,9 @@ from urllib.parse import unquote_plus
 
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.recordterms import RecordTerms
+from tsx_runtime.core.recording.config import RecordTerms
+from tsx_runtime.core.recording.segments import Kept, Segments
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.segments import Kept, Segments
 from tsx_runtime.core.traffic.observer import Watched
 from tsx_runtime.core.traffic.redaction import tells_who
 from tsx_runtime.errors import TsxError

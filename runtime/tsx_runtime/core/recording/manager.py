@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from tsx_runtime.core.concurrency.task_group import Background
-from tsx_runtime.core.recording import Keeper, Recorder
-from tsx_runtime.core.recordterms import RecordTerms
-from tsx_runtime.core.segments import Kept, Segments
+from tsx_runtime.core.recording.config import RecordTerms
+from tsx_runtime.core.recording.recorder import Keeper, Recorder
+from tsx_runtime.core.recording.segments import Kept, Segments
 from tsx_runtime.errors import Conflict
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Recordings of requests, written to disk within bounds."""
