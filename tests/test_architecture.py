@@ -191,7 +191,7 @@ print(json.dumps({
 ENTRANCES = ["tsx_archiver", "model_archiver", "tsx_cli.main", "tsx_templates", "tsx_runtime", "tsx_runtime.core", "tsx_runtime.worker"]
 
 
-@pytest.mark.parametrize("module", [*ENTRANCES, "tsx_runtime.core.registry", "tsx_runtime.http.app", "tsx_runtime.targets.server"])
+@pytest.mark.parametrize("module", [*ENTRANCES, "tsx_runtime.core.registry.registry", "tsx_runtime.http.app", "tsx_runtime.targets.server"])
 def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOMS["model_archiver"]), os.environ.get("PYTHONPATH", "")])
     finished = subprocess.run(
@@ -215,4 +215,4 @@ def test_help_imports_neither_torch_nor_the_server() -> None:
     assert "serve" in finished.stdout
     loaded = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines() if line.startswith("import time:")}
     assert "typer" in loaded
-    assert not loaded & {"torch", "numpy", "fastapi", "uvicorn", "pydantic", "boto3", "tsx_runtime.core.registry"}
+    assert not loaded & {"torch", "numpy", "fastapi", "uvicorn", "pydantic", "boto3", "tsx_runtime.core.registry.registry"}

@@ -13,8 +13,8 @@ from tsx_archiver import open_archive
 from tsx_cli.compare import Reply, clip, difference, findings
 from tsx_cli.inputs import guess_content_type, samples_in
 from tsx_runtime import wire
-from tsx_runtime.core.local import open_model
 from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.settings.schema import Settings

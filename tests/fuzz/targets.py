@@ -19,7 +19,7 @@ from tests.support.models import make_model
 from tsx_archiver import ArchiveError, Limits, inspect_archive, open_archive
 from tsx_runtime import wire
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import build_apps

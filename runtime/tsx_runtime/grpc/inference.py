@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames
 from tsx_runtime.core.traffic.splitter import Route

@@ -8,7 +8,7 @@ from typing import Any
 
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError

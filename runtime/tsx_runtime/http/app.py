@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import BaseRoute, Route
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer

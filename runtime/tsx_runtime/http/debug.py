@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import ConfigDict, Field
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, Seen
 from tsx_runtime.errors import ModelNotFound, RequestNotFound
 from tsx_runtime.http import openapi

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import httptools
 
 from tsx_runtime import wire
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.describe import is_healthy, not_ready
 from tsx_runtime.http.schemas import Health, Readiness
 

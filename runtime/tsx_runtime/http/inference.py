@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tsx_runtime import wire
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.core.traffic.splitter import HEADER, Route

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http import openapi
 from tsx_runtime.http.describe import not_ready
 from tsx_runtime.version import __version__

@@ -14,7 +14,7 @@ from tsx_archiver import load_json
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
 from tsx_runtime.http import faults, openapi, refusing

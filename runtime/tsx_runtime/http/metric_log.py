@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from weakref import WeakKeyDictionary
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.gpu import gpu_metrics, read_gpus

@@ -17,7 +17,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadowing.mirror import Shadowing
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tsx_runtime.core.concurrency.daemon_threads import Threads
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.http.asgi import is_header, read_body

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.recording.config import RecordTerms
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http import openapi
 from tsx_runtime.http.management import ModelName, parameters_of
 from tsx_runtime.http.replies import json_answer, read_object

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.controller import told
 from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.rollouts.state import RolloutState, Status

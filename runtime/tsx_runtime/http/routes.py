@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote
 
 from python_multipart.multipart import parse_options_header
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.traffic.routing import Headers, meant
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.significance import interval
 from tsx_runtime.core.shadowing.manager import answers_alone
 from tsx_runtime.core.shadowing.mirror import Shadowing

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.traffic.routing import meant
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.http import openapi

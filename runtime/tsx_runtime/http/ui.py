@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http import uistate

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Point, Series
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.http.describe import Memory

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.uvicorn_contract import http_protocol
 from tsx_runtime.settings.schema import Settings

@@ -25,7 +25,7 @@ import psutil
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable

@@ -7,7 +7,7 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.tokens import Keys
 from tsx_runtime.settings.addresses import Address

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.asgi import Counts, Receive, Scope, Send
 from tsx_runtime.http.auth import build_guards
 from tsx_runtime.http.inference import Predictions

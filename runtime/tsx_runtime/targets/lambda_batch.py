@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import TsxError

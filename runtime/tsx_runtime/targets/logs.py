@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tsx_runtime.core.serverlog import LABEL
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, MODEL_METRICS, TS_METRICS
@@ -18,6 +17,7 @@ from tsx_runtime.shared.nonblocking_output import Lossy, log_in_background
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
 from tsx_runtime.targets.logfile import LogFile
+from tsx_runtime.targets.observability.server_log import LABEL
 from tsx_runtime.targets.workeroutput import MODEL_LOG
 
 CONSOLE = "%(asctime)s %(levelname)-7s %(message)s"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.settings.schema import Settings

@@ -19,7 +19,7 @@ from fastapi import Request
 
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.core.workers.worker import WorkerState

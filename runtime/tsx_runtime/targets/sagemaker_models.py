@@ -18,7 +18,7 @@ from typing import NamedTuple
 import psutil
 
 from tsx_archiver import ArchiveError, is_model_name
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound, OutOfResources, SettingError
 from tsx_runtime.targets.start import StartModel

@@ -19,8 +19,7 @@ from typing import Any, Protocol, TypeVar
 from tsx_archiver import ArchiveError
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
-from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.serverlog import server_log
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import Series, sampling
 from tsx_runtime.errors import TsxError
@@ -35,6 +34,7 @@ from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.grpc_ports import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.listen import Listener, listeners
 from tsx_runtime.targets.logs import is_configured
+from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.otlp import tracing
 from tsx_runtime.targets.snapshots import Snapshots
 from tsx_runtime.targets.start import StartModel, load_all, register_all

@@ -12,7 +12,7 @@ from pathlib import Path
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.properties import format_properties
 from tsx_runtime.settings.torchserve import SNAPSHOT, VersionSettings

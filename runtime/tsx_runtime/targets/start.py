@@ -11,7 +11,7 @@ from pathlib import Path
 from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import Snapshot, VersionSettings

@@ -14,10 +14,10 @@ from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, O
 from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
 from tsx_runtime.core.concurrency.daemon_threads import Threads
-from tsx_runtime.core.downloads import MOST
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.downloads import MOST
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import (
     BadRequest,
     CleanupTimeout,

@@ -15,7 +15,7 @@ from tests.support.talker import ask, gone, order, talker, until
 from tests.support.wheels import make_wheel
 from tsx_runtime.core.environments.requirements import read_requirements
 from tsx_runtime.core.environments.venvs import Environments, key_of
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel
 from tsx_runtime.settings.schema import Settings
 

@@ -22,7 +22,7 @@ from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
 from tsx_runtime.core.isolation import config
 from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
-from tsx_runtime.core.local import open_model
+from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.http.describe import describe_version

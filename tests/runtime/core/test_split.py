@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
 from tsx_runtime.core.traffic.observer import Watched
 from tsx_runtime.core.traffic.routing import make_table

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
-from tsx_runtime.core.state import State, state_directory
+from tsx_runtime.core.persistence import State, state_directory
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic

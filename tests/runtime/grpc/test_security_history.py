@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.runtime.grpc.conftest import TIMEOUT
 from tests.support.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
 from tests.support.models import make_model
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.grpc.inference import NAME as INFERENCE
 from tsx_runtime.grpc.management import NAME as MANAGEMENT
 from tsx_runtime.grpc.protos import inference_pb2, management_pb2

@@ -20,7 +20,7 @@ import uvicorn
 
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps

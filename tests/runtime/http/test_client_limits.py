@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.http.conftest import RunningServer
 from tests.support.rawhttp import Answer, RawConnection
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.support.models import make_model
 from tests.support.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.casing import CasedProtocol
 from tsx_runtime.http.protocol import FastLane

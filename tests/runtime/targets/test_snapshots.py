@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry import Registry
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import ModelNotFound, SettingError

@@ -16,7 +16,7 @@ from tsx_runtime.core.recording.segments import Kept, Segments
 from tsx_runtime.errors import Conflict
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.registry import Registry
+    from tsx_runtime.core.registry.registry import Registry
 
 logger = logging.getLogger("tsx.recording")
 

@@ -21,7 +21,7 @@ from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import Model, ModelVersion
-    from tsx_runtime.core.registry import Registry
+    from tsx_runtime.core.registry.registry import Registry
 
 LOOKS = 20  # in one bake
 SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks

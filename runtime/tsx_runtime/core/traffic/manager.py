@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.state import State
+from tsx_runtime.core.persistence import State
 from tsx_runtime.core.traffic.routing import Headers, choose, make_table, meant
 from tsx_runtime.core.traffic.splitter import Observer, Route, Split
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound

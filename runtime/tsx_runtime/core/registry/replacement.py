@@ -17,7 +17,7 @@ from tsx_runtime.errors import Conflict, LoadFailed
 from tsx_runtime.settings.tunable import TUNABLE
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.registry import Registry
+    from tsx_runtime.core.registry.registry import Registry
 
 logger = logging.getLogger("tsx.registry")
 

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import Background
-from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
 from tsx_runtime.core.models.model import Host, Model, ModelVersion
 from tsx_runtime.core.models.plan import Plan, RegisterOrder
-from tsx_runtime.core.peek import holds_exported_program
+from tsx_runtime.core.persistence import State, state_directory
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.recording.manager import Recorders
-from tsx_runtime.core.registering import Registering
+from tsx_runtime.core.registry.archive_probe import holds_exported_program
+from tsx_runtime.core.registry.downloads import Downloads
+from tsx_runtime.core.registry.registration import Registering
 from tsx_runtime.core.rollouts.controller import Rollouts
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadowing.manager import Shadows
-from tsx_runtime.core.state import State, state_directory
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.traffic.manager import Splits
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.concurrency.task_group import Background
-from tsx_runtime.core.downloads import Downloads
 from tsx_runtime.core.environments.venvs import Environment, Environments
 from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.model import Host, ModelVersion
 from tsx_runtime.core.models.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
-from tsx_runtime.core.replacing import Replacements, in_place_of
+from tsx_runtime.core.registry.downloads import Downloads
+from tsx_runtime.core.registry.replacement import Replacements, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
@@ -24,7 +24,7 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_url
 
 if TYPE_CHECKING:
-    from tsx_runtime.core.registry import Registry
+    from tsx_runtime.core.registry.registry import Registry
 
 PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
 

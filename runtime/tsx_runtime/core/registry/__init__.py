@@ -1,0 +1,1 @@
+"""The registered models: register, replace, look up, unregister."""

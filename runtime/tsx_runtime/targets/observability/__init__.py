@@ -1,0 +1,1 @@
+"""Logs, log files and traces of the server process."""
