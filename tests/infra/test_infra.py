@@ -22,9 +22,9 @@ from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.gpu import Gpu
-from tsx_runtime.http.metrics import Reading, build_families
-from tsx_runtime.http.system import read_system
+from tsx_runtime.metrics.collection import Reading, build_families
+from tsx_runtime.metrics.gpu import Gpu
+from tsx_runtime.metrics.host import read_system
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import TIMES
 

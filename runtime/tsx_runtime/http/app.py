@@ -13,22 +13,7 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
-from tsx_runtime.http import (
-    debug,
-    faults,
-    health,
-    kserve,
-    management,
-    metrics,
-    openapi,
-    plugged,
-    record,
-    refusing,
-    rollout,
-    shadow,
-    traffic,
-    ui,
-)
+from tsx_runtime.http import debug, faults, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import (
@@ -54,12 +39,13 @@ from tsx_runtime.http.limited_asgi import limited
 from tsx_runtime.http.origins import check_one_host
 from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.routes import check_query, runs_model
-from tsx_runtime.http.system import System
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.http.tokens import Keys, build_keys
 from tsx_runtime.http.traced import traced
 from tsx_runtime.http.ui import PREDICT, Playground
 from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
+from tsx_runtime.metrics import collection
+from tsx_runtime.metrics.host import System
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
@@ -299,11 +285,11 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
         app.include_router(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
         app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions)
-        read_metrics = metrics.reader(registry, counts, system)
+        read_metrics = collection.reader(registry, counts, system)
         app.include_router(ui.build_router(registry, series, read_metrics, guards.management, addresses))
         app.guards["ui"] = ui.shell_guard(guards.management)
     if "metrics" in roles:
-        app.include_router(metrics.build_router(registry, counts, system))
+        app.include_router(collection.build_router(registry, counts, system))
         app.guards["metrics"] = guards.metrics
     check_paths(plugins.endpoints.values())
     for role, guard in (("inference", guards.inference), ("management", guards.management)):

@@ -20,12 +20,12 @@ from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorke
 from tsx_runtime.http import faults, openapi, refusing
 from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.describe import PAGE, describe_version, list_models, memory_of
-from tsx_runtime.http.gpu import read_gpus
 from tsx_runtime.http.replies import MOST_VALUES, read_given
 from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import status_answer as _status
 from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.http.tokens import Keys
+from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.suggestions import suggestion
 

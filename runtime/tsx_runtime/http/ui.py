@@ -20,10 +20,10 @@ from tsx_runtime.http.asgi import Message, Receive, Scope, Send
 from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import NAMES
 from tsx_runtime.http.describe import memory_of
-from tsx_runtime.http.families import Families
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.uifiles import DATA_HEADERS, HEADERS, SHELL, files
+from tsx_runtime.metrics.exposition import Families
 
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")

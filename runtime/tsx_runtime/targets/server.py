@@ -26,8 +26,8 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.hosting import Platform
-from tsx_runtime.http.metric_log import metric_tasks
 from tsx_runtime.http.tokens import Keys, start_keys
+from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
 from tsx_runtime.targets.answering import Answering

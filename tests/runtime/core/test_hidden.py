@@ -18,7 +18,7 @@ from tests.support.servers import FREE_PORTS, environment_of, serving
 from tsx_runtime.core.isolation.hidden_credentials import CREDENTIALS, SERVERS, hidden_variables, passed_variables, starting_without
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import start_program
-from tsx_runtime.http.system import System
+from tsx_runtime.metrics.host import System
 from tsx_runtime.settings.schema import SECRETS, Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tsx_runtime.http import nvml
-from tsx_runtime.http.gpu import Gpu, parse, read_gpus, visible
-from tsx_runtime.http.nvml import Nvml
+from tsx_runtime.metrics import nvml
+from tsx_runtime.metrics.gpu import Gpu, parse, read_gpus, visible
+from tsx_runtime.metrics.nvml import Nvml
 
 OUTPUT = """\
 0, GPU-5d0bf3f5-7b2b-4c6e-8a5a-0b8f5d9f0001, 37, 12, 678, 81559

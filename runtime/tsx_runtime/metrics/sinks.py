@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from tsx_runtime.core.concurrency.daemon_threads import Threads
-from tsx_runtime.http.families import Families
+from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.plugins import MetricsSink, Sample
 
 logger = logging.getLogger("tsx.plugins")

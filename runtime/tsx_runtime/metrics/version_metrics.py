@@ -11,8 +11,8 @@ from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.http.families import PIECE, Families, Labels
-from tsx_runtime.http.gpu import Gpu
+from tsx_runtime.metrics.exposition import PIECE, Families, Labels
+from tsx_runtime.metrics.gpu import Gpu
 
 MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")

@@ -24,11 +24,11 @@ from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.families import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
-from tsx_runtime.http.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.http.shadow import add_shadows
-from tsx_runtime.http.system import System, SystemMetric
-from tsx_runtime.http.version_metrics import add_handler_metrics, add_version
+from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
+from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
+from tsx_runtime.metrics.host import System, SystemMetric
+from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_version
 
 SYSTEM = frozenset(
     {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}

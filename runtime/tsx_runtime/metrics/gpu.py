@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_runtime.http import nvml
-from tsx_runtime.http.nvml import MEBI
-from tsx_runtime.http.programs import output_of
+from tsx_runtime.metrics import nvml
+from tsx_runtime.metrics.nvml import MEBI
+from tsx_runtime.metrics.programs import output_of
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
 TIMEOUT = 5.0  # seconds; a hung driver must not hang the answer

@@ -14,10 +14,10 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.gpu import gpu_metrics, read_gpus
-from tsx_runtime.http.metrics import reader
-from tsx_runtime.http.sinks import feed
-from tsx_runtime.http.system import System
+from tsx_runtime.metrics.collection import reader
+from tsx_runtime.metrics.gpu import gpu_metrics, read_gpus
+from tsx_runtime.metrics.host import System
+from tsx_runtime.metrics.sinks import feed
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import EVERY, MODEL_METRICS, TS_METRICS, Logbook
 

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus and for TorchServe's log files."""
