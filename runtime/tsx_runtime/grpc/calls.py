@@ -9,6 +9,7 @@ from typing import Any, cast
 import grpc
 
 from tsx_runtime import wire
+from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
@@ -19,7 +20,6 @@ from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, Refused, worker_refusal
 from tsx_runtime.http.asgi import Pair, check_status, new_request_id
-from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.wire import Body
 
 Context = grpc.aio.ServicerContext[Any, Any]

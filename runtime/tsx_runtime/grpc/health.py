@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Collection
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from tsx_runtime.api.describe import not_ready
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admission, Admissions
@@ -15,7 +16,6 @@ from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import SMALL
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, shortened
-from tsx_runtime.http.describe import not_ready
 
 NAME = "grpc.health.v1.Health"
 

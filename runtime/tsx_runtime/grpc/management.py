@@ -7,6 +7,9 @@ from typing import Any
 
 from fastapi import Response
 
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.describe import PAGE
+from tsx_runtime.api.schemas import RegisterParameters, ScaleParameters
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context
@@ -21,10 +24,7 @@ from tsx_runtime.grpc.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.describe import PAGE
 from tsx_runtime.http.management import Management, parameters_of
-from tsx_runtime.http.schemas import RegisterParameters, ScaleParameters
 
 REPLACE = "x-tsx-replace"  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
 NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"

@@ -10,6 +10,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
+from tsx_runtime.api.auth import Guard, Guards, build_guards, without_browsers
+from tsx_runtime.api.client_limits import client_limits
+from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.admission import Admission, Admissions
@@ -23,10 +26,7 @@ from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.access import access_log
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.auth import Guard, Guards, build_guards, without_browsers
-from tsx_runtime.http.client_limits import client_limits
 from tsx_runtime.http.management import Management
-from tsx_runtime.http.tokens import Keys
 from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings
 

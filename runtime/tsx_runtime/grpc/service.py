@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 import grpc
 
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.client_limits import ClientLimits
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError
 from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
@@ -21,8 +23,6 @@ from tsx_runtime.grpc.metadata import as_headers
 from tsx_runtime.grpc.statuses import Refusal, Refused, refusal
 from tsx_runtime.http.access import AccessLog
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.client_limits import ClientLimits
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.

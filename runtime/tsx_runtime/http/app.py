@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.routing import BaseRoute, Route
 
+from tsx_runtime.api.auth import Guard, build_guards
+from tsx_runtime.api.client_limits import ClientLimits, client_limits
+from tsx_runtime.api.origins import check_one_host
+from tsx_runtime.api.tokens import Keys, build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
@@ -29,18 +33,14 @@ from tsx_runtime.http.asgi import (
     new_request_id,
     send_whole,
 )
-from tsx_runtime.http.auth import Guard, build_guards
-from tsx_runtime.http.client_limits import ClientLimits, client_limits
 from tsx_runtime.http.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.faults import NOT_FOUND
 from tsx_runtime.http.hosting import Platform, raw_path
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.limited_asgi import limited
-from tsx_runtime.http.origins import check_one_host
 from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.routes import check_query, runs_model
 from tsx_runtime.http.timeouts import Timeouts
-from tsx_runtime.http.tokens import Keys, build_keys
 from tsx_runtime.http.traced import traced
 from tsx_runtime.http.ui import PREDICT, Playground
 from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow

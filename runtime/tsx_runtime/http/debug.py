@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import ConfigDict, Field
 
+from tsx_runtime.api.schemas import Camel
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, Seen
 from tsx_runtime.errors import ModelNotFound, RequestNotFound
 from tsx_runtime.http import openapi
 from tsx_runtime.http.replies import json_answer
-from tsx_runtime.http.schemas import Camel
 
 _EXAMPLE: dict[str, Any] = {
     "requestId": "f7e9c1d2-3b4a-4c5d-8e6f-00000000002a",

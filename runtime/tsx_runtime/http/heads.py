@@ -16,17 +16,17 @@ from urllib.parse import unquote
 import httptools
 
 from tsx_runtime import wire
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.origins import names_one_host
+from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
 from tsx_runtime.http.asks import Asks, asks_of
-from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.faults import NOT_FOUND, V2
 from tsx_runtime.http.hosting import Platform
-from tsx_runtime.http.limits import priority_and_timeout
-from tsx_runtime.http.origins import names_one_host
 from tsx_runtime.http.refusal import Refusal
 from tsx_runtime.http.routes import V2_META, Target, find_target, is_form, resolve, with_headers
 

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from tsx_runtime.api.describe import is_healthy, not_ready
+from tsx_runtime.api.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http.describe import is_healthy, not_ready
-from tsx_runtime.http.schemas import Health, Readiness
 
 QUIETLY = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 

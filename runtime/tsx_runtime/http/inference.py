@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tsx_runtime import wire
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
@@ -39,9 +41,7 @@ from tsx_runtime.http.asgi import (
     send_whole,
 )
 from tsx_runtime.http.asks import TIMED, AskingJob, asks_of
-from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import as_sent
-from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.http.routes import field_counter, find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")

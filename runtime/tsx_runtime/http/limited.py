@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+from tsx_runtime.api.client_limits import HOLD, Client, ClientLimits
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
-from tsx_runtime.http.client_limits import HOLD, Client, ClientLimits
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.refusal import Refusal

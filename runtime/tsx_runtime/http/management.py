@@ -12,6 +12,9 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from tsx_archiver import load_json
 from tsx_runtime import wire
+from tsx_runtime.api.describe import PAGE, describe_version, list_models, memory_of
+from tsx_runtime.api.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
+from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -19,12 +22,9 @@ from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
 from tsx_runtime.http import faults, openapi, refusing
 from tsx_runtime.http.asgi import new_request_id
-from tsx_runtime.http.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.http.replies import MOST_VALUES, read_given
 from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import status_answer as _status
-from tsx_runtime.http.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
-from tsx_runtime.http.tokens import Keys
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.suggestions import suggestion

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tsx_runtime.http import limits
-from tsx_runtime.http.schemas import ErrorBody, RegisterParameters
+from tsx_runtime.api import priority
+from tsx_runtime.api.schemas import ErrorBody, RegisterParameters
 from tsx_runtime.version import __version__
 
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
@@ -38,12 +38,12 @@ _URGENCY = [
     }
     for name, description, least, most in (
         (
-            limits.PRIORITY,
+            priority.PRIORITY,
             "of the requests that wait, a greater one is served first; 0 if not given",
-            -limits.MOST_URGENT,
-            limits.MOST_URGENT,
+            -priority.MOST_URGENT,
+            priority.MOST_URGENT,
         ),
-        (limits.TIMEOUT, "milliseconds that the client will wait for the answer", 1, limits.LONGEST),
+        (priority.TIMEOUT, "milliseconds that the client will wait for the answer", 1, priority.LONGEST),
     )
 ]
 

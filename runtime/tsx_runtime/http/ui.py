@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http import uistate
 from tsx_runtime.http.asgi import Message, Receive, Scope, Send
-from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import NAMES
-from tsx_runtime.http.describe import memory_of
 from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.uifiles import DATA_HEADERS, HEADERS, SHELL, files

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_runtime.api.describe import Memory
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Point, Series
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.http.describe import Memory
 from tsx_runtime.http.traffic import natural
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__

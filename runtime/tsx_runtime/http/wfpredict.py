@@ -7,6 +7,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http import faults
 from tsx_runtime.http.asgi import (
@@ -22,9 +24,7 @@ from tsx_runtime.http.asgi import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.cased import as_sent
-from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import Request
 from tsx_runtime.workflows.schedule import Output

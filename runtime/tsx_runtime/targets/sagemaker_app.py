@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from tsx_runtime import wire
+from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -42,7 +43,6 @@ from tsx_runtime.http.asgi import (
 )
 from tsx_runtime.http.cased import as_sent
 from tsx_runtime.http.hosting import raw_path
-from tsx_runtime.http.limits import deadline, priority_and_timeout
 from tsx_runtime.http.replies import read_object
 from tsx_runtime.http.routes import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform

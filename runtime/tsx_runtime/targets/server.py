@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
+from tsx_runtime.api.auth import required_tokens
+from tsx_runtime.api.tokens import Keys, start_keys
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry.registry import Registry
@@ -24,9 +26,7 @@ from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import Series, sampling
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.http.hosting import Platform
-from tsx_runtime.http.tokens import Keys, start_keys
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json

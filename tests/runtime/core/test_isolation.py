@@ -20,12 +20,12 @@ from tests.support.servers import FREE_PORTS, serving
 from tests.support.talker import ask, gone, order, until, with_registry
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
+from tsx_runtime.api.describe import describe_version
 from tsx_runtime.core.isolation import config
 from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
 from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
-from tsx_runtime.http.describe import describe_version
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 

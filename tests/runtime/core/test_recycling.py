@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.support.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.api.describe import describe_version
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.http.describe import describe_version
 
 LEAK = """
 import os

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.client_limits import ClientLimits
+from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.client_limits import ClientLimits
-from tsx_runtime.http.tokens import Key
 from tsx_runtime.settings.schema import Settings
 
 

@@ -24,13 +24,13 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.runtime.grpc.conftest import TIMEOUT
 from tests.support.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
 from tests.support.models import make_model
+from tsx_runtime.api.tokens import Key, Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.grpc.inference import NAME as INFERENCE
 from tsx_runtime.grpc.management import NAME as MANAGEMENT
 from tsx_runtime.grpc.protos import inference_pb2, management_pb2
 from tsx_runtime.grpc.server import GrpcServer
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.tokens import Key, Keys
 from tsx_runtime.settings.schema import Settings
 
 METADATA = "http://169.254.169.254/latest/meta-data/x.mar"

@@ -20,9 +20,9 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
 from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving, started
+from tsx_runtime.api.auth import required_tokens
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.options import options
-from tsx_runtime.http.auth import required_tokens
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.grpc_ports import check_free, grpc_addresses

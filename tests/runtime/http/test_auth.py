@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tsx_runtime.api.auth import Guard, build_guards, required_tokens
+from tsx_runtime.api.tokens import Key
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
-from tsx_runtime.http.auth import Guard, build_guards, required_tokens
-from tsx_runtime.http.tokens import Key
 from tsx_runtime.settings.schema import Settings
 
 

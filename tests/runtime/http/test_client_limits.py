@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tests.runtime.http.conftest import RunningServer
 from tests.support.rawhttp import Answer, RawConnection
+from tsx_runtime.api.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
-from tsx_runtime.http.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.container_env import Place, settings_of

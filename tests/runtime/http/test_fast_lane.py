@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from tests.runtime.http.conftest import RunningServer
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi import Counts
-from tsx_runtime.http.auth import Guard
 from tsx_runtime.http.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.refusal import Refusal
-from tsx_runtime.http.tokens import Key
 from tsx_runtime.settings.schema import Settings
 
 PATH = "/predictions/talker"

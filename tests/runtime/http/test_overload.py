@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_runtime.api.priority import PRIORITY, TIMEOUT, deadline, priority_and_timeout
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.http.limits import PRIORITY, TIMEOUT, deadline, priority_and_timeout
 
 LANES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
 both_lanes = pytest.mark.parametrize("lane", LANES)

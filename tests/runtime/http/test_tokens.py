@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 import httpx
 import pytest
 
+from tsx_runtime.api.tokens import Key, Keys, build_keys, start_keys
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
-from tsx_runtime.http.tokens import Key, Keys, build_keys, start_keys
 from tsx_runtime.settings.schema import Settings
 
 PATH = "/predictions/talker"

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.asgi import Counts, Message
-from tsx_runtime.http.auth import Guard
-from tsx_runtime.http.tokens import Key
 from tsx_runtime.targets.sagemaker_app import MultiModel
 from tsx_runtime.targets.sagemaker_env import read_environment
 from tsx_runtime.targets.sagemaker_records import Answered, answer_each

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from tsx_runtime.api.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.http.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 from tsx_runtime.metrics.gpu import Gpu
 
 if TYPE_CHECKING:
