@@ -21,7 +21,7 @@ from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.collection import Reading, build_families
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.host import read_system

@@ -19,7 +19,7 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, Refused, worker_refusal
-from tsx_runtime.http.asgi import Pair, check_status, new_request_id
+from tsx_runtime.http.semantics.messages import Pair, check_status, new_request_id
 from tsx_runtime.wire import Body
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -25,7 +25,7 @@ from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal
-from tsx_runtime.http.asgi import Pair
+from tsx_runtime.http.semantics.messages import Pair
 from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts, parse_header_block
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"

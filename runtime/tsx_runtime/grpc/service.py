@@ -21,8 +21,8 @@ from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import read_message
 from tsx_runtime.grpc.metadata import as_headers
 from tsx_runtime.grpc.statuses import Refusal, Refused, refusal
-from tsx_runtime.http.access import AccessLog
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.access_log import AccessLog
+from tsx_runtime.http.semantics.messages import Counts
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.

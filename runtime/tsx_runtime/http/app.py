@@ -17,10 +17,16 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
-from tsx_runtime.http import debug, faults, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic, ui
+from tsx_runtime.http import debug, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
-from tsx_runtime.http.access import access_log
-from tsx_runtime.http.asgi import (
+from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.limited_asgi import limited
+from tsx_runtime.http.plugged import check_paths
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.access_log import access_log
+from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
+from tsx_runtime.http.semantics.errors import NOT_FOUND
+from tsx_runtime.http.semantics.messages import (
     COUNTED,
     NO_CACHE,
     ClientGone,
@@ -33,13 +39,8 @@ from tsx_runtime.http.asgi import (
     new_request_id,
     send_whole,
 )
-from tsx_runtime.http.cors import adding, cors_headers, is_preflight
-from tsx_runtime.http.faults import NOT_FOUND
-from tsx_runtime.http.hosting import Platform, raw_path
-from tsx_runtime.http.inference import Predictions
-from tsx_runtime.http.limited_asgi import limited
-from tsx_runtime.http.plugged import check_paths
-from tsx_runtime.http.routes import check_query, runs_model
+from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
+from tsx_runtime.http.semantics.urls import check_query, runs_model
 from tsx_runtime.http.timeouts import Timeouts
 from tsx_runtime.http.traced import traced
 from tsx_runtime.http.ui import PREDICT, Playground
@@ -179,16 +180,16 @@ class ServerApp(FastAPI):
         except TsxError as error:
             await self._refuse(scope, send, request_id, error)
         except Exception as error:  # the boundary of a request
-            refusal = faults.unexpected(error, request_id)
+            refusal = errors.unexpected(error, request_id)
             if not begun:
                 await self._refuse(scope, send, request_id, refusal)
             elif not ended:
                 raise  # half an answer is out: only closing the connection tells the client
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
-        status, headers, body = faults.fault(error)
-        if scope["path"].startswith(faults.V2):
-            body = faults.for_v2(body)
+        status, headers, body = errors.fault(error)
+        if scope["path"].startswith(errors.V2):
+            body = errors.for_v2(body)
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
-from tsx_runtime.http.asgi import new_request_id
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lane import Lane
 from tsx_runtime.http.pipelining import LARGE, PipeliningProtocol
-from tsx_runtime.http.routes import speaks_v2
+from tsx_runtime.http.semantics.messages import new_request_id
+from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Buffer
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults
-from tsx_runtime.http.asgi import new_request_id
-from tsx_runtime.http.asks import Asks, reply
 from tsx_runtime.http.heads import Head
 from tsx_runtime.http.lines import CLOSE
-from tsx_runtime.http.routes import speaks_v2
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.messages import new_request_id
+from tsx_runtime.http.semantics.server_timing import Asks, reply
+from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Exchange:
             self.refuse(error)
             return
         if status >= 400 and speaks_v2(self.meta):
-            body = faults.for_v2(bytes(body))
+            body = errors.for_v2(bytes(body))
         if status == 205:
             body = b""  # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
         lane.counts.add(status)

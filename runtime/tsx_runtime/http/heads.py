@@ -23,12 +23,12 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.asgi import LONGEST_NUMBER, Pair
-from tsx_runtime.http.asks import Asks, asks_of
-from tsx_runtime.http.faults import NOT_FOUND, V2
-from tsx_runtime.http.hosting import Platform
 from tsx_runtime.http.refusal import Refusal
-from tsx_runtime.http.routes import V2_META, Target, find_target, is_form, resolve, with_headers
+from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
+from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, Pair
+from tsx_runtime.http.semantics.platform_hook import Platform
+from tsx_runtime.http.semantics.server_timing import Asks, asks_of
+from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
 
 REMEMBERED = 1024  # heads, and URLs
 LONGEST = 4096  # bytes of a head, or of a URL, that is remembered

@@ -22,9 +22,10 @@ from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.core.traffic.splitter import HEADER, Route
 from tsx_runtime.errors import ClientLeft, TsxError
-from tsx_runtime.http import faults
-from tsx_runtime.http.access import BROKEN, ENDED, SERVED
-from tsx_runtime.http.asgi import (
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
+from tsx_runtime.http.semantics.header_names import as_sent
+from tsx_runtime.http.semantics.messages import (
     JSON,
     NO_CACHE,
     ClientGone,
@@ -40,15 +41,14 @@ from tsx_runtime.http.asgi import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.asks import TIMED, AskingJob, asks_of
-from tsx_runtime.http.cased import as_sent
-from tsx_runtime.http.routes import field_counter, find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.http.semantics.server_timing import TIMED, AskingJob, asks_of
+from tsx_runtime.http.semantics.urls import field_counter, find_target, is_form, model_in_form, resolve, with_headers
 
 logger = logging.getLogger("tsx.http")
 
 
 class Predictions:
-    """The routes of `routes.py`, any verb (contract 1.2)."""
+    """The routes of `urls.py`, any verb (contract 1.2)."""
 
     def __init__(
         self, registry: Registry, limit: int, guard: Guard | None, counts: Counts, describe: Callable[[str], dict[str, Any]]
@@ -77,10 +77,10 @@ class Predictions:
         except (ClientGone, ClientLeft):
             return
         except TsxError as error:
-            status, pairs, body = faults.fault(error)
+            status, pairs, body = errors.fault(error)
             await self._send(send, scope, request_id, status, (*pairs, *_routed(scope)), body, rest_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await self._send(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
+            await self._send(send, scope, request_id, *errors.fault(errors.unexpected(error, request_id)))
         else:
             if answer.streamed:
                 self.counts.add(answer.status)
@@ -131,8 +131,8 @@ class Predictions:
         rest: Receive | None = None,
     ) -> None:
         self.counts.add(status)
-        if status >= 400 and scope["path"].startswith(faults.V2):
-            body = faults.for_v2(body)
+        if status >= 400 and scope["path"].startswith(errors.V2):
+            body = errors.for_v2(body)
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
     async def _stream(

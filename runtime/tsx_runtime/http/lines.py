@@ -6,15 +6,15 @@ from functools import lru_cache
 from http import HTTPStatus
 
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http import faults
-from tsx_runtime.http.asgi import Pair, check_status, handler_headers
-from tsx_runtime.http.cors import missing
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.cors import missing
+from tsx_runtime.http.semantics.messages import Pair, check_status, handler_headers
 
 CLOSE = b"connection: close\r\n"
 REMEMBERED = 256  # pairs of status and header block
 LONGEST = 4096  # bytes of an error whose form for the Open Inference Protocol is remembered
 
-_for_v2 = lru_cache(maxsize=64)(faults.for_v2)
+_for_v2 = lru_cache(maxsize=64)(errors.for_v2)
 
 
 class Lines:
@@ -47,9 +47,9 @@ class Lines:
         self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool, v2: bool = False, added: bytes = b""
     ) -> tuple[int, bytes]:
         """Its status, and an error as the whole of an answer. `added`: further lines of its head."""
-        status, pairs, body = faults.fault(error)
+        status, pairs, body = errors.fault(error)
         if v2:
-            body = _for_v2(body) if len(body) <= LONGEST else faults.for_v2(body)
+            body = _for_v2(body) if len(body) <= LONGEST else errors.for_v2(body)
         if default is not self.default:
             self.renew(default)
         before, behind = self._known.get((status, pairs)) or self._remember(status, pairs, (*pairs, *self.cors))

@@ -20,11 +20,12 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
-from tsx_runtime.http import faults, openapi, refusing
-from tsx_runtime.http.asgi import new_request_id
+from tsx_runtime.http import openapi, refusing
 from tsx_runtime.http.replies import MOST_VALUES, read_given
 from tsx_runtime.http.replies import json_answer as _json
 from tsx_runtime.http.replies import status_answer as _status
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.suggestions import suggestion
@@ -119,7 +120,7 @@ class Management:
 
     def _check_model_api(self, *others: str) -> None:
         if not self.registry.settings.enable_model_api:
-            raise MethodNotAllowed(faults.NOT_ALLOWED, allowed=others)
+            raise MethodNotAllowed(errors.NOT_ALLOWED, allowed=others)
 
     async def _parameters(self, request: Request) -> RegisterParameters:
         return parameters_of(RegisterParameters, await read_given(request, self.limit))

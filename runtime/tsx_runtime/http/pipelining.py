@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from tsx_runtime.http.casing import CasedProtocol
+from tsx_runtime.http.semantics.casing import CasedProtocol
 from tsx_runtime.http.turns import Turns
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What FastAPI and its routes refuse, as the error JSON; beside `faults.py`, which predictions have without a framework."""
+"""What FastAPI and its routes refuse, as the error JSON; beside `errors.py`, which predictions have without a framework."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, ResourceNotFound, TsxError
-from tsx_runtime.http.asgi import NO_CACHE, Message, Receive, Scope, Send, send_last
-from tsx_runtime.http.faults import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
+from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
+from tsx_runtime.http.semantics.messages import NO_CACHE, Message, Receive, Scope, Send, send_last
 from tsx_runtime.shared.suggestions import suggestion
 
 MOST = 5  # problems of one request that its answer names: a body may have thousands

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from tsx_archiver import load_json
 from tsx_runtime.api.schemas import Status
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
-from tsx_runtime.http.asgi import read_body
+from tsx_runtime.http.semantics.messages import read_body
 
 MOST_VALUES = 20_000  # of a JSON body of the management API: parsed and checked in about 20 ms
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage, Tracer, current, parent_of
 from tsx_runtime.errors import TsxError, is_failure
-from tsx_runtime.http.access import BROKEN, LEFT, LoggedExchange
-from tsx_runtime.http.asgi import Message, Pair, Receive, Scope, Send
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head
+from tsx_runtime.http.semantics.access_log import BROKEN, LEFT, LoggedExchange
+from tsx_runtime.http.semantics.messages import Message, Pair, Receive, Scope, Send
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:

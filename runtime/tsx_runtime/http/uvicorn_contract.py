@@ -79,7 +79,7 @@ def _cased_protocol(module: ModuleType | None) -> Any:
     there = parts_of(getattr(module, "HttpToolsProtocol", object))
     if not there.issuperset(NAMES_NEED):
         return "auto"
-    from tsx_runtime.http.casing import CasedProtocol  # here, as above
+    from tsx_runtime.http.semantics.casing import CasedProtocol  # here, as above
 
     return CasedProtocol
 

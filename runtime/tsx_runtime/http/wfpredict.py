@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http import faults
-from tsx_runtime.http.asgi import (
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.header_names import as_sent
+from tsx_runtime.http.semantics.messages import (
     ClientGone,
     Counts,
     Receive,
@@ -24,7 +25,6 @@ from tsx_runtime.http.asgi import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.cased import as_sent
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import Request
 from tsx_runtime.workflows.schedule import Output
@@ -59,10 +59,10 @@ class WorkflowPredictions:
         except ClientGone:
             return
         except TsxError as error:
-            status, headers, body = faults.fault(error)
+            status, headers, body = errors.fault(error)
             rest = rest_of(error, receive)
         except Exception as error:  # the boundary of a request
-            status, headers, body = faults.fault(faults.unexpected(error, request_id))
+            status, headers, body = errors.fault(errors.unexpected(error, request_id))
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
@@ -71,7 +71,7 @@ class WorkflowPredictions:
         priority, timeout_ms = priority_and_timeout(scope["headers"])
         name = scope["path"][len(PREFIX) :].partition("/")[0]
         if not name:
-            raise ResourceNotFound(faults.NOT_FOUND)
+            raise ResourceNotFound(errors.NOT_FOUND)
         self.workflows.find(name)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
         hidden = self.workflows.registry.hidden_headers.of(name)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.collection import reader
 from tsx_runtime.metrics.gpu import gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System

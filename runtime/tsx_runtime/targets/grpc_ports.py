@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import GRPC_ROLES, Settings
 from tsx_runtime.targets.listen import Listener

@@ -13,8 +13,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.asgi import handler_headers, new_request_id
-from tsx_runtime.http.routes import Target, resolve
+from tsx_runtime.http.semantics.messages import handler_headers, new_request_id
+from tsx_runtime.http.semantics.urls import Target, resolve
 from tsx_runtime.targets import lambda_events as events
 from tsx_runtime.targets.lambda_env import is_place
 from tsx_runtime.targets.lambda_events import Ask

@@ -11,9 +11,9 @@ from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
-from tsx_runtime.http import faults
-from tsx_runtime.http.asgi import Message, Receive, Scope, Send, new_request_id, send_whole
-from tsx_runtime.http.routes import runs_model
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, new_request_id, send_whole
+from tsx_runtime.http.semantics.urls import runs_model
 from tsx_runtime.targets.lambda_env import LARGEST
 from tsx_runtime.targets.lambda_events import UnknownEvent
 
@@ -211,7 +211,7 @@ async def _refused(scope: Scope, error: TsxError) -> _Whole:
 
 
 async def _refuse(scope: Scope, error: TsxError, send: Send) -> None:
-    status, headers, body = faults.fault(error)
-    if scope["path"].startswith(faults.V2):
-        body = faults.for_v2(body)
+    status, headers, body = errors.fault(error)
+    if scope["path"].startswith(errors.V2):
+        body = errors.for_v2(body)
     await send_whole(send, scope, status, headers, new_request_id(), body)

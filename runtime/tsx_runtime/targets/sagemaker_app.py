@@ -25,9 +25,11 @@ from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
-from tsx_runtime.http import faults
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.asgi import (
+from tsx_runtime.http.replies import read_object
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.header_names import as_sent
+from tsx_runtime.http.semantics.messages import (
     JSON,
     NO_CACHE,
     ClientGone,
@@ -41,10 +43,8 @@ from tsx_runtime.http.asgi import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.cased import as_sent
-from tsx_runtime.http.hosting import raw_path
-from tsx_runtime.http.replies import read_object
-from tsx_runtime.http.routes import Target, check_query, find_target, resolve
+from tsx_runtime.http.semantics.platform_hook import raw_path
+from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform
 from tsx_runtime.targets.sagemaker_lines import Form, accepted_form, as_line, form_of, joined, lines_of
 from tsx_runtime.targets.sagemaker_models import Loaded, Models, registry_name
@@ -101,10 +101,10 @@ class SageMaker:
         except ClientGone:
             return
         except TsxError as error:
-            status, pairs, body = faults.fault(error)
+            status, pairs, body = errors.fault(error)
             await self.answer(send, scope, request_id, status, pairs, body, rest_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await self.answer(send, scope, request_id, *faults.fault(faults.unexpected(error, request_id)))
+            await self.answer(send, scope, request_id, *errors.fault(errors.unexpected(error, request_id)))
 
     async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         await self.lines(scope, receive, send, request_id)
@@ -274,7 +274,7 @@ class MultiModel(SageMaker):
                 await self.predictions(scope, receive, send)
             return
         if len(parts) > 1 or path.startswith(INVOCATIONS):
-            raise ResourceNotFound(faults.NOT_FOUND)
+            raise ResourceNotFound(errors.NOT_FOUND)
         told = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
         await self.answer(send, scope, request_id, 200, (JSON,), _told(**told))
 
@@ -293,7 +293,7 @@ class MultiModel(SageMaker):
         if method == "DELETE" and name is not None:
             await self._models.unload(name)
             return {"status": f"Model {name} is unloaded"}
-        raise MethodNotAllowed(faults.NOT_ALLOWED, allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
+        raise MethodNotAllowed(errors.NOT_ALLOWED, allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
 
 
 def _shown(loaded: Loaded) -> dict[str, str]:

@@ -10,7 +10,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import TsxError, read_error
-from tsx_runtime.http.asgi import ClientGone, Receive
+from tsx_runtime.http.semantics.messages import ClientGone, Receive
 
 QUOTED = 1000  # characters of an answer that is quoted as the reason of a failure
 

@@ -14,7 +14,7 @@ from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 
 

@@ -30,7 +30,7 @@ from tsx_runtime.grpc.inference import NAME as INFERENCE
 from tsx_runtime.grpc.management import NAME as MANAGEMENT
 from tsx_runtime.grpc.protos import inference_pb2, management_pb2
 from tsx_runtime.grpc.server import GrpcServer
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 
 METADATA = "http://169.254.169.254/latest/meta-data/x.mar"

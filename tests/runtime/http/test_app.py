@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import ROLES, Settings
 
 PATH = "/predictions/talker"

@@ -13,9 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, error_body
-from tsx_runtime.http.asgi import DISCARD, NO_CACHE, ClientGone, Message, check_status, discard, handler_headers, new_request_id, read_body
-from tsx_runtime.http.faults import for_v2
-from tsx_runtime.http.routes import Target, find_target, url_path, with_headers
+from tsx_runtime.http.semantics.errors import for_v2
+from tsx_runtime.http.semantics.messages import (
+    DISCARD,
+    NO_CACHE,
+    ClientGone,
+    Message,
+    check_status,
+    discard,
+    handler_headers,
+    new_request_id,
+    read_body,
+)
+from tsx_runtime.http.semantics.urls import Target, find_target, url_path, with_headers
 
 
 class Sender:

@@ -25,10 +25,10 @@ from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.asgi import Counts
 from tsx_runtime.http.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.protocol import FastLane
 from tsx_runtime.http.refusal import Refusal
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 
 PATH = "/predictions/talker"

@@ -13,7 +13,7 @@ from tests.runtime.core.test_metricsconfig import USUAL
 from tests.support.logs import lines_of
 from tsx_runtime.core.telemetry.metric_journal import Journal
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.torchserve_log import MetricLog, metric_tasks
 from tsx_runtime.settings.schema import Settings

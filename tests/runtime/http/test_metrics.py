@@ -19,7 +19,7 @@ from tests.support.batches import FakeJob, count
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.core.workers.instance import Usage
-from tsx_runtime.http.asgi import Counts
+from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.collection import Reading, build_families, fill
 from tsx_runtime.metrics.exposition import PIECE, Families, in_turns
 from tsx_runtime.metrics.gpu import Gpu

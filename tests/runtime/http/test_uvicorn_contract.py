@@ -16,8 +16,8 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
 from tsx_runtime.http import connection_limits, exchange, lane, pipelining, protocol, uvicorn_contract
-from tsx_runtime.http.casing import CasedProtocol
 from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.semantics.casing import CasedProtocol
 from tsx_runtime.http.uvicorn_contract import RELIED_ON, http_protocol, missing_parts, parts_of
 
 MODULES = [protocol, connection_limits, pipelining]

@@ -13,7 +13,7 @@ from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken
-from tsx_runtime.http.asgi import Counts, Message
+from tsx_runtime.http.semantics.messages import Counts, Message
 from tsx_runtime.targets.sagemaker_app import MultiModel
 from tsx_runtime.targets.sagemaker_env import read_environment
 from tsx_runtime.targets.sagemaker_records import Answered, answer_each

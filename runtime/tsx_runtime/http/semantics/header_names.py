@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_runtime.http.asgi import Pair, Scope
+from tsx_runtime.http.semantics.messages import Pair, Scope
 
 NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_runtime.http.asgi import Message, Pair, Scope, Send
+from tsx_runtime.http.semantics.messages import Message, Pair, Scope, Send
 from tsx_runtime.settings.schema import Settings
 
 _HEADERS = {

@@ -13,8 +13,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.traffic.routing import Headers, meant
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
-from tsx_runtime.http.asgi import JSON, Pair
-from tsx_runtime.http.faults import NOT_FOUND
+from tsx_runtime.http.semantics.errors import NOT_FOUND
+from tsx_runtime.http.semantics.messages import JSON, Pair
 from tsx_runtime.wire import TENSORS_HEAD
 
 _EXPLAIN: Pair = (b"explain", b"True")

@@ -6,7 +6,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tsx_runtime.http.cased import NAMES
+from tsx_runtime.http.semantics.header_names import NAMES
 
 
 class CasedProtocol(HttpToolsProtocol):

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.asgi import Message, Scope, Send
 from tsx_runtime.http.exchange import Exchange
 from tsx_runtime.http.heads import Head
+from tsx_runtime.http.semantics.messages import Message, Scope, Send
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, Logbook
 from tsx_runtime.shared.log_format import json_line, writes_json

@@ -1,0 +1,1 @@
+"""Rules that both HTTP lanes obey: URLs, headers, errors, access log."""
