@@ -30,7 +30,7 @@ def without(function: Any, changes: dict[str, str]) -> tuple[FunctionType, CodeT
 def of_front_end() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.core.scheduling import channel
     from tsx_runtime.core.scheduling.dispatcher import Dispatcher
-    from tsx_runtime.http.exchange import Exchange
+    from tsx_runtime.http.fast_lane.exchange import Exchange
 
     batch = {
         "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",

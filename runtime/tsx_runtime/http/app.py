@@ -19,6 +19,8 @@ from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
 from tsx_runtime.http import debug, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
+from tsx_runtime.http.fast_lane.connection_clock import Timeouts
+from tsx_runtime.http.fast_lane.tracing import traced
 from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.limited_asgi import limited
 from tsx_runtime.http.plugged import check_paths
@@ -41,8 +43,6 @@ from tsx_runtime.http.semantics.messages import (
 )
 from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
 from tsx_runtime.http.semantics.urls import check_query, runs_model
-from tsx_runtime.http.timeouts import Timeouts
-from tsx_runtime.http.traced import traced
 from tsx_runtime.http.ui import PREDICT, Playground
 from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
 from tsx_runtime.metrics import collection

@@ -15,7 +15,7 @@ import uvicorn
 
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.uvicorn_contract import http_protocol
+from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.grpc_ports import Port
 from tsx_runtime.targets.listen import BACKLOG, Listener

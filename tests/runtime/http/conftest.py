@@ -24,7 +24,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
-from tsx_runtime.http.uvicorn_contract import http_protocol
+from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
 

@@ -20,7 +20,7 @@ from tests.support.rawhttp import TIMEOUT, Answer, RawConnection, chunked, reque
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import build_apps
-from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.http.semantics.casing import CasedProtocol
 from tsx_runtime.settings.schema import ROLES, Settings
 

@@ -22,9 +22,9 @@ from tests.support.models import make_model
 from tests.support.rawhttp import RawConnection, chunked, request
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.heads import Head
-from tsx_runtime.http.pipelining import AHEAD, END, SLICE
-from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.fast_lane.heads import Head
+from tsx_runtime.http.fast_lane.pipelining import AHEAD, END, SLICE
+from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.http.semantics.urls import Target
 from tsx_runtime.settings.schema import Settings

@@ -15,10 +15,10 @@ import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from tsx_runtime.http import connection_limits, exchange, lane, pipelining, protocol, uvicorn_contract
-from tsx_runtime.http.protocol import FastLane
+from tsx_runtime.http.fast_lane import connection_limits, exchange, lane, pipelining, protocol, uvicorn_compat
+from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.fast_lane.uvicorn_compat import RELIED_ON, http_protocol, missing_parts, parts_of
 from tsx_runtime.http.semantics.casing import CasedProtocol
-from tsx_runtime.http.uvicorn_contract import RELIED_ON, http_protocol, missing_parts, parts_of
 
 MODULES = [protocol, connection_limits, pipelining]
 LANE = (FastLane, connection_limits.LimitedConnection, pipelining.PipeliningProtocol)
@@ -92,7 +92,7 @@ def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
     if what == "a part":
         monkeypatch.setitem(RELIED_ON, "FlowControl", ("levitate",))
     else:
-        monkeypatch.setattr(uvicorn_contract, "MODULE", "uvicorn.protocols.http.telepathy")
+        monkeypatch.setattr(uvicorn_compat, "MODULE", "uvicorn.protocols.http.telepathy")
     with caplog.at_level(logging.WARNING):
         assert http_protocol() == (CasedProtocol if what == "a part" else "auto")
     (record,) = caplog.records

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.exchange import Exchange
-from tsx_runtime.http.heads import Head
+from tsx_runtime.http.fast_lane.exchange import Exchange
+from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.semantics.messages import Message, Scope, Send
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, Logbook
@@ -20,7 +20,7 @@ from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
-    from tsx_runtime.http.protocol import FastLane
+    from tsx_runtime.http.fast_lane.protocol import FastLane
 
 SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
 ENDED = "tsx.ended"  # in the same: why its answer has no end, where that is not its client

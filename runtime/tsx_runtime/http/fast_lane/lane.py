@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tsx_runtime.http.exchange import Exchange
-from tsx_runtime.http.heads import Heads
-from tsx_runtime.http.lines import Lines
+from tsx_runtime.http.fast_lane.connection_clock import Clock
+from tsx_runtime.http.fast_lane.exchange import Exchange
+from tsx_runtime.http.fast_lane.heads import Heads
+from tsx_runtime.http.fast_lane.response_heads import Lines
+from tsx_runtime.http.fast_lane.tracing import some_traced
+from tsx_runtime.http.fast_lane.turns import Turns
 from tsx_runtime.http.semantics.access_log import LoggedExchange, some_logged
 from tsx_runtime.http.semantics.server_timing import sometimes_timed
-from tsx_runtime.http.timeouts import Clock
-from tsx_runtime.http.traced import some_traced
-from tsx_runtime.http.turns import Turns
 
 if TYPE_CHECKING:
     from tsx_runtime.http.app import ServerApp

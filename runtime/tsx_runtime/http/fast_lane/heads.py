@@ -23,7 +23,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.refusal import Refusal
+from tsx_runtime.http.fast_lane.refusal import Refusal
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, Pair
 from tsx_runtime.http.semantics.platform_hook import Platform

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, cast
 from tsx_runtime.api.priority import deadline
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
-from tsx_runtime.http.exchange import Exchange
-from tsx_runtime.http.heads import Head, cannot_be_head
-from tsx_runtime.http.pipelining import END, LARGE
-from tsx_runtime.http.refusal import Refusal
+from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
+from tsx_runtime.http.fast_lane.exchange import Exchange
+from tsx_runtime.http.fast_lane.heads import Head, cannot_be_head
+from tsx_runtime.http.fast_lane.pipelining import END, LARGE
+from tsx_runtime.http.fast_lane.refusal import Refusal
 from tsx_runtime.http.semantics.messages import MOST_PIECES
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 

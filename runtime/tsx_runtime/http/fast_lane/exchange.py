@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.heads import Head
-from tsx_runtime.http.lines import CLOSE
+from tsx_runtime.http.fast_lane.heads import Head
+from tsx_runtime.http.fast_lane.response_heads import CLOSE
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.http.semantics.server_timing import Asks, reply
@@ -17,7 +17,7 @@ from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
-    from tsx_runtime.http.protocol import FastLane
+    from tsx_runtime.http.fast_lane.protocol import FastLane
 
 LARGE = SMALL  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 from tsx_runtime.api.client_limits import HOLD, Client, ClientLimits
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
-from tsx_runtime.http.heads import Head
-from tsx_runtime.http.protocol import FastLane
-from tsx_runtime.http.refusal import Refusal
+from tsx_runtime.http.fast_lane.heads import Head
+from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.fast_lane.refusal import Refusal
 from tsx_runtime.wire import Body
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from tsx_runtime.http.fast_lane.turns import Turns
 from tsx_runtime.http.semantics.casing import CasedProtocol
-from tsx_runtime.http.turns import Turns
 
 if TYPE_CHECKING:
     from uvicorn.config import Config

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage, Tracer, current, parent_of
 from tsx_runtime.errors import TsxError, is_failure
-from tsx_runtime.http.exchange import Exchange
-from tsx_runtime.http.heads import Head
+from tsx_runtime.http.fast_lane.exchange import Exchange
+from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.semantics.access_log import BROKEN, LEFT, LoggedExchange
 from tsx_runtime.http.semantics.messages import Message, Pair, Receive, Scope, Send
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
-    from tsx_runtime.http.protocol import FastLane
+    from tsx_runtime.http.fast_lane.protocol import FastLane
 
 _ROUTES = {"predictions": "/predictions/{model}", "explanations": "/explanations/{model}", "wfpredict": "/wfpredict/{workflow}"}
 _LAST = {"invoke": "/models/{model}/invoke", "infer": "/v2/models/{model}/infer", "explain": "/v2/models/{model}/explain"}

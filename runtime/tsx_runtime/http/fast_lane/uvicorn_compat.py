@@ -69,8 +69,8 @@ def http_protocol(*, limited: bool = False) -> Any:
             ", ".join(missing),
         )
         return _cased_protocol(module)
-    from tsx_runtime.http.limited import LimitedLane  # here, because with another uvicorn they may not even be imported
-    from tsx_runtime.http.protocol import FastLane
+    from tsx_runtime.http.fast_lane.limited_lane import LimitedLane  # here, because with another uvicorn they may not even be imported
+    from tsx_runtime.http.fast_lane.protocol import FastLane
 
     return LimitedLane if limited else FastLane
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
-from tsx_runtime.http.heads import Head
-from tsx_runtime.http.lane import Lane
-from tsx_runtime.http.pipelining import LARGE, PipeliningProtocol
+from tsx_runtime.http.fast_lane.heads import Head
+from tsx_runtime.http.fast_lane.lane import Lane
+from tsx_runtime.http.fast_lane.pipelining import LARGE, PipeliningProtocol
 from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Buffer
@@ -96,7 +96,7 @@ class LimitedConnection(PipeliningProtocol):
         super().on_message_begin()
 
     def on_tick(self) -> None:
-        """A second has passed (see `timeouts.py`)."""
+        """A second has passed (see `connection_clock.py`)."""
         self._ticks += 1
         phase, timeouts = self._phase, self.lane.timeouts
         if self.flow.write_paused or self.transport.is_closing():

@@ -1,0 +1,1 @@
+"""The uvicorn protocol that sends predictions to the queue without ASGI."""
