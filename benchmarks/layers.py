@@ -28,8 +28,8 @@ from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Split
 from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.inference import Predictions
 from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic

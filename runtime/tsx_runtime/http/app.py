@@ -19,10 +19,11 @@ from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
 from tsx_runtime.http import debug, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic, ui
 from tsx_runtime.http import workflows as workflow_routes
+from tsx_runtime.http.asgi_lane.client_limits import limited
+from tsx_runtime.http.asgi_lane.predictions import Predictions
+from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
 from tsx_runtime.http.fast_lane.tracing import traced
-from tsx_runtime.http.inference import Predictions
-from tsx_runtime.http.limited_asgi import limited
 from tsx_runtime.http.plugged import check_paths
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import access_log
@@ -44,7 +45,6 @@ from tsx_runtime.http.semantics.messages import (
 from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
 from tsx_runtime.http.semantics.urls import check_query, runs_model
 from tsx_runtime.http.ui import PREDICT, Playground
-from tsx_runtime.http.wfpredict import WorkflowPredictions, runs_workflow
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
 from tsx_runtime.settings.addresses import parse_address

@@ -18,7 +18,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http import uistate
-from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND
 from tsx_runtime.http.semantics.header_names import NAMES
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send

@@ -11,7 +11,7 @@ from typing import Any
 from tsx_runtime.api.auth import build_guards
 from tsx_runtime.api.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http.inference import Predictions
+from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.messages import Counts, Receive, Scope, Send
 from tsx_runtime.http.semantics.urls import runs_model
 from tsx_runtime.settings.schema import Settings

@@ -1,0 +1,1 @@
+"""Predictions over ASGI: what the fast lane does not take."""
