@@ -17,7 +17,7 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
-from tsx_runtime.http import debug, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic, ui
+from tsx_runtime.http import debug, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic
 from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.asgi_lane.client_limits import limited
 from tsx_runtime.http.asgi_lane.predictions import Predictions
@@ -44,7 +44,8 @@ from tsx_runtime.http.semantics.messages import (
 )
 from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
 from tsx_runtime.http.semantics.urls import check_query, runs_model
-from tsx_runtime.http.ui import PREDICT, Playground
+from tsx_runtime.http.ui import routes as ui
+from tsx_runtime.http.ui.routes import PREDICT, Playground
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
 from tsx_runtime.settings.addresses import parse_address

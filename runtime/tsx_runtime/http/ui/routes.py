@@ -17,12 +17,12 @@ from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
-from tsx_runtime.http import uistate
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND
 from tsx_runtime.http.semantics.header_names import NAMES
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
-from tsx_runtime.http.uifiles import DATA_HEADERS, HEADERS, SHELL, files
+from tsx_runtime.http.ui import state as uistate
+from tsx_runtime.http.ui.static_files import DATA_HEADERS, HEADERS, SHELL, files
 from tsx_runtime.metrics.exposition import Families
 
 PREDICT = "/ui/api/predict/"

@@ -1,0 +1,1 @@
+"""The web page: its routes, its state and its static files."""
