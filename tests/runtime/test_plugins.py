@@ -15,7 +15,7 @@ from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
-from tsx_runtime.http.plugged import _response, check_paths
+from tsx_runtime.http.routes.plugins import _response, check_paths
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.sinks import feed_once
 from tsx_runtime.plugins import Endpoint, EndpointResponse, Plugins, Sample, Waiting, load_plugins

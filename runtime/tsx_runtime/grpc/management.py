@@ -24,7 +24,7 @@ from tsx_runtime.grpc.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.management import Management, parameters_of
+from tsx_runtime.http.routes.management import Management, parameters_of
 
 REPLACE = "x-tsx-replace"  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
 NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"

@@ -20,7 +20,7 @@ from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal, shortened
-from tsx_runtime.http.kserve import ServerMetadata
+from tsx_runtime.http.routes.kserve import ServerMetadata
 from tsx_runtime.http.semantics.messages import Pair
 from tsx_runtime.wire import TENSORS_HEAD
 

@@ -24,7 +24,7 @@ from tsx_runtime.grpc.open_inference import NAMES, OpenInference
 from tsx_runtime.grpc.options import options
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.management import Management
+from tsx_runtime.http.routes.management import Management
 from tsx_runtime.http.semantics.access_log import access_log
 from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.addresses import is_loopback_host

@@ -17,14 +17,15 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import Series
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
-from tsx_runtime.http import debug, health, kserve, management, openapi, plugged, record, refusing, rollout, shadow, traffic
-from tsx_runtime.http import workflows as workflow_routes
 from tsx_runtime.http.asgi_lane.client_limits import limited
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
 from tsx_runtime.http.fast_lane.tracing import traced
-from tsx_runtime.http.plugged import check_paths
+from tsx_runtime.http.routes import debug, exception_handlers, health, kserve, management, openapi, recording, rollout, shadow, traffic
+from tsx_runtime.http.routes import plugins as plugged
+from tsx_runtime.http.routes import workflows as workflow_routes
+from tsx_runtime.http.routes.plugins import check_paths
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import access_log
 from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
@@ -92,7 +93,7 @@ class ServerApp(FastAPI):
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         self._included: list[set[str]] = []
         self._segments: set[str] = set()  # that routes begin with
-        refusing.install(self)
+        exception_handlers.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
 
@@ -275,7 +276,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     if "management" in roles:
         app.include_router(traffic.build_router(registry, most))  # before those that take any word for a version
         app.include_router(rollout.build_router(registry, most))
-        app.include_router(record.build_router(registry, most))
+        app.include_router(recording.build_router(registry, most))
         app.include_router(shadow.build_router(registry, most))
         app.include_router(management.build_router(registry, most))
         app.guards["models"] = guards.management

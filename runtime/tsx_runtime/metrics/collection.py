@@ -23,8 +23,8 @@ from tsx_runtime.core.shadowing.mirror import Shadowing
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import Worker
+from tsx_runtime.http.routes.shadow import add_shadows
 from tsx_runtime.http.semantics.messages import Counts
-from tsx_runtime.http.shadow import add_shadows
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric

@@ -47,6 +47,6 @@ class LambdaApp:
 
 
 def _describe(model: str) -> dict[str, Any]:
-    from tsx_runtime.http.openapi import describe_predictions  # here, as above
+    from tsx_runtime.http.routes.openapi import describe_predictions  # here, as above
 
     return describe_predictions(model)

@@ -26,7 +26,7 @@ from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.replies import read_object
+from tsx_runtime.http.routes.responses import read_object
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.header_names import as_sent
 from tsx_runtime.http.semantics.messages import (

@@ -6,7 +6,7 @@ import asyncio
 
 from tsx_runtime.api.client_limits import HOLD, Caller, ClientLimits, calling
 from tsx_runtime.errors import TooManyRequests
-from tsx_runtime.http import kserve
+from tsx_runtime.http.routes import kserve
 from tsx_runtime.http.semantics.messages import Message, Scope, Send
 
 UNLIMITED = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH})  # what probes and Prometheus ask

@@ -13,7 +13,7 @@ from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import Point, Series
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.http.traffic import natural
+from tsx_runtime.http.routes.traffic import natural
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 

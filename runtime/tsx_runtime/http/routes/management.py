@@ -20,10 +20,10 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
-from tsx_runtime.http import openapi, refusing
-from tsx_runtime.http.replies import MOST_VALUES, read_given
-from tsx_runtime.http.replies import json_answer as _json
-from tsx_runtime.http.replies import status_answer as _status
+from tsx_runtime.http.routes import exception_handlers, openapi
+from tsx_runtime.http.routes.responses import MOST_VALUES, read_given
+from tsx_runtime.http.routes.responses import json_answer as _json
+from tsx_runtime.http.routes.responses import status_answer as _status
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.metrics.gpu import read_gpus
@@ -131,7 +131,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
     try:
         return kind.model_validate(given | own)
     except ValidationError as error:
-        raise refusing.from_validation(error.errors(include_url=False), kind.model_fields) from error
+        raise exception_handlers.from_validation(error.errors(include_url=False), kind.model_fields) from error
 
 
 async def ask_handler(version: ModelVersion) -> Any:

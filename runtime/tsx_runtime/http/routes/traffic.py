@@ -14,9 +14,9 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.traffic.routing import meant
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
-from tsx_runtime.http import openapi
-from tsx_runtime.http.management import ModelName
-from tsx_runtime.http.replies import json_answer, read_object
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.management import ModelName
+from tsx_runtime.http.routes.responses import json_answer, read_object
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic, warm_patterns
 
 TRAFFIC = '{"weights": {"1.0": 90, "2.0": 10}}'

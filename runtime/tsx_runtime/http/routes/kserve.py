@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.api.describe import not_ready
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http import openapi
+from tsx_runtime.http.routes import openapi
 from tsx_runtime.version import __version__
 
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: they are asked by probes, and name no model

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.recording.config import RecordTerms
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http import openapi
-from tsx_runtime.http.management import ModelName, parameters_of
-from tsx_runtime.http.replies import json_answer, read_object
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.management import ModelName, parameters_of
+from tsx_runtime.http.routes.responses import json_answer, read_object
 
 TERMS = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'
 EXAMPLE = {"share": 1, "max_size": "100MB", "max_age": "1d", "answers": False}

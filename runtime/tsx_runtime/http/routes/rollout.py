@@ -12,9 +12,9 @@ from tsx_runtime.core.rollouts.controller import told
 from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
-from tsx_runtime.http import openapi
-from tsx_runtime.http.management import ModelName, parameters_of
-from tsx_runtime.http.replies import json_answer, read_object
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.management import ModelName, parameters_of
+from tsx_runtime.http.routes.responses import json_answer, read_object
 
 PLAN = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'
 EXAMPLE: dict[str, Any] = {"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600, "max_error_rate": 0.005, "max_p99_ratio": 1.2}

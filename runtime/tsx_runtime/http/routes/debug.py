@@ -15,8 +15,8 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, Seen
 from tsx_runtime.errors import ModelNotFound, RequestNotFound
-from tsx_runtime.http import openapi
-from tsx_runtime.http.replies import json_answer
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.responses import json_answer
 
 _EXAMPLE: dict[str, Any] = {
     "requestId": "f7e9c1d2-3b4a-4c5d-8e6f-00000000002a",

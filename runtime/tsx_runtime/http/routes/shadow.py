@@ -15,10 +15,10 @@ from tsx_runtime.core.rollouts.significance import interval
 from tsx_runtime.core.shadowing.manager import answers_alone
 from tsx_runtime.core.shadowing.mirror import Shadowing
 from tsx_runtime.core.shadowing.report import Cut, Example, Latency, Side
-from tsx_runtime.http import openapi
-from tsx_runtime.http.management import ModelName
-from tsx_runtime.http.replies import json_answer, read_object
-from tsx_runtime.http.traffic import parsed
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.management import ModelName
+from tsx_runtime.http.routes.responses import json_answer, read_object
+from tsx_runtime.http.routes.traffic import parsed
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 

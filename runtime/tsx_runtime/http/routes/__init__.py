@@ -1,0 +1,1 @@
+"""FastAPI routers of the management, metrics and inference APIs."""
