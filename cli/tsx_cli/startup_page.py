@@ -15,8 +15,8 @@ from tsx_cli.output import one_line, print_table
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server import Started
-from tsx_runtime.targets.tls import is_trusted_as
+from tsx_runtime.targets.server.server import Started
+from tsx_runtime.targets.server.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
 WHAT = {

@@ -16,7 +16,7 @@ from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 
 if TYPE_CHECKING:
     from tsx_runtime.settings.schema import Settings
-    from tsx_runtime.targets.start import StartModel
+    from tsx_runtime.targets.server.startup import StartModel
 
 READY = "Model server started."  # what TorchServe's scripts wait for
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
@@ -96,9 +96,9 @@ def serve(arguments: argparse.Namespace) -> int:
     """This process is the server."""
     from tsx_cli.background import AlreadyRunning, claimed, pid_file, teller
     from tsx_cli.serving import run_server
-    from tsx_runtime.targets.server import Manner
-    from tsx_runtime.targets.snapshots import Snapshots
-    from tsx_runtime.targets.workflows import workflows_from_settings
+    from tsx_runtime.targets.server.server import Manner
+    from tsx_runtime.targets.server.snapshots import Snapshots
+    from tsx_runtime.targets.server.workflows import workflows_from_settings
 
     told: list[str] = []
     setup = configure(arguments, os.environ, warn=told.append)
@@ -184,7 +184,7 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:
     """The file to start from, and whether it is the last server's snapshot."""
-    from tsx_runtime.targets.snapshots import snapshot_to_start_from
+    from tsx_runtime.targets.server.snapshots import snapshot_to_start_from
 
     named = env.get("TS_CONFIG_FILE") or arguments.ts_config
     if named:
@@ -221,7 +221,7 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
 def starts(settings: Settings) -> list[StartModel]:
     """A model that asks for no number of workers has one a core, as in TorchServe, where there is no GPU."""
     from tsx_runtime.core.placement.devices import cpu_count
-    from tsx_runtime.targets.start import models_from_settings
+    from tsx_runtime.targets.server.startup import models_from_settings
 
     return [replace(start, order=replace(start.order, default_workers=cpu_count())) for start in models_from_settings(settings)]
 

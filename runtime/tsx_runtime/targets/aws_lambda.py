@@ -40,7 +40,7 @@ from tsx_runtime.targets.lambda_events import Asks
 from tsx_runtime.targets.lambda_http import SURELY_FITS, Http, TooLate, Write, too_large, too_late
 from tsx_runtime.targets.lambda_results import Results
 from tsx_runtime.targets.names import RUNTIME_API
-from tsx_runtime.targets.start import StartModel, load_all, models_from_settings
+from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
 MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it
 

@@ -14,7 +14,7 @@ from typing import Any
 from tsx_archiver import Manifest, ModelConfig, OpenArchive, load_model_config, refuse_foreign_link
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.start import StartModel
+from tsx_runtime.targets.server.startup import StartModel
 
 HANDLER = "sagemaker_toolkit"  # among those of the worker
 PROGRAM = "inference.py"

@@ -24,8 +24,8 @@ from tsx_runtime.targets.logs import set_up_logging
 from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
 from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment
 from tsx_runtime.targets.sagemaker_models import Models
-from tsx_runtime.targets.server import Manner, Started, serve
-from tsx_runtime.targets.start import StartModel, models_from_settings
+from tsx_runtime.targets.server.server import Manner, Started, serve
+from tsx_runtime.targets.server.startup import StartModel, models_from_settings
 
 OWN_PREFIX = "TSX_SAGEMAKER_"
 

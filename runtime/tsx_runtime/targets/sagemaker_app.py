@@ -49,7 +49,7 @@ from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform
 from tsx_runtime.targets.sagemaker_lines import Form, accepted_form, as_line, form_of, joined, lines_of
 from tsx_runtime.targets.sagemaker_models import Loaded, Models, registry_name
 from tsx_runtime.targets.sagemaker_records import Answered, LineFailed, answer_each, room, unless_gone
-from tsx_runtime.targets.start import StartModel, load_all
+from tsx_runtime.targets.server.startup import StartModel, load_all
 
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
 INVOKE = b"/invoke"

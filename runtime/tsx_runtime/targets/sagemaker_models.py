@@ -21,7 +21,7 @@ from tsx_archiver import ArchiveError, is_model_name
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound, OutOfResources, SettingError
-from tsx_runtime.targets.start import StartModel
+from tsx_runtime.targets.server.startup import StartModel
 
 PAGE = 100
 SHARE = 0.8  # of the container's memory that models may take, where no bound is set

@@ -11,8 +11,8 @@ from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.targets.container_env import look_around, settings_of
 from tsx_runtime.targets.found import found_model
 from tsx_runtime.targets.logs import set_up_logging
-from tsx_runtime.targets.server import Started, serve
-from tsx_runtime.targets.start import models_from_settings
+from tsx_runtime.targets.server.server import Started, serve
+from tsx_runtime.targets.server.startup import models_from_settings
 
 logger = logging.getLogger("tsx.server")
 

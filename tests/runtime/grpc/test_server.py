@@ -25,8 +25,8 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.options import options
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.grpc_ports import check_free, grpc_addresses
-from tsx_runtime.targets.tls import read_pem
+from tsx_runtime.targets.server.grpc_listeners import check_free, grpc_addresses
+from tsx_runtime.targets.server.tls import read_pem
 
 TOKENS = {"inference": "for-predictions", "management": "for-models"}
 

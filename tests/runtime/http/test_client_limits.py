@@ -21,10 +21,10 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.answering import Answering
 from tsx_runtime.targets.container_env import Place, settings_of
-from tsx_runtime.targets.listen import Listener, listeners
 from tsx_runtime.targets.sagemaker_env import read_environment
+from tsx_runtime.targets.server.listeners import Listener, listeners
+from tsx_runtime.targets.server.uvicorn_servers import Answering
 
 BODIES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
 both_lanes = pytest.mark.parametrize("lane", BODIES)

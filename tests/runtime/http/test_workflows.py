@@ -17,7 +17,7 @@ import pytest
 
 from tests.runtime.http.conftest import RunningServer
 from tests.support.models import make_model, make_war
-from tsx_runtime.targets.snapshots import describe
+from tsx_runtime.targets.server.snapshots import describe
 
 ErrorOf = Callable[[httpx.Response], tuple[str, str]]
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.targets.answering import _listening
+from tsx_runtime.targets.server.uvicorn_servers import _listening
 
 TIMEOUT = 90.0  # of a machine that has other things to do
 
@@ -30,8 +30,8 @@ import json, sys
 from pathlib import Path
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server import serve
-from tsx_runtime.targets.start import models_from_settings, start_model
+from tsx_runtime.targets.server.server import serve
+from tsx_runtime.targets.server.startup import models_from_settings, start_model
 
 free = "http://127.0.0.1:0"
 addresses = dict.fromkeys(("inference_address", "management_address", "metrics_address"), free)

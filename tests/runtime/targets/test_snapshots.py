@@ -19,8 +19,8 @@ from tsx_runtime.errors import ModelNotFound, SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import Snapshot
-from tsx_runtime.targets.snapshots import KEPT, Snapshots, last_snapshot, snapshot_to_start_from
-from tsx_runtime.targets.start import models_from_settings, register_all
+from tsx_runtime.targets.server.snapshots import KEPT, Snapshots, last_snapshot, snapshot_to_start_from
+from tsx_runtime.targets.server.startup import models_from_settings, register_all
 from tsx_runtime.wire import request_meta
 
 NOOP = "def handle(data, context):\n    return data\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tsx_runtime.errors import SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust, is_url
-from tsx_runtime.targets.start import split_name
+from tsx_runtime.targets.server.startup import split_name
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
 logger = logging.getLogger("tsx.server")

@@ -17,8 +17,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.grpc_ports import Port
-from tsx_runtime.targets.listen import BACKLOG, Listener
+from tsx_runtime.targets.server.grpc_listeners import Port
+from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 
 LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
@@ -111,7 +111,7 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers and its way to listen: signals are `server.py`'s, sockets `listen.py`'s."""
+    """uvicorn's server, without its signal handlers and its way to listen: signals are `server.py`'s, sockets `listeners.py`'s."""
 
     def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
         super().__init__(_uvicorn_config(app, http, settings))

@@ -15,7 +15,7 @@ from tsx_archiver.storage.private_directory import private_opener, temporary_pla
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
-from tsx_runtime.targets.keystore import Pem, read_keystore
+from tsx_runtime.targets.server.keystore import Pem, read_keystore
 
 MAKE_ONE = (
     "A pair for trying: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "

@@ -12,8 +12,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import GRPC_ROLES, Settings
-from tsx_runtime.targets.listen import Listener
-from tsx_runtime.targets.tls import read_pem
+from tsx_runtime.targets.server.listeners import Listener
+from tsx_runtime.targets.server.tls import read_pem
 
 if TYPE_CHECKING:
     from tsx_runtime.grpc.server import GrpcServer

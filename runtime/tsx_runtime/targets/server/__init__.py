@@ -1,0 +1,1 @@
+"""`tsx serve`: start, listen, answer, stop."""
