@@ -33,7 +33,7 @@ from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
-from tsx_runtime.targets.otlp import Sender
+from tsx_runtime.targets.observability.otlp import Sender
 from tsx_runtime.worker import stages
 from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context

@@ -22,7 +22,7 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.logs import set_up_logging
+from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import USUAL, Manner, Started, serve
 from tsx_runtime.targets.server.startup import StartModel, models_from_settings, start_model
 from tsx_runtime.targets.server.workflows import StartWorkflow, start_workflow, workflows_from_settings

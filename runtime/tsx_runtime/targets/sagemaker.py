@@ -20,7 +20,7 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.container_env import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.found import found_model, model_directory
 from tsx_runtime.targets.layout import HANDLER
-from tsx_runtime.targets.logs import set_up_logging
+from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
 from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment
 from tsx_runtime.targets.sagemaker_models import Models

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.targets.logfile import CALM, LogFile
+from tsx_runtime.targets.observability.log_file import CALM, LogFile
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="an open file is neither moved nor deleted there")
 

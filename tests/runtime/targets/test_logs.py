@@ -19,9 +19,9 @@ from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import send_output_to
-from tsx_runtime.targets.logconfig import LogConfig, read_log_config
-from tsx_runtime.targets.logs import FILES, SERVER_LOG, Json, Shape, Short, set_up_logging
-from tsx_runtime.targets.workeroutput import worker_output
+from tsx_runtime.targets.observability.log4j_config import LogConfig, read_log_config
+from tsx_runtime.targets.observability.logging_setup import FILES, SERVER_LOG, Json, Shape, Short, set_up_logging
+from tsx_runtime.targets.observability.worker_output import worker_output
 
 PRINTER = """
 import os, sys
@@ -157,7 +157,7 @@ LOGS = """
 import logging, sys
 from pathlib import Path
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.logs import set_up_logging
+from tsx_runtime.targets.observability.logging_setup import set_up_logging
 set_up_logging(Settings(**eval(sys.argv[1])))
 logging.getLogger("tsx.server").warning("of the server %d", 1)
 logging.getLogger("tsx.server").debug("a detail")

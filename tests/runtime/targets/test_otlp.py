@@ -18,7 +18,7 @@ from tsx_runtime.core.telemetry.tracing import Span as OwnSpan
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets import otlp
+from tsx_runtime.targets.observability import otlp
 
 # By a user, who knows nothing of tsx but that a request has headers.
 HANDLER = """

@@ -8,7 +8,7 @@
             +-- preprocess, inference, postprocess
 
 A request that is not traced pays for one question, and one that is for little more: its spans are made where they are sent.
-Nothing here knows who takes the spans: `targets/otlp.py` sends them.
+Nothing here knows who takes the spans: `targets/observability/otlp.py` sends them.
 """
 
 from __future__ import annotations

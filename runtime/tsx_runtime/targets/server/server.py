@@ -30,9 +30,10 @@ from tsx_runtime.http.semantics.platform_hook import Platform
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
-from tsx_runtime.targets.logs import is_configured
+from tsx_runtime.targets.observability.logging_setup import is_configured
+from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.observability.server_log import server_log
-from tsx_runtime.targets.otlp import tracing
+from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
@@ -41,7 +42,6 @@ from tsx_runtime.targets.server.startup_warnings import tell_rights
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import Answering
 from tsx_runtime.targets.server.workflows import StartWorkflow, load_workflows
-from tsx_runtime.targets.workeroutput import worker_output
 from tsx_runtime.workflows.manager import Workflow, Workflows
 
 logger = logging.getLogger("tsx.server")

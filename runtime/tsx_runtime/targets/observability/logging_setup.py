@@ -15,10 +15,10 @@ from tsx_runtime.shared.line_log import ACCESS_LOG, MODEL_METRICS, TS_METRICS
 from tsx_runtime.shared.log_format import JsonLines, about, dropped, escaped, has_colour, is_terminal, level_of, writes_json
 from tsx_runtime.shared.nonblocking_output import Lossy, log_in_background
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.targets.logconfig import OWN_WAY, LogConfig, apply_own_way, read_log_config
-from tsx_runtime.targets.logfile import LogFile
+from tsx_runtime.targets.observability.log4j_config import OWN_WAY, LogConfig, apply_own_way, read_log_config
+from tsx_runtime.targets.observability.log_file import LogFile
 from tsx_runtime.targets.observability.server_log import LABEL
-from tsx_runtime.targets.workeroutput import MODEL_LOG
+from tsx_runtime.targets.observability.worker_output import MODEL_LOG
 
 CONSOLE = "%(asctime)s %(levelname)-7s %(message)s"
 IN_FILES = "%(asctime)s [%(levelname)-5s] %(threadName)s %(name)s - %(message)s"
