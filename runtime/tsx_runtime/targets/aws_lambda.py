@@ -31,15 +31,15 @@ from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets import lambda_events as events
-from tsx_runtime.targets.container_env import look_around
-from tsx_runtime.targets.found import found_model
+from tsx_runtime.targets.image.environment import look_around
+from tsx_runtime.targets.image.model_discovery import found_model
+from tsx_runtime.targets.image.names import RUNTIME_API
 from tsx_runtime.targets.lambda_app import LambdaApp
 from tsx_runtime.targets.lambda_batch import Answered, Queue, ask_all
 from tsx_runtime.targets.lambda_env import LARGEST, Said, homes, read_environment
 from tsx_runtime.targets.lambda_events import Asks
 from tsx_runtime.targets.lambda_http import SURELY_FITS, Http, TooLate, Write, too_large, too_late
 from tsx_runtime.targets.lambda_results import Results
-from tsx_runtime.targets.names import RUNTIME_API
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
 MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it

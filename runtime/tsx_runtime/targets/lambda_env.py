@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.container_env import OWN as OF_THE_IMAGE
-from tsx_runtime.targets.names import TARGET
+from tsx_runtime.targets.image.environment import OWN as OF_THE_IMAGE
+from tsx_runtime.targets.image.names import TARGET
 
 PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")

@@ -17,9 +17,9 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.container_env import MODEL_DIR, MODEL_NAME
-from tsx_runtime.targets.found import found_model, model_directory
-from tsx_runtime.targets.layout import HANDLER
+from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
+from tsx_runtime.targets.image.layout import HANDLER
+from tsx_runtime.targets.image.model_discovery import found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
 from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment

@@ -16,7 +16,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.container_env import look_around, settings_of
+from tsx_runtime.targets.image.environment import look_around, settings_of
 
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
 

@@ -16,7 +16,7 @@ from tests.support.sagemaker_host import MOST, container, unpack
 from tests.support.servers import DEADLINE, clean
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.entry import chosen, main
-from tsx_runtime.targets.found import found_model
+from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.sagemaker_env import read_environment
 
 ECHO = """

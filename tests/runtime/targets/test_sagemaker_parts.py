@@ -17,8 +17,8 @@ from tsx_archiver import ArchiveError
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
-from tsx_runtime.targets.found import found_model
-from tsx_runtime.targets.layout import HANDLER, runs_together, toolkit_model
+from tsx_runtime.targets.image.layout import HANDLER, runs_together, toolkit_model
+from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.sagemaker import settings_of
 from tsx_runtime.targets.sagemaker_app import is_given_up, parameters
 from tsx_runtime.targets.sagemaker_env import read_environment

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import keep_going
-from tsx_runtime.targets.container_env import look_around, settings_of
-from tsx_runtime.targets.found import found_model
+from tsx_runtime.targets.image.environment import look_around, settings_of
+from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import Started, serve
 from tsx_runtime.targets.server.startup import models_from_settings

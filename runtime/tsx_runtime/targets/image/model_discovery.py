@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.layout import toolkit_model
+from tsx_runtime.targets.image.layout import toolkit_model
 from tsx_runtime.targets.server.startup import StartModel, start_model
 
 BASE = "SAGEMAKER_BASE_DIR"

@@ -1,0 +1,1 @@
+"""The entry point of container images."""
