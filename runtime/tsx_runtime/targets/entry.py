@@ -67,7 +67,7 @@ def chosen(env: Mapping[str, str]) -> str:
 
 def _serve(target: str, env: Mapping[str, str]) -> int:
     if target == "sagemaker":
-        from tsx_runtime.targets.sagemaker import serve_endpoint  # here, as below
+        from tsx_runtime.targets.sagemaker.endpoint import serve_endpoint  # here, as below
 
         serve_endpoint(env)
         return 0

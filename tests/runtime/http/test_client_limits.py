@@ -22,7 +22,7 @@ from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.image.environment import Place, settings_of
-from tsx_runtime.targets.sagemaker_env import read_environment
+from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.uvicorn_servers import Answering
 

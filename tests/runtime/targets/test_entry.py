@@ -17,7 +17,7 @@ from tests.support.servers import DEADLINE, clean
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.entry import chosen, main
 from tsx_runtime.targets.image.model_discovery import found_model
-from tsx_runtime.targets.sagemaker_env import read_environment
+from tsx_runtime.targets.sagemaker.environment import read_environment
 
 ECHO = """
 def handle(data, context):

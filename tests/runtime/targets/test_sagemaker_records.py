@@ -14,9 +14,9 @@ from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.semantics.messages import Counts, Message
-from tsx_runtime.targets.sagemaker_app import MultiModel
-from tsx_runtime.targets.sagemaker_env import read_environment
-from tsx_runtime.targets.sagemaker_records import Answered, answer_each
+from tsx_runtime.targets.sagemaker.app import MultiModel
+from tsx_runtime.targets.sagemaker.environment import read_environment
+from tsx_runtime.targets.sagemaker.sagemaker_records import Answered, answer_each
 
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
 

@@ -45,10 +45,10 @@ from tsx_runtime.http.semantics.messages import (
 )
 from tsx_runtime.http.semantics.platform_hook import raw_path
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
-from tsx_runtime.targets.sagemaker_env import PAYLOAD, Said, Transform
-from tsx_runtime.targets.sagemaker_lines import Form, accepted_form, as_line, form_of, joined, lines_of
-from tsx_runtime.targets.sagemaker_models import Loaded, Models, registry_name
-from tsx_runtime.targets.sagemaker_records import Answered, LineFailed, answer_each, room, unless_gone
+from tsx_runtime.targets.sagemaker.batch_transform import Form, accepted_form, as_line, form_of, joined, lines_of
+from tsx_runtime.targets.sagemaker.environment import PAYLOAD, Said, Transform
+from tsx_runtime.targets.sagemaker.multi_model import Loaded, Models, registry_name
+from tsx_runtime.targets.sagemaker.sagemaker_records import Answered, LineFailed, answer_each, room, unless_gone
 from tsx_runtime.targets.server.startup import StartModel, load_all
 
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"

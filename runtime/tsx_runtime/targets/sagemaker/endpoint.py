@@ -21,9 +21,9 @@ from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.image.layout import HANDLER
 from tsx_runtime.targets.image.model_discovery import found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.sagemaker_app import MultiModel, SageMaker
-from tsx_runtime.targets.sagemaker_env import OWN, Said, read_environment
-from tsx_runtime.targets.sagemaker_models import Models
+from tsx_runtime.targets.sagemaker.app import MultiModel, SageMaker
+from tsx_runtime.targets.sagemaker.environment import OWN, Said, read_environment
+from tsx_runtime.targets.sagemaker.multi_model import Models
 from tsx_runtime.targets.server.server import Manner, Started, serve
 from tsx_runtime.targets.server.startup import StartModel, models_from_settings
 

@@ -1,0 +1,1 @@
+"""SageMaker endpoints: real-time, batch transform, several models."""
