@@ -66,7 +66,7 @@ print(sorted(times)[len(times) // 2])
 COLD = """
 import json, os, sys, time
 told = [float(sys.argv[1]), time.time()]
-import tsx_runtime.targets.lambda_ric, tsx_runtime.targets.aws_lambda as function
+import tsx_runtime.targets.aws_lambda.ric_client, tsx_runtime.targets.aws_lambda.function as function
 told.append(time.time())
 if sys.argv[2] == "torch":
     from tsx_runtime.worker import preload

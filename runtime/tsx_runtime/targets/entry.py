@@ -72,7 +72,7 @@ def _serve(target: str, env: Mapping[str, str]) -> int:
         serve_endpoint(env)
         return 0
     if target == "lambda":
-        from tsx_runtime.targets.aws_lambda import run  # here, as below
+        from tsx_runtime.targets.aws_lambda.function import run  # here, as below
 
         return run(os.environ)
     from tsx_runtime.targets.image.serve import serve_image  # here, because it brings a server along

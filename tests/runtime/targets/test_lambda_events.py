@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from tests.support.lambda_api import balancer, function_url, messages, rest_api
 from tsx_runtime.errors import BadRequest, SettingError
-from tsx_runtime.targets import lambda_batch
-from tsx_runtime.targets.lambda_api import Invocation
-from tsx_runtime.targets.lambda_batch import Answered, Queue
-from tsx_runtime.targets.lambda_env import INIT_WAIT, Own, homes, read_environment
-from tsx_runtime.targets.lambda_events import Ask, asks_of, is_http, is_sqs, is_warm_up, message, ordered_failures
-from tsx_runtime.targets.lambda_http import looks_like, prelude, too_late
-from tsx_runtime.targets.lambda_results import Result, Results, s3_key, sqs_message
-from tsx_runtime.targets.lambda_runtime import Poller
+from tsx_runtime.targets.aws_lambda import batch_events
+from tsx_runtime.targets.aws_lambda.batch_events import Answered, Queue
+from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, Own, homes, read_environment
+from tsx_runtime.targets.aws_lambda.events import Ask, asks_of, is_http, is_sqs, is_warm_up, message, ordered_failures
+from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
+from tsx_runtime.targets.aws_lambda.results import Result, Results, s3_key, sqs_message
+from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
+from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
 
 def test_a_variable_of_the_functions_own_goes_before_the_platforms_default() -> None:
@@ -206,7 +206,7 @@ def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_a
         async def send(self, place: str, result: Result) -> None:
             sent.append(result)
 
-    monkeypatch.setattr(lambda_batch, "ask_all", ask_all)
+    monkeypatch.setattr(batch_events, "ask_all", ask_all)
     told: list[str] = []
     queue = Queue(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
     answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))

@@ -15,11 +15,11 @@ from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics.messages import handler_headers, new_request_id
 from tsx_runtime.http.semantics.urls import Target, resolve
-from tsx_runtime.targets import lambda_events as events
-from tsx_runtime.targets.lambda_env import is_place
-from tsx_runtime.targets.lambda_events import Ask
-from tsx_runtime.targets.lambda_http import TooLate, looks_like, too_late
-from tsx_runtime.targets.lambda_results import Result, Results
+from tsx_runtime.targets.aws_lambda import events as events
+from tsx_runtime.targets.aws_lambda.environment import is_place
+from tsx_runtime.targets.aws_lambda.events import Ask
+from tsx_runtime.targets.aws_lambda.http_events import TooLate, looks_like, too_late
+from tsx_runtime.targets.aws_lambda.results import Result, Results
 
 SENDING = 0.1  # of an invocation's time, for answers that are sent elsewhere: of those that are not, the messages would all come again
 MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from awslambdaric import bootstrap
 from awslambdaric.lambda_runtime_client import LambdaRuntimeClient
 
-from tsx_runtime.targets.lambda_end import leave
+from tsx_runtime.targets.aws_lambda.lambda_end import leave
 
 
 class _Client(LambdaRuntimeClient):  # type: ignore[misc]  # it has no types

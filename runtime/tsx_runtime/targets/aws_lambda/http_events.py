@@ -14,8 +14,8 @@ from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unav
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, new_request_id, send_whole
 from tsx_runtime.http.semantics.urls import runs_model
-from tsx_runtime.targets.lambda_env import LARGEST
-from tsx_runtime.targets.lambda_events import UnknownEvent
+from tsx_runtime.targets.aws_lambda.environment import LARGEST
+from tsx_runtime.targets.aws_lambda.events import UnknownEvent
 
 TEXT = ("application/problem+json", "application/jsonlines", "application/x-jsonlines", "application/x-ndjson", "application/yaml")
 PRELUDE_END = b"\0" * 8  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html

@@ -30,16 +30,16 @@ from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config, load_settings
-from tsx_runtime.targets import lambda_events as events
+from tsx_runtime.targets.aws_lambda import events as events
+from tsx_runtime.targets.aws_lambda.app import LambdaApp
+from tsx_runtime.targets.aws_lambda.batch_events import Answered, Queue, ask_all
+from tsx_runtime.targets.aws_lambda.environment import LARGEST, Said, homes, read_environment
+from tsx_runtime.targets.aws_lambda.events import Asks
+from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLate, Write, too_large, too_late
+from tsx_runtime.targets.aws_lambda.results import Results
 from tsx_runtime.targets.image.environment import look_around
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.image.names import RUNTIME_API
-from tsx_runtime.targets.lambda_app import LambdaApp
-from tsx_runtime.targets.lambda_batch import Answered, Queue, ask_all
-from tsx_runtime.targets.lambda_env import LARGEST, Said, homes, read_environment
-from tsx_runtime.targets.lambda_events import Asks
-from tsx_runtime.targets.lambda_http import SURELY_FITS, Http, TooLate, Write, too_large, too_late
-from tsx_runtime.targets.lambda_results import Results
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
 MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it
@@ -264,11 +264,11 @@ def run(env: MutableMapping[str, str]) -> int:
         raise SettingError(f"{RUNTIME_API} is not set: Lambda sets it, and so does what stands in for Lambda; without it nobody invokes")
     own = read_environment(env).own
     if own.uses_own_client or (not own.runtime and find_spec("awslambdaric") is None):
-        from tsx_runtime.targets import lambda_runtime  # here, since the other client needs nothing of it
+        from tsx_runtime.targets.aws_lambda import runtime_client
 
-        return lambda_runtime.run(env)
+        return runtime_client.run(env)
     try:
-        from tsx_runtime.targets import lambda_ric  # here, since it needs the extra
+        from tsx_runtime.targets.aws_lambda import ric_client
     except ModuleNotFoundError as error:
         raise SettingError(f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install 'tsx-serve[lambda]'") from error
-    return lambda_ric.run(f"{__name__}.handler", env[RUNTIME_API], lambda: _handler().function.over)
+    return ric_client.run(f"{__name__}.handler", env[RUNTIME_API], lambda: _handler().function.over)
