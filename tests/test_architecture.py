@@ -45,8 +45,8 @@ GROUND = {
     "tsx_templates",
 }
 SETTINGS = GROUND | {"tsx_runtime.settings.torchserve", "tsx_runtime.settings.schema", "tsx_runtime.settings.sources"}
-PRELOADS = {"tsx_runtime.worker.preload", "tsx_runtime.worker.preload_export"}
-CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.entry"}
+PRELOADS = {"tsx_runtime.worker.launch.preload", "tsx_runtime.worker.launch.preload_export"}
+CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
 WORKFLOWS = CORE | {"tsx_runtime.workflows"}
 HTTP = WORKFLOWS | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
@@ -77,11 +77,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.settings.schema": GROUND | {"tsx_runtime.settings.torchserve"},
     "tsx_runtime.settings.sources": GROUND | {"tsx_runtime.settings.torchserve", "tsx_runtime.settings.schema"},
     # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
-    "tsx_runtime.worker.entry": {"tsx_runtime.worker"},
-    "tsx_runtime.worker.preload_export": {"tsx_runtime.worker", *PRELOADS},
-    "tsx_runtime.worker.preload": {"tsx_runtime.worker"},
+    "tsx_runtime.worker.launch.entry": {"tsx_runtime.worker"},
+    "tsx_runtime.worker.launch.preload_export": {"tsx_runtime.worker", *PRELOADS},
+    "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
     "tsx_runtime.worker": {
-        "tsx_runtime.worker.entry",
+        "tsx_runtime.worker.launch.entry",
         *PRELOADS,
         "tsx_archiver",
         "tsx_runtime.errors",

@@ -20,7 +20,7 @@ from tsx_cli import background
 from tsx_runtime.core.workers.forked import _no_main, _started_clean
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.shared.safe_path import CLEAN, run_module
-from tsx_runtime.worker.group import RANK_BOOT
+from tsx_runtime.worker.launch.group import RANK_BOOT
 
 NAMES = (
     *("json", "torch", "yaml", "typing", "logging", "numpy", "socket", "selectors", "signal", "struct", "ctypes", "contextlib", "pathlib"),

@@ -50,7 +50,7 @@ def test_a_handler_outside_the_archive_is_refused_and_never_run(empty, error_of,
     assert "attack" not in empty.registry.models
 
 
-@pytest.mark.parametrize("handler", ["os:system", "runpy:run_path", "this", "json.tool", "tsx_runtime.worker.entry:run", "pip"])
+@pytest.mark.parametrize("handler", ["os:system", "runpy:run_path", "this", "json.tool", "tsx_runtime.worker.launch.entry:run", "pip"])
 def test_a_module_that_is_installed_is_for_the_manifest_to_name(empty, error_of, handler: str) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
     given = {"url": "plain.mar", "handler": handler, "initial_workers": 1}

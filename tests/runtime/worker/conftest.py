@@ -21,7 +21,7 @@ import yaml
 from tsx_runtime import wire
 from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.entry import run
+from tsx_runtime.worker.launch.entry import run
 
 DEADLINE = 180  # seconds; a test that waits longer has failed. A compiler of C++ may take a third of it where everybody wants the processor
 

@@ -35,10 +35,10 @@ from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import CommandProcess, start_program
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
-from tsx_runtime.worker.entry import run
+from tsx_runtime.worker.launch.entry import run
 
-PRELOAD = "tsx_runtime.worker.preload"
-PRELOAD_EXPORTED = "tsx_runtime.worker.preload_export"  # a second longer, so only where it is known to be wanted
+PRELOAD = "tsx_runtime.worker.launch.preload"
+PRELOAD_EXPORTED = "tsx_runtime.worker.launch.preload_export"  # a second longer, so only where it is known to be wanted
 REPORT_GRACE = 5.0  # seconds that the fork server may take to tell how a worker has ended
 START_TIMEOUT = 300.0  # seconds that a start may take: most of it is for importing torch from a slow disk
 LOOK = 2.0  # seconds between looks at a start that takes long

@@ -16,7 +16,7 @@ from tsx_runtime.shared.safe_path import CLEAN
 BOOT = CLEAN + (
     "import json; told = json.loads(sys.argv[1]); "
     "sys.path += [root for root in told.pop('roots') if root not in sys.path]; "
-    "from tsx_runtime.worker.entry import run_program; run_program(**told)"
+    "from tsx_runtime.worker.launch.entry import run_program; run_program(**told)"
 )
 
 

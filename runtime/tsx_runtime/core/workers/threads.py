@@ -18,7 +18,7 @@ import psutil
 
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import CommandProcess, start_program
-from tsx_runtime.worker.entry import run_thread
+from tsx_runtime.worker.launch.entry import run_thread
 
 
 class WorkerThread:

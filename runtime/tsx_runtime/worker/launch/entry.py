@@ -29,8 +29,8 @@ def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
 
 def run_program(fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None) -> None:
     """As `run`, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/workers/launch.py."""
-    from tsx_runtime.worker import group as groups  # here, as above
-    from tsx_runtime.worker.program import put_first
+    from tsx_runtime.worker.launch import group as groups
+    from tsx_runtime.worker.launch.program import put_first
 
     if packages is not None:
         put_first(packages)
@@ -43,9 +43,9 @@ def run_program(fd: int, files: int | None, packages: str | None, group: dict[st
 
 
 def run_rank(directory: str, files: int | None, packages: str | None, broadcast: bool) -> None:
-    """One process of a torchrun group. See worker/group.py."""
-    from tsx_runtime.worker.program import put_first
-    from tsx_runtime.worker.rank import serve
+    """One process of a torchrun group. See worker/launch/group.py."""
+    from tsx_runtime.worker.launch.program import put_first
+    from tsx_runtime.worker.launch.rank import serve
 
     if packages is not None:
         put_first(packages)

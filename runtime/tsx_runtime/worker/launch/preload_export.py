@@ -9,7 +9,7 @@ import gc
 import importlib
 from contextlib import suppress
 
-from tsx_runtime.worker import preload
+from tsx_runtime.worker.launch import preload
 
 __all__ = ["preload"]
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from tsx_runtime.wire import Buffer, Frame, Kind, encode
 from tsx_runtime.worker import main
 from tsx_runtime.worker.channel import Channel, send_buffers
-from tsx_runtime.worker.group import fetch
-from tsx_runtime.worker.program import end_with_parent
+from tsx_runtime.worker.launch.group import fetch
+from tsx_runtime.worker.launch.program import end_with_parent
 
 MOMENT = 200  # ms in which the death of another rank shows, when it was the reason why a batch failed
 
