@@ -34,12 +34,12 @@ from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.targets.observability.otlp import Sender
-from tsx_runtime.worker import stages
-from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.execution import step_times
+from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Metrics
-from tsx_runtime.worker.recovery import Ceiling
 
 VERSIONS = ("1.0", "2.0")
 SPLIT = {"1.0": 90, "2.0": 10}
@@ -123,7 +123,7 @@ class Layers:
         decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
         began = time.monotonic()
         outcome = answer_batch(self.model, decoded.items, lambda *_: None, began=began)
-        reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers, stages.times(began, time.monotonic(), [])))
+        reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers, step_times.times(began, time.monotonic(), [])))
         marks.append(marks[-1] + time.thread_time() - start)
         start = time.thread_time()
         for at in range(0, len(reply), 65536):

@@ -24,21 +24,22 @@ import yaml
 from tsx_archiver import parse_model_config
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import concurrent, continuous, loader, modules, printing, profiling, shim, stages
-from tsx_runtime.worker.batch import Ahead, Model, answer_batch
+from tsx_runtime.worker import loader, modules, printing, profiling, shim
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.compiler_cache import protect_compiler_cache
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, NobodyWaits, in_words
+from tsx_runtime.worker.execution import async_handlers, continuous, step_times
+from tsx_runtime.worker.execution.batch import Ahead, Model, answer_batch
+from tsx_runtime.worker.execution.micro_batching import with_micro_batches
+from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
+from tsx_runtime.worker.execution.recovery import Ceiling
+from tsx_runtime.worker.execution.warmup import warm_up
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.metrics import Metrics, PredictionTime
-from tsx_runtime.worker.micro_batching import with_micro_batches
 from tsx_runtime.worker.modules import own_modules
-from tsx_runtime.worker.overlap import overlaps, read_ahead
 from tsx_runtime.worker.quoting import format_error
-from tsx_runtime.worker.recovery import Ceiling
 from tsx_runtime.worker.reporting import reporting
-from tsx_runtime.worker.warmup import warm_up
 
 INPUT_KINDS = ("image", "text", "json", "file")
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
@@ -170,7 +171,7 @@ def _serve(channel: Channel, model: Model) -> None:
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
     idle = Idle()
     if model.mode != "batch":
-        (continuous if model.mode == "continuous" else concurrent).serve(channel, model, partial(_answer_ping, idle), idle.end)
+        (continuous if model.mode == "continuous" else async_handlers).serve(channel, model, partial(_answer_ping, idle), idle.end)
         return
     profile = profiling.Profile(model.context.model_name, model.worker) if profiling.is_wanted() else None
     serve = _serve_ahead if overlaps(model) else _serve_in_turn
@@ -207,16 +208,16 @@ def _reply(
     channel.begin(batch)
     start = time.monotonic()
     if ahead is not None:
-        laps = stages.begin(ahead.laps)
+        laps = step_times.begin(ahead.laps)
     elif model.has_steps:
-        laps = stages.begin_next()
+        laps = step_times.begin_next()
     else:
         laps = []
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead, start)
     done = time.monotonic()
     if model.prediction_time is not None and done >= model.prediction_time.due:
         model.prediction_time.report(start, done)
-    extra = stages.times(start if began is None else began, done, laps)
+    extra = step_times.times(start if began is None else began, done, laps)
     if pending := model.metrics.pending:
         extra += json.dumps(pending.take()).encode()
     channel.reply(batch, outcome.answers, extra)
@@ -265,7 +266,7 @@ def load_model(order: LoadOrder) -> Model:
     coroutines = loader.Coroutines()
     adapt = partial(with_micro_batches, context=context)
     entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
-    has_steps = stages.watch(entry.instance)
+    has_steps = step_times.watch(entry.instance)
     if not heeds_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml changes nothing: %s does not heed it. %s", entry.name, _HOW_TO_HEED)
     if order["mode"] == "async" and order["envelope"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.worker.membership import Membership
+from tsx_runtime.worker.execution.continuous_members import Membership
 
 arrivals = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6)  # (guilty, calls it needs) by turn
 

@@ -13,8 +13,8 @@ from tests.runtime.worker.conftest import Request, StartWorker
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.execution.micro_batching import MicroBatching
 from tsx_runtime.worker.metrics import Metrics
-from tsx_runtime.worker.micro_batching import MicroBatching
 
 
 class Handler:

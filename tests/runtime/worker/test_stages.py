@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.worker import stages
+from tsx_runtime.worker.execution import step_times
 
 STEPS = """
 import time
@@ -50,14 +50,14 @@ class Handler:
         raise ValueError("bad")
 
 
-def spent(laps: stages.Laps) -> set[int]:
+def spent(laps: step_times.Laps) -> set[int]:
     return {stage for stage, _ in laps}
 
 
 def test_a_step_within_a_step_counts_once() -> None:
     handler = Handler()
-    stages.watch(handler)
-    laps = stages.begin()
+    step_times.watch(handler)
+    laps = step_times.begin()
     assert handler.preprocess(0) == 3
     assert spent(laps) == {0, 1}
     assert all(took >= 0 for _, took in laps)
@@ -65,8 +65,8 @@ def test_a_step_within_a_step_counts_once() -> None:
 
 def test_a_step_that_raises_is_measured_as_well() -> None:
     handler = Handler()
-    stages.watch(handler)
-    laps = stages.begin()
+    step_times.watch(handler)
+    laps = step_times.begin()
     with pytest.raises(ValueError, match="bad"):
         handler.postprocess(1)
     assert spent(laps) == {2}
@@ -74,9 +74,9 @@ def test_a_step_that_raises_is_measured_as_well() -> None:
 
 def test_a_handler_can_be_copied_and_pickled_as_before() -> None:
     handler = Handler()
-    stages.watch(handler)
+    step_times.watch(handler)
     for twin in (copy.deepcopy(handler), pickle.loads(pickle.dumps(handler))):
-        laps = stages.begin()
+        laps = step_times.begin()
         assert twin.preprocess(5) == 5
         assert (twin.called, handler.called) == (["preprocess"], [])
         assert not laps
@@ -97,17 +97,17 @@ def test_what_has_no_steps_or_no_room_for_them_is_left_alone() -> None:
         def preprocess(self, data: int) -> Any:
             yield data
 
-    stages.watch(None)
-    stages.watch(Slots())
+    step_times.watch(None)
+    step_times.watch(Slots())
     streams = Streams()
-    stages.watch(streams)
+    step_times.watch(streams)
     assert vars(streams) == {}
 
 
 def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
     handler = Handler()
-    stages.watch(handler)
-    laps = stages.begin()
+    step_times.watch(handler)
+    laps = step_times.begin()
     thread = threading.Thread(target=handler.preprocess, args=(5,))
     thread.start()
     thread.join()
@@ -116,12 +116,12 @@ def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
 
 def test_a_batch_gets_a_list_of_its_own_unless_the_one_before_it_told_nothing() -> None:
     handler = Handler()
-    stages.watch(handler)
-    untold = stages.begin()
-    first = stages.begin_next()
+    step_times.watch(handler)
+    untold = step_times.begin()
+    first = step_times.begin_next()
     assert first is untold
     handler.preprocess(3)
-    second = stages.begin_next()
+    second = step_times.begin_next()
     assert spent(first) == {0}
     assert second == []
 
@@ -133,10 +133,10 @@ def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
             return data
 
     handler = Waits()
-    stages.watch(handler)
+    step_times.watch(handler)
 
     async def one(times: int) -> int:
-        laps = stages.begin()
+        laps = step_times.begin()
         for _ in range(times):
             await handler.inference(1)
         return len(laps)
@@ -148,9 +148,9 @@ def test_requests_that_wait_on_one_loop_have_laps_of_their_own() -> None:
 
 
 def test_of_a_handler_without_steps_all_is_inference() -> None:
-    assert stages.totals(2.0, [])[2] == 2.0
-    assert math.isnan(stages.totals(2.0, [])[1])
-    _, preprocess, inference, postprocess = stages.totals(2.0, [(0, 0.5), (0, 0.25)])
+    assert step_times.totals(2.0, [])[2] == 2.0
+    assert math.isnan(step_times.totals(2.0, [])[1])
+    _, preprocess, inference, postprocess = step_times.totals(2.0, [(0, 0.5), (0, 0.25)])
     assert preprocess == 0.75
     assert math.isnan(inference)
     assert math.isnan(postprocess)

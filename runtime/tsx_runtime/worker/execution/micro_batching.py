@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tsx_runtime.worker import stages
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.execution import step_times
+from tsx_runtime.worker.execution.step_times import STAGES
 from tsx_runtime.worker.loader import Entry
-from tsx_runtime.worker.stages import STAGES
 
 BASE = "tsx_runtime.worker.handlers.base"
 
@@ -116,7 +116,7 @@ class _Flow:
             (pool, getattr(owner.handler, stage)) for pool, stage in zip(pools, STAGES, strict=True)
         ]
         self._context = context
-        self._laps = stages.current()
+        self._laps = step_times.current()
         self._enter(0, rows)
 
     def _enter(self, stage: int, data: Any) -> None:
@@ -126,7 +126,7 @@ class _Flow:
     def _step(self, stage: int, step: Callable[[Any], Any], data: Any) -> None:
         self._here.number = self._number
         if self._laps is not None:
-            stages.begin(self._laps)
+            step_times.begin(self._laps)
         try:
             with self._context.part(self.part):
                 data = step(data)

@@ -22,10 +22,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
-from tsx_runtime.worker import profiling, stages
+from tsx_runtime.worker import profiling
 from tsx_runtime.worker.answers import Answer
-from tsx_runtime.worker.batch import Ahead, Model, may_wish, read_requests
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.execution import step_times
+from tsx_runtime.worker.execution.batch import Ahead, Model, may_wish, read_requests
 
 BASE = "tsx_runtime.worker.handlers.base"
 
@@ -119,7 +120,7 @@ def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
     for idx in range(len(requests.rows)):  # an explanation or a description is made in its turn, and alone
         if may_wish(requests.metas[idx]) and any(model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")):
             return None
-    steps, laps = _Steps(handler, side), stages.begin()
+    steps, laps = _Steps(handler, side), step_times.begin()
     try:
         steps.prepare(list(requests.rows))
     except NotItsTurn:

@@ -16,10 +16,10 @@ from tsx_archiver import ModelConfig, WarmUp
 from tsx_runtime import wire
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Buffer, Item
-from tsx_runtime.worker import concurrent, continuous
 from tsx_runtime.worker.answers import Answer
-from tsx_runtime.worker.batch import Model, answer_batch
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.execution import async_handlers, continuous
+from tsx_runtime.worker.execution.batch import Model, answer_batch
 from tsx_runtime.worker.loader import own_file
 
 MOST = 100  # requests of a recording, where no `count` says more
@@ -94,7 +94,7 @@ def _answers(model: Model, items: list[Item]) -> list[Answer]:
     if model.mode == "continuous":
         outcome = continuous.answer(model, items)
     elif model.mode == "async":
-        outcome = concurrent.answer(model, items)
+        outcome = async_handlers.answer(model, items)
     else:
         outcome = answer_batch(model, items, _send_nowhere)
     if outcome.device_lost:

@@ -16,13 +16,13 @@ from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker import stages
 from tsx_runtime.worker.answers import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
-from tsx_runtime.worker.batch import Model, Outcome, check_piece, read_requests
 from tsx_runtime.worker.channel import Channel, OutFrame
 from tsx_runtime.worker.context import Context, SendPiece
-from tsx_runtime.worker.membership import Membership
-from tsx_runtime.worker.stages import Spent
+from tsx_runtime.worker.execution import step_times
+from tsx_runtime.worker.execution.batch import Model, Outcome, check_piece, read_requests
+from tsx_runtime.worker.execution.continuous_members import Membership
+from tsx_runtime.worker.execution.step_times import Spent
 
 MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
 
@@ -97,7 +97,7 @@ class ContinuousBatch:
         parts = {idx: member.parts for idx, member in enumerate(members) if member.parts}
         context.begin([member.meta for member in members], parts, self._sender(members))
         context.stopping_criteria = None
-        start, laps = time.monotonic(), stages.begin()
+        start, laps = time.monotonic(), step_times.begin()
         try:
             results = model.coroutines.finish(model.entry.call([dict(member.row) for member in members], context))
             if problem := mismatch(results, len(members), model.entry.name):

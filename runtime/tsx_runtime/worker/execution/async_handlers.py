@@ -17,15 +17,16 @@ from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker import printing, stages
+from tsx_runtime.worker import printing
 from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
-from tsx_runtime.worker.batch import Model, Outcome, Pieces, read_requests
 from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.context import SendPiece
-from tsx_runtime.worker.continuous import with_metrics
-from tsx_runtime.worker.overlap import keep
-from tsx_runtime.worker.stages import Laps
+from tsx_runtime.worker.execution import step_times
+from tsx_runtime.worker.execution.batch import Model, Outcome, Pieces, read_requests
+from tsx_runtime.worker.execution.continuous import with_metrics
+from tsx_runtime.worker.execution.prefetch import keep
+from tsx_runtime.worker.execution.step_times import Laps
 
 logger = logging.getLogger("tsx.worker")
 
@@ -65,7 +66,7 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                began, laps = time.monotonic(), stages.begin()  # the task takes them over with its context
+                began, laps = time.monotonic(), step_times.begin()  # the task takes them over with its context
                 task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
             elif frame.kind is Kind.CANCEL:
@@ -101,7 +102,9 @@ class ConcurrentRequests:
         del self._tasks[batch]
         answer = GONE if task.cancelled() else task.result()
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
-            self._channel.send_all(with_metrics(self._model, [(Kind.REPLY, batch, [answer], stages.times(began, time.monotonic(), laps))]))
+            self._channel.send_all(
+                with_metrics(self._model, [(Kind.REPLY, batch, [answer], step_times.times(began, time.monotonic(), laps))])
+            )
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
         self._channel.send(Kind.PIECE, batch, [(position, headers, body)])

@@ -1,0 +1,1 @@
+"""How a batch goes through a handler."""
