@@ -96,7 +96,7 @@ def load_entry(
 
 
 def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
-    from tsx_runtime.worker.envelopes import ENVELOPES  # here: few models have one
+    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # here: few models have one
 
     if envelope not in ENVELOPES:
         raise LoadError(f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}.")

@@ -15,11 +15,11 @@ from tsx_runtime import wire
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.grpc import tensors as front
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelInferResponse
-from tsx_runtime.worker import binary
+from tsx_runtime.worker.codecs import v2_binary
+from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.requests import read_row
 
-NUMBERS = {name: np.dtype(code) for name, code in binary.DTYPES.items()}
+NUMBERS = {name: np.dtype(code) for name, code in v2_binary.DTYPES.items()}
 TYPED = {name: dtype for name, dtype in NUMBERS.items() if name in front.TYPED}
 
 
@@ -39,10 +39,10 @@ def through_the_worker(request: Any, result: Any = None) -> tuple[dict[str, Any]
     head, body = front.pack(request)
     whole = b"".join(bytes(piece) for piece in body.pieces) if isinstance(body, wire.Parts) else bytes(body)
     row, wish = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", whole, True)
-    assert isinstance(wish, binary.Wish)
-    row = binary.as_row(row)
+    assert isinstance(wish, v2_binary.Wish)
+    row = v2_binary.as_row(row)
     about = context()
-    answer = binary.Dressed(next(iter(row.values())) if result is None else result, wish, 0, about, "1.0").encode()
+    answer = v2_binary.Dressed(next(iter(row.values())) if result is None else result, wish, 0, about, "1.0").encode()
     response = ModelInferResponse()
     length = about.get_response_headers(0).get("inference-header-content-length")
     front.unpack(response, None if length is None else int(length), answer, typed=not request.raw_input_contents)
@@ -168,24 +168,24 @@ def with_head(request: Any, rest: bytes = b"") -> tuple[str, bytearray]:
 )
 def test_a_body_that_cannot_be_tensors_is_refused(length: str, body: bytes, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        binary.read(length, bytearray(body))
+        v2_binary.read(length, bytearray(body))
 
 
 def test_arrays_say_yes_like_lists_and_what_is_reckoned_from_them_does_not() -> None:
-    array = binary.array_of("FP32", [2], memoryview(bytearray(8)))
+    array = v2_binary.array_of("FP32", [2], memoryview(bytearray(8)))
     assert {"body": array}.get("data") or {"body": array}.get("body") is array
     assert bool(array)
-    assert bool(binary.array_of("FP32", [1], memoryview(bytearray(4))))
-    assert not binary.array_of("FP32", [0], memoryview(bytearray()))
-    assert not binary.array_of("FP32", [1], memoryview(bytearray(4))) > 5
+    assert bool(v2_binary.array_of("FP32", [1], memoryview(bytearray(4))))
+    assert not v2_binary.array_of("FP32", [0], memoryview(bytearray()))
+    assert not v2_binary.array_of("FP32", [1], memoryview(bytearray(4))) > 5
     array += 1  # it is the handler's own
     assert array.tolist() == [1, 1]
 
 
 def encoded(value: Any, **request: Any) -> Any:
     """The JSON of an answer to a request that asks for JSON."""
-    wish = binary._wish(request)
-    return json.loads(binary.Dressed(value, wish, 0, context(), "1.0").encode())["outputs"]
+    wish = v2_binary._wish(request)
+    return json.loads(v2_binary.Dressed(value, wish, 0, context(), "1.0").encode())["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_what_json_cannot_carry_is_said() -> None:
 
 def test_each_output_comes_as_it_is_asked_for() -> None:
     value = {"outputs": [{"name": name, "datatype": "INT32", "shape": [1], "data": [1]} for name in ("a", "b", "c")]}
-    wish = binary._wish({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
+    wish = v2_binary._wish({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
     about = context()
-    answer = binary.Dressed(value, wish, 0, about, "1.0").encode()
+    answer = v2_binary.Dressed(value, wish, 0, about, "1.0").encode()
     length = int(about.get_response_headers(0)["inference-header-content-length"])
     assert json.loads(answer[:length])["outputs"] == [
         {"name": "c", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}},

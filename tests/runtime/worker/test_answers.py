@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.worker.answers import encode_body, failure, is_device_lost, mismatch, to_json
+from tsx_runtime.worker.codecs.responses import encode_body, failure, is_device_lost, mismatch, to_json
 from tsx_runtime.worker.exceptions import PredictionException
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
 from tsx_runtime.wire import Kind
+from tsx_runtime.worker.codecs.requests import own
 from tsx_runtime.worker.execution.prefetch import keep
-from tsx_runtime.worker.requests import own
 
 HANDLER = """
     import os, threading, time, torch

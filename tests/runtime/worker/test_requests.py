@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import INPUTS, TENSORS_HEAD, request_meta
-from tsx_runtime.worker.binary import as_row
-from tsx_runtime.worker.requests import read_row
+from tsx_runtime.worker.codecs.requests import read_row
+from tsx_runtime.worker.codecs.v2_binary import as_row
 
 BOUNDARY = "xyz"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"

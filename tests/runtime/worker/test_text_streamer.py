@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.worker.text_streamer import TextIteratorStreamerBatch
+from tsx_runtime.worker.codecs.text_streamer import TextIteratorStreamerBatch
 
 
 class Tokens(list[Any]):

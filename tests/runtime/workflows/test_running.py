@@ -18,7 +18,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, QueueFull, TsxError, WorkerDied, error_body
 from tsx_runtime.wire import Parts, parse_request_meta
-from tsx_runtime.worker.requests import read_row
+from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import Node, Request
 from tsx_runtime.workflows.schedule import Output

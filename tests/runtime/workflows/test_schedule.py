@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.graphs import acyclic
 from tsx_archiver.workflow import complete, leaves_of, parents_of
 from tsx_runtime.wire import COPIED, Parts
-from tsx_runtime.worker.requests import read_row
+from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.workflows.schedule import Input, Output, headers_for, join, merge, needed, startable
 
 

@@ -18,9 +18,9 @@ from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker import printing
-from tsx_runtime.worker.answers import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
-from tsx_runtime.worker.binary import dressed
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.codecs.v2_binary import dressed
 from tsx_runtime.worker.context import SendPiece
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, Pieces, read_requests

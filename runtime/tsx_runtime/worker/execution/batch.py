@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.wire import Buffer, Item
-from tsx_runtime.worker.answers import (
+from tsx_runtime.worker.codecs.requests import read_row
+from tsx_runtime.worker.codecs.responses import (
     GONE,
     JSON_HEADER,
     Answer,
@@ -22,7 +23,7 @@ from tsx_runtime.worker.answers import (
     mismatch,
     streamed_headers,
 )
-from tsx_runtime.worker.binary import Wish, as_row, dressed
+from tsx_runtime.worker.codecs.v2_binary import Wish, as_row, dressed
 from tsx_runtime.worker.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.exceptions import BadRows, NobodyWaits, PredictionException, in_words
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
@@ -30,7 +31,6 @@ from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.loader import Coroutines, Entry
 from tsx_runtime.worker.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 from tsx_runtime.worker.quoting import format_error
-from tsx_runtime.worker.requests import read_row
 
 WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.answers import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
 from tsx_runtime.worker.channel import Channel, OutFrame
+from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
 from tsx_runtime.worker.context import Context, SendPiece
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, check_piece, read_requests

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
 from tsx_runtime.worker import profiling
-from tsx_runtime.worker.answers import Answer
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Ahead, Model, may_wish, read_requests
 

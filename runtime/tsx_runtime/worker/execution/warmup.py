@@ -16,7 +16,7 @@ from tsx_archiver import ModelConfig, WarmUp
 from tsx_runtime import wire
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Buffer, Item
-from tsx_runtime.worker.answers import Answer
+from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
 from tsx_runtime.worker.execution.batch import Model, answer_batch

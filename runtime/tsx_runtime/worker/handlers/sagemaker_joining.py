@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.answers import is_out_of_device_memory
+from tsx_runtime.worker.codecs.responses import is_out_of_device_memory
 from tsx_runtime.worker.exceptions import in_words
 
 TRIALS = 3  # batches that have to agree

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_runtime.errors import TsxError, error_body
-from tsx_runtime.worker.answers import failure, is_out_of_device_memory
+from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
 from tsx_runtime.worker.handlers.base import choose_device

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from tsx_runtime.worker.streaming import send_intermediate_predict_response
+from tsx_runtime.worker.codecs.streaming import send_intermediate_predict_response
 
 __all__ = ["import_class", "send_intermediate_predict_response"]
 

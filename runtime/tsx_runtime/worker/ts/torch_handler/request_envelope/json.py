@@ -1,5 +1,5 @@
 """`ts.torch_handler.request_envelope.json`."""
 
-from tsx_runtime.worker.envelopes import JSONEnvelope
+from tsx_runtime.worker.codecs.envelopes import JSONEnvelope
 
 __all__ = ["JSONEnvelope"]

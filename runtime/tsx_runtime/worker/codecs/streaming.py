@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.worker.answers import encode_body
+from tsx_runtime.worker.codecs.responses import encode_body
 from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import PredictionException
 

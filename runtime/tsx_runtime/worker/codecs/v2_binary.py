@@ -334,6 +334,6 @@ def _json(value: Any) -> bytes:
 
 
 def _listlike() -> type[np.ndarray[Any, Any]]:
-    from tsx_runtime.worker.listlike import ListLike  # a class cannot be made before its base is imported
+    from tsx_runtime.worker.codecs.array_list import ListLike  # a class cannot be made before its base is imported
 
     return ListLike

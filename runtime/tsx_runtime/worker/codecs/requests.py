@@ -18,7 +18,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import INPUTS, TENSORS_HEAD, Buffer
-from tsx_runtime.worker import binary
+from tsx_runtime.worker.codecs import v2_binary
 
 logger = logging.getLogger("tsx.worker")
 
@@ -69,7 +69,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     inputs = _query_inputs(query) if query else {}
     parts = None
     if content_type.startswith(TENSORS):
-        request, wish = binary.read(content_type.removeprefix(TENSORS), own(body))
+        request, wish = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
         return inputs, wish
     media_type = content_type.partition(";")[0].strip().lower()
@@ -90,7 +90,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     else:
         given = inputs["body"] = decoded(content_type, body) if decode else own(body)
         if type(given) is dict and "inputs" in given:
-            return inputs, binary.wish_of_json(given)
+            return inputs, v2_binary.wish_of_json(given)
     return inputs, parts
 
 
