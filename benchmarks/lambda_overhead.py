@@ -44,7 +44,7 @@ import base64, json, os, sys
 os.chdir(os.environ["MODEL"]); sys.path.insert(0, os.environ["MODEL"])
 from tsx_runtime.worker import main, shim
 shim.install()
-from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.handler_api.context import Context
 from handler import DigitClassifier
 import torch
 torch.set_num_threads(int(os.environ["THREADS"]))

@@ -34,12 +34,12 @@ from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.targets.observability.otlp import Sender
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 VERSIONS = ("1.0", "2.0")
 SPLIT = {"1.0": 90, "2.0": 10}

@@ -16,7 +16,7 @@ from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS
 from tsx_cli.model_spec import NOT_SERVED
-from tsx_runtime.worker.loader import BUILTIN, ELSEWHERE
+from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
 

@@ -24,10 +24,9 @@ import yaml
 from tsx_archiver import parse_model_config
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import loader, modules, printing, profiling, shim
+from tsx_runtime.worker import printing, profiling
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.compiler_cache import protect_compiler_cache
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, NobodyWaits, in_words
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import Ahead, Model, answer_batch
@@ -35,9 +34,11 @@ from tsx_runtime.worker.execution.micro_batching import with_micro_batches
 from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.execution.warmup import warm_up
+from tsx_runtime.worker.handler_api import loader, modules, ts_shim
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
+from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.memory import Idle, keep_freed_memory
-from tsx_runtime.worker.metrics import Metrics, PredictionTime
-from tsx_runtime.worker.modules import own_modules
 from tsx_runtime.worker.quoting import format_error
 from tsx_runtime.worker.reporting import reporting
 
@@ -247,7 +248,7 @@ def load_model(order: LoadOrder) -> Model:
     model_dir = Path(order["model_dir"])
     _take_place(order)
     _enter(model_dir)
-    shim.install()
+    ts_shim.install()
     _limit_threads(order["threads"])
     metrics = Metrics(order["model_name"])
     metrics.declare(order["model_metrics"])

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tsx_archiver import is_inside
 from tsx_runtime.worker.exceptions import LONGEST, presentable
-from tsx_runtime.worker.modules import own_modules
+from tsx_runtime.worker.handler_api.modules import own_modules
 
 MOST = 4 * LONGEST  # characters of a traceback
 

@@ -17,7 +17,7 @@ from tsx_runtime.grpc import tensors as front
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelInferResponse
 from tsx_runtime.worker.codecs import v2_binary
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.handler_api.context import Context
 
 NUMBERS = {name: np.dtype(code) for name, code in v2_binary.DTYPES.items()}
 TYPED = {name: dtype for name, dtype in NUMBERS.items() if name in front.TYPED}

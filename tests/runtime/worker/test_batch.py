@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.wire import Item, request_meta
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.execution import batch
 from tsx_runtime.worker.execution.batch import Model, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 STATUS = {
     "good": 200,

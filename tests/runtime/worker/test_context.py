@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.wire import parse_header_block, request_meta
-from tsx_runtime.worker.context import Context, Headers, RequestProcessor
+from tsx_runtime.worker.handler_api.context import Context, Headers, RequestProcessor
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.v2_json import output_tensor, read_input
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.execution.batch import Model, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 Seen = list[Any]
 

@@ -13,11 +13,11 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import TENSORS_HEAD, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.execution.batch import Model, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 DEEP = b"[" * 100_000
 NESTED = b'{"a":' * 700 + b"1" + b"}" * 700

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.runtime.worker.conftest import Request, StartWorker
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.execution.micro_batching import MicroBatching
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
 class Handler:

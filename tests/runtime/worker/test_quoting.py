@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.worker.conftest import StartWorker
-from tsx_runtime.worker.modules import OwnModules
+from tsx_runtime.worker.handler_api.modules import OwnModules
 from tsx_runtime.worker.printing import OwnJson, OwnText
 from tsx_runtime.worker.quoting import format_error
 

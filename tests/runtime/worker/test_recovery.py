@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import PredictionException
 from tsx_runtime.worker.execution.batch import Model, answer_batch
 from tsx_runtime.worker.execution.recovery import ALIKE, GROW_AFTER, Ceiling, Search, all_fail, may_try, parts
-from tsx_runtime.worker.loader import Coroutines, Entry
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 SIZES = st.integers(1, 64)
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."

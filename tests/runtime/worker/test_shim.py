@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.worker.conftest import StartWorker
-from tsx_runtime.worker import shim
+from tsx_runtime.worker.handler_api import ts_shim
 
 NAMES = {
     "ts.context": ["Context", "RequestProcessor"],
@@ -76,12 +76,12 @@ def test_every_carried_name_imports_in_a_worker(start_worker: StartWorker) -> No
 
 
 def test_the_list_of_carried_modules_is_complete() -> None:
-    assert shim.carried() == sorted(NAMES)
+    assert ts_shim.carried() == sorted(NAMES)
 
 
 def test_nothing_of_it_is_seen_outside_of_workers() -> None:
     assert "ts" not in sys.modules
-    assert shim.ShimFinder not in sys.meta_path
+    assert ts_shim.ShimFinder not in sys.meta_path
 
 
 def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.worker.codecs.v2_json import Malformed, output_tensor, read_input
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.handler_api.context import Context
 
 Handle: TypeAlias = Callable[[Any, Context], Any]
 

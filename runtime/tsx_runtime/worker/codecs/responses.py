@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
 from tsx_runtime.wire import Buffer
 from tsx_runtime.worker.codecs.v2_binary import Dressed
-from tsx_runtime.worker.context import Context, RequestProcessor
 from tsx_runtime.worker.exceptions import PredictionException, in_words, text_of
+from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
 

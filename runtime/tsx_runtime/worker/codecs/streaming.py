@@ -8,8 +8,8 @@ from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.worker.codecs.responses import encode_body
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import PredictionException
+from tsx_runtime.worker.handler_api.context import Context
 
 
 def send_intermediate_predict_response(

@@ -20,7 +20,7 @@ from tsx_runtime.wire import TENSORS_HEAD
 if TYPE_CHECKING:
     import numpy as np
 
-    from tsx_runtime.worker.context import Context
+    from tsx_runtime.worker.handler_api.context import Context
 
 SIZE = "binary_data_size"
 OUTPUT = "output"  # the name of what a handler returned that names nothing

@@ -21,12 +21,12 @@ from tsx_runtime.worker import printing
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import dressed
-from tsx_runtime.worker.context import SendPiece
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, Pieces, read_requests
 from tsx_runtime.worker.execution.continuous import with_metrics
 from tsx_runtime.worker.execution.prefetch import keep
 from tsx_runtime.worker.execution.step_times import Laps
+from tsx_runtime.worker.handler_api.context import SendPiece
 
 logger = logging.getLogger("tsx.worker")
 

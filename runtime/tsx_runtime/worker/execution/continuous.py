@@ -18,11 +18,11 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import Channel, OutFrame
 from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
-from tsx_runtime.worker.context import Context, SendPiece
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, check_piece, read_requests
 from tsx_runtime.worker.execution.continuous_members import Membership
 from tsx_runtime.worker.execution.step_times import Spent
+from tsx_runtime.worker.handler_api.context import Context, SendPiece
 
 MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.step_times import STAGES
-from tsx_runtime.worker.loader import Entry
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Entry
 
 BASE = "tsx_runtime.worker.handlers.base"
 

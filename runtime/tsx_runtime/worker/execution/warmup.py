@@ -20,7 +20,7 @@ from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
 from tsx_runtime.worker.execution.batch import Model, answer_batch
-from tsx_runtime.worker.loader import own_file
+from tsx_runtime.worker.handler_api.loader import own_file
 
 MOST = 100  # requests of a recording, where no `count` says more
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tsx_archiver.storage.private_directory import private_directory
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.compiling import compiled, load_library, wants_ahead
 from tsx_runtime.worker.handlers.explaining import input_attributions
 from tsx_runtime.worker.handlers.labels import load_label_mapping
@@ -23,7 +24,6 @@ from tsx_runtime.worker.handlers.precision import in_precision, wanted_precision
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.timing import timed
 from tsx_runtime.worker.handlers.weights import load_eager
-from tsx_runtime.worker.loader import own_file
 
 logger = logging.getLogger("tsx.worker")
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows, LoadError, in_words
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_classifier import ImageClassifier
 from tsx_runtime.worker.handlers.timing import timed
 from tsx_runtime.worker.handlers.vision import NotAnImage, image_bytes
-from tsx_runtime.worker.loader import own_file
 
 
 class DALIHandler(BaseHandler):

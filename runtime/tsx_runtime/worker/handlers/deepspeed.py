@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.base import BaseHandler
-from tsx_runtime.worker.loader import own_file
 
 logger = logging.getLogger("tsx.worker")
 

@@ -27,14 +27,14 @@ import torch
 
 from tsx_runtime.errors import TsxError, error_body
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import import_file, own_file
+from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.model_files import load_model_file
 from tsx_runtime.worker.handlers.sagemaker_formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
 from tsx_runtime.worker.handlers.sagemaker_joining import Joining
-from tsx_runtime.worker.loader import import_file, own_file
-from tsx_runtime.worker.modules import own_modules
 
 WEIGHTS = (".pt", ".pth", ".pt2")
 USUAL = "model.pth", "model.pt"

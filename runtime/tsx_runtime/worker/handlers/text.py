@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers import text_cleaning
 from tsx_runtime.worker.handlers.base import BaseHandler
 

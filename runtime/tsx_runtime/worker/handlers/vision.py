@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import BadRows, in_words
+from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_processing import Transform
 from tsx_runtime.worker.handlers.staging import stack_on_device

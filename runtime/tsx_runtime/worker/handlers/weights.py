@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.loader import classes_of, import_file
+from tsx_runtime.worker.handler_api.loader import classes_of, import_file
 
 SHOWN = 5  # names in a message; a mismatch of the whole model would fill pages
 

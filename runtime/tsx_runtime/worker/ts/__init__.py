@@ -1,4 +1,4 @@
-"""TorchServe's package `ts` as workers see it: the same names, tsx's code behind them. See `shim.py`."""
+"""TorchServe's package `ts` as workers see it: the same names, tsx's code behind them. See `ts_shim.py`."""
 
 from tsx_runtime.worker.ts.version import __version__
 

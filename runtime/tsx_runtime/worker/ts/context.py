@@ -1,5 +1,5 @@
 """`ts.context`."""
 
-from tsx_runtime.worker.context import Context, RequestProcessor
+from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 __all__ = ["Context", "RequestProcessor"]

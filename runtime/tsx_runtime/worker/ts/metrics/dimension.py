@@ -1,5 +1,5 @@
 """`ts.metrics.dimension`."""
 
-from tsx_runtime.worker.metrics import Dimension
+from tsx_runtime.worker.handler_api.metrics import Dimension
 
 __all__ = ["Dimension"]

@@ -1,5 +1,5 @@
 """`ts.metrics.metric`."""
 
-from tsx_runtime.worker.metrics import Metric
+from tsx_runtime.worker.handler_api.metrics import Metric
 
 __all__ = ["Metric"]

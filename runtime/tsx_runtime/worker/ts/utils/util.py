@@ -4,8 +4,8 @@ import importlib
 from types import ModuleType
 
 from tsx_runtime.worker.exceptions import PredictionException
+from tsx_runtime.worker.handler_api.loader import classes_of
 from tsx_runtime.worker.handlers.labels import load_label_mapping, map_class_to_label
-from tsx_runtime.worker.loader import classes_of
 
 __all__ = ["PredictionException", "check_valid_pt2_backend", "list_classes_from_module", "load_label_mapping", "map_class_to_label"]
 

@@ -2,7 +2,7 @@
 
 import os
 
-from tsx_runtime.worker.context import Context
+from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.ts.handler_utils.distributed.pt_pippy import initialize_rpc_workers
 

@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.context import Context
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 __all__ = ["MockContext"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tsx_runtime.wire import Buffer, parse_header_block, parse_request_meta
-from tsx_runtime.worker.metrics import Metrics
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 SendPiece = Callable[[int, Buffer, Buffer], None]  # position in the handler's data, header block, body
 

@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_archiver import handler_fault, is_inside, shown
-from tsx_runtime.worker.context import Context
 from tsx_runtime.worker.exceptions import LoadError, in_words
-from tsx_runtime.worker.modules import own_modules
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.modules import own_modules
 
 logger = logging.getLogger("tsx.worker")
 

@@ -1,0 +1,1 @@
+"""What a handler sees: context, metrics, exceptions, TorchServe's module names."""
