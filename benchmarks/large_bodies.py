@@ -31,7 +31,7 @@ import psutil
 import servers
 
 from tsx_runtime.worker.channel import send_buffers
-from tsx_runtime.worker.memory import keep_freed_memory
+from tsx_runtime.worker.diagnostics.memory import keep_freed_memory
 
 HANDLER = Path(__file__).parent / "models" / "length.py"
 UNITS = {"K": 1 << 10, "M": 1 << 20}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.shared.log_format import STEERS, escaped
 from tsx_runtime.targets.observability.logging_setup import CONSOLE, Shape, Short
-from tsx_runtime.worker.printing import OwnText
+from tsx_runtime.worker.diagnostics.printing import OwnText
 
 EVIL = "\x1b[2J\x9b31m\u202egnp"
 

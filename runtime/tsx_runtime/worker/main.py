@@ -24,9 +24,11 @@ import yaml
 from tsx_archiver import parse_model_config
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
-from tsx_runtime.worker import printing, profiling
 from tsx_runtime.worker.channel import Channel
-from tsx_runtime.worker.compiler_cache import protect_compiler_cache
+from tsx_runtime.worker.diagnostics import printing, profiling
+from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
+from tsx_runtime.worker.diagnostics.reporting import reporting
+from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import LoadError, NobodyWaits, in_words
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import Ahead, Model, answer_batch
@@ -38,9 +40,7 @@ from tsx_runtime.worker.handler_api import loader, modules, ts_shim
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.handler_api.modules import own_modules
-from tsx_runtime.worker.memory import Idle, keep_freed_memory
-from tsx_runtime.worker.quoting import format_error
-from tsx_runtime.worker.reporting import reporting
+from tsx_runtime.worker.handlers.models.compiler_cache import protect_compiler_cache
 
 INPUT_KINDS = ("image", "text", "json", "file")
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer

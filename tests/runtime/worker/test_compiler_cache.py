@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from tsx_runtime.worker.compiler_cache import VARIABLE, protect_compiler_cache
+from tsx_runtime.worker.handlers.models.compiler_cache import VARIABLE, protect_compiler_cache
 
 STRANGER = 54321
 

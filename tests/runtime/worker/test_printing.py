@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, STEERS
-from tsx_runtime.worker.printing import LONGEST, Dress, JsonLog, Whose
+from tsx_runtime.worker.diagnostics.printing import LONGEST, Dress, JsonLog, Whose
 
 WHOSE = Whose("digits", "1.0", "9000")
 PIECES = st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\r\n", b"\xff", b"d\ne"]), max_size=20)

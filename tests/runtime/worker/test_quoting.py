@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.worker.conftest import StartWorker
+from tsx_runtime.worker.diagnostics.printing import OwnJson, OwnText
+from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.handler_api.modules import OwnModules
-from tsx_runtime.worker.printing import OwnJson, OwnText
-from tsx_runtime.worker.quoting import format_error
 
 SECRET = "root:the-secret-word:1:0:\n"
 
@@ -53,7 +53,7 @@ def test_an_error_of_a_request_quotes_the_handlers_lines_alone(start_worker: Sta
 def test_neither_does_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = OwnModules()
     own.root = tmp_path / "model"
-    monkeypatch.setattr("tsx_runtime.worker.quoting.own_modules", own)
+    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
     own.root.mkdir()
     (tmp_path / "secret").write_text(SECRET)
     (own.root / "link.py").symlink_to(tmp_path / "secret")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.worker.reporting import LONGEST, MOST, MOST_ERRORS, Gathered
+from tsx_runtime.worker.diagnostics.reporting import LONGEST, MOST, MOST_ERRORS, Gathered
 
 RAISES = """
 import sys

@@ -17,10 +17,10 @@ from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker import printing
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import dressed
+from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, Pieces, read_requests
 from tsx_runtime.worker.execution.continuous import with_metrics

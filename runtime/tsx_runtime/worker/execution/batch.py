@@ -24,13 +24,13 @@ from tsx_runtime.worker.codecs.responses import (
     streamed_headers,
 )
 from tsx_runtime.worker.codecs.v2_binary import Wish, as_row, dressed
+from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import BadRows, NobodyWaits, PredictionException, in_words
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes, PredictionTime
-from tsx_runtime.worker.quoting import format_error
 
 WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
 

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
-from tsx_runtime.worker import profiling
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.codecs.responses import Answer
+from tsx_runtime.worker.diagnostics import profiling
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Ahead, Model, may_wish, read_requests
 

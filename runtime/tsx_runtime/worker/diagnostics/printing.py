@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
 from tsx_runtime.shared.nonblocking_output import Lossy
+from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.quoting import format_error
 
 LONGEST = 64 << 10  # bytes of a line whose end is not there yet
 TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"

@@ -19,8 +19,8 @@ from typing import Any
 from tsx_runtime.shared.nonblocking_output import Lossy
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import presentable
-from tsx_runtime.worker.quoting import format_error
 
 EVERY = 0.5  # seconds for which reports are gathered
 MOST = 200  # lines of one report; of more the newest

@@ -1,0 +1,1 @@
+"""What a worker reports: printed lines, profiles, memory, tracebacks."""

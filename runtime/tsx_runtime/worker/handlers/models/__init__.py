@@ -1,0 +1,1 @@
+"""Loading models: files, weights, precision, compilation, sharing."""
