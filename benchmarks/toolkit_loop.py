@@ -20,7 +20,7 @@ import httptools
 import torch
 import uvloop
 
-from tsx_runtime.worker.handlers.sagemaker_formats import JSON, to_body, to_tensor
+from tsx_runtime.worker.handlers.sagemaker.formats import JSON, to_body, to_tensor
 
 
 class Transformer:

@@ -35,7 +35,7 @@ BUILTIN = {
     "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }
 CPP = {"torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScriptHandler"}  # what archives of the C++ backend get
-LAYOUTS = {"sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker_toolkit:ToolkitHandler"}  # of models that have no archive
+LAYOUTS = {"sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker.toolkit:ToolkitHandler"}  # of models that have no archive
 DEFAULT_HANDLER = "base_handler"
 ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
     "vllm_handler": "a language model is served best by vLLM's own server (`vllm serve`), which has the same OpenAI routes.",

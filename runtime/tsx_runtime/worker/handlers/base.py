@@ -16,14 +16,14 @@ from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
-from tsx_runtime.worker.handlers.compiling import compiled, load_library, wants_ahead
-from tsx_runtime.worker.handlers.explaining import input_attributions
-from tsx_runtime.worker.handlers.labels import load_label_mapping
-from tsx_runtime.worker.handlers.model_files import load_model_file, load_torchscript
-from tsx_runtime.worker.handlers.precision import in_precision, wanted_precision
+from tsx_runtime.worker.handlers.models.compiling import compiled, load_library, wants_ahead
+from tsx_runtime.worker.handlers.models.model_files import load_model_file, load_torchscript
+from tsx_runtime.worker.handlers.models.precision import in_precision, wanted_precision
+from tsx_runtime.worker.handlers.models.weights import load_eager
 from tsx_runtime.worker.handlers.staging import to_device
-from tsx_runtime.worker.handlers.timing import timed
-from tsx_runtime.worker.handlers.weights import load_eager
+from tsx_runtime.worker.handlers.steps.explaining import input_attributions
+from tsx_runtime.worker.handlers.steps.labels import load_label_mapping
+from tsx_runtime.worker.handlers.steps.timing import timed
 
 logger = logging.getLogger("tsx.worker")
 

@@ -17,7 +17,7 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.image_classifier import ImageClassifier
-from tsx_runtime.worker.handlers.timing import timed
+from tsx_runtime.worker.handlers.steps.timing import timed
 from tsx_runtime.worker.handlers.vision import NotAnImage, image_bytes
 
 

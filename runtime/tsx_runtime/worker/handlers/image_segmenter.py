@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.handlers.image_processing import imagenet
-from tsx_runtime.worker.handlers.timing import timed
+from tsx_runtime.worker.handlers.steps.image_processing import imagenet
+from tsx_runtime.worker.handlers.steps.timing import timed
 from tsx_runtime.worker.handlers.vision import VisionHandler
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tsx_runtime.worker.handlers.image_processing import to_rgb, to_tensor
 from tsx_runtime.worker.handlers.staging import stack_on_device, to_device
-from tsx_runtime.worker.handlers.timing import timed
+from tsx_runtime.worker.handlers.steps.image_processing import to_rgb, to_tensor
+from tsx_runtime.worker.handlers.steps.timing import timed
 from tsx_runtime.worker.handlers.vision import VisionHandler
 
 

@@ -11,8 +11,8 @@ import torch
 
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handlers import text_cleaning
 from tsx_runtime.worker.handlers.base import BaseHandler
+from tsx_runtime.worker.handlers.steps import text_cleaning
 
 _CONVERT = "Save it as a plain dict: torch.save(vocab.get_stoi(), 'source_vocab.pt')"
 

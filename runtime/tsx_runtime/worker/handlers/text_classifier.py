@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from tsx_runtime.worker.exceptions import BadRows
-from tsx_runtime.worker.handlers.explaining import token_attributions
-from tsx_runtime.worker.handlers.labels import map_class_to_label
 from tsx_runtime.worker.handlers.staging import to_device
+from tsx_runtime.worker.handlers.steps.explaining import token_attributions
+from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
+from tsx_runtime.worker.handlers.steps.text_cleaning import ngrams_iterator
+from tsx_runtime.worker.handlers.steps.timing import timed
 from tsx_runtime.worker.handlers.text import NotAText, TextHandler, text_of
-from tsx_runtime.worker.handlers.text_cleaning import ngrams_iterator
-from tsx_runtime.worker.handlers.timing import timed
 
 
 class Prepared(tuple[torch.Tensor, Any]):

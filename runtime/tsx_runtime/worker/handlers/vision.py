@@ -14,9 +14,9 @@ from PIL import Image, UnidentifiedImageError
 from tsx_runtime.worker.exceptions import BadRows, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
-from tsx_runtime.worker.handlers.image_processing import Transform
 from tsx_runtime.worker.handlers.staging import stack_on_device
-from tsx_runtime.worker.handlers.timing import timed
+from tsx_runtime.worker.handlers.steps.image_processing import Transform
+from tsx_runtime.worker.handlers.steps.timing import timed
 
 
 class VisionHandler(BaseHandler):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tsx_runtime.worker.handlers.compiling import compile_options, compiled
+from tsx_runtime.worker.handlers.models.compiling import compile_options, compiled
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.runtime.worker.handlers.image_samples import SIZES, sample
-from tsx_runtime.worker.handlers.image_processing import center_crop, imagenet, resize, resized, to_rgb, to_tensor
+from tsx_runtime.worker.handlers.steps.image_processing import center_crop, imagenet, resize, resized, to_rgb, to_tensor
 
 STEP = 1 / 255 / 0.224  # one level of one pixel, after normalisation
 

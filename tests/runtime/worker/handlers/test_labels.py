@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.labels import load_label_mapping, map_class_to_label
+from tsx_runtime.worker.handlers.steps.labels import load_label_mapping, map_class_to_label
 
 
 @pytest.mark.parametrize(

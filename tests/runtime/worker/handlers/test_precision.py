@@ -13,8 +13,8 @@ import torch
 from tests.runtime.worker.conftest import Request, StartWorker
 from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
-from tsx_runtime.worker.handlers.precision import cast, in_precision, wanted_precision
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
+from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
 from tsx_runtime.worker.main import heeds_precision
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import torch
 
 from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
 from tests.runtime.worker.handlers.conftest import Net
-from tsx_runtime.worker.handlers.sagemaker_joining import Joining
+from tsx_runtime.worker.handlers.sagemaker.joining import Joining
 
 MODEL = """
     import json, torch

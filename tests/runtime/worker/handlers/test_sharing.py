@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tsx_runtime.worker.handlers.model_files import load_model_file
-from tsx_runtime.worker.handlers.sharing import share_with_file
+from tsx_runtime.worker.handlers.models.model_files import load_model_file
+from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
 CPU = torch.device("cpu")
 MODEL = """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
-from tsx_runtime.worker.handlers.text_cleaning import (
+from tsx_runtime.worker.handlers.steps.text_cleaning import (
     expand_contractions,
     ngrams_iterator,
     remove_accents,

@@ -1,5 +1,5 @@
 """`ts.handler_utils.text_utils`."""
 
-from tsx_runtime.worker.handlers.text_cleaning import ngrams_iterator
+from tsx_runtime.worker.handlers.steps.text_cleaning import ngrams_iterator
 
 __all__ = ["ngrams_iterator"]

@@ -1,5 +1,5 @@
 """`ts.handler_utils.timer`."""
 
-from tsx_runtime.worker.handlers.timing import timed
+from tsx_runtime.worker.handlers.steps.timing import timed
 
 __all__ = ["timed"]

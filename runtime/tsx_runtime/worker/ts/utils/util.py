@@ -5,7 +5,7 @@ from types import ModuleType
 
 from tsx_runtime.worker.exceptions import PredictionException
 from tsx_runtime.worker.handler_api.loader import classes_of
-from tsx_runtime.worker.handlers.labels import load_label_mapping, map_class_to_label
+from tsx_runtime.worker.handlers.steps.labels import load_label_mapping, map_class_to_label
 
 __all__ = ["PredictionException", "check_valid_pt2_backend", "list_classes_from_module", "load_label_mapping", "map_class_to_label"]
 
@@ -17,4 +17,4 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 
 def check_valid_pt2_backend(backend: str) -> bool:
     """Whether torch.compile has a backend of this name here."""
-    return bool(importlib.import_module("tsx_runtime.worker.handlers.compiling").is_backend(backend))  # here: it imports torch
+    return bool(importlib.import_module("tsx_runtime.worker.handlers.models.compiling").is_backend(backend))  # here: it imports torch

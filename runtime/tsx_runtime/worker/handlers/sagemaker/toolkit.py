@@ -4,7 +4,7 @@
     model_fn(model_dir)                  the model; by default the only .pt or .pth beside `code`
     model_warmup_fn(model_dir, model)    once, after it
     input_fn(data, content_type)         of each request
-    predict_fn(input, model)             of each request; the default's requests are put together (`sagemaker_joining.py`)
+    predict_fn(input, model)             of each request; the default's requests are put together (`joining.py`)
     output_fn(prediction, accept)        of each request: the body, or the body and its type
     transform_fn(model, data, content_type, accept)    in place of these three
     batch_predict_fn(inputs, model)      tsx's own: the predictions of all requests of a batch, in place of predict_fn
@@ -32,9 +32,9 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import choose_device
-from tsx_runtime.worker.handlers.model_files import load_model_file
-from tsx_runtime.worker.handlers.sagemaker_formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
-from tsx_runtime.worker.handlers.sagemaker_joining import Joining
+from tsx_runtime.worker.handlers.models.model_files import load_model_file
+from tsx_runtime.worker.handlers.sagemaker.formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
+from tsx_runtime.worker.handlers.sagemaker.joining import Joining
 
 WEIGHTS = (".pt", ".pth", ".pt2")
 USUAL = "model.pth", "model.pt"

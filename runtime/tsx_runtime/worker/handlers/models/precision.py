@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.model_files import FixedBatch, OnnxModel
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ONNX_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_map  # what torch.export itself shapes resu
 
 from tsx_archiver import describe_model_file
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.compiling import compiled_ahead
-from tsx_runtime.worker.handlers.sharing import share_with_file
-from tsx_runtime.worker.handlers.weights import load_eager, read_weights
+from tsx_runtime.worker.handlers.models.compiling import compiled_ahead
+from tsx_runtime.worker.handlers.models.sharing import share_with_file
+from tsx_runtime.worker.handlers.models.weights import load_eager, read_weights
 
 logger = logging.getLogger("tsx.worker")
 

@@ -1,0 +1,1 @@
+"""Handlers written for the SageMaker inference toolkit."""

@@ -1,0 +1,1 @@
+"""Steps that handlers share: images, text, labels, explanations."""
