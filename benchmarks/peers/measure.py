@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks import machine, openloop, wrk
 from benchmarks.peers.field import Contender
-from tsx_cli.failure import CliError
+from tsx_cli.common.failure import CliError
 
 CONNECTIONS = (1, 16, 64, 256)
 LEVELS = (50, 80, 100, 150)  # per cent of what a server reached in the closed loop

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.lazy import DefaultGroup
-from tsx_cli.options import AsJson, ExtraFiles, Handler, ModelFile
+from tsx_cli.common.lazy import DefaultGroup
+from tsx_cli.common.options import AsJson, ExtraFiles, Handler, ModelFile
 
 
 class ArchiveGroup(DefaultGroup):

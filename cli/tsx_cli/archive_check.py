@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tsx_archiver import open_archive
-from tsx_cli.compare import Reply, clip, difference, findings
-from tsx_cli.inputs import guess_content_type, samples_in
+from tsx_cli.common.answer_comparison import Reply, clip, difference, findings
+from tsx_cli.common.inputs import guess_content_type, samples_in
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.standalone import open_model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from tsx_cli.options import AsJson, Assignments, Config, read_settings
-from tsx_cli.output import print_json, print_table
+from tsx_cli.common.options import AsJson, Assignments, Config, read_settings
+from tsx_cli.common.output import print_json, print_table
 
 app = typer.Typer(add_completion=False, help="Show every setting and where its value came from.", no_args_is_help=True)
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.client import path
-from tsx_cli.failure import UsageError
-from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import one_line, print_json
-from tsx_cli.stages import PARTS, bar, milliseconds
+from tsx_cli.common.client import path
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import one_line, print_json
+from tsx_cli.common.stages import PARTS, bar, milliseconds
 
 app = typer.Typer(add_completion=False)
 

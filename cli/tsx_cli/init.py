@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 app = typer.Typer(add_completion=False)
 

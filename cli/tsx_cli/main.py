@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.failure import FAILED, INTERRUPTED, report
-from tsx_cli.lazy import LazyGroup
+from tsx_cli.common.failure import FAILED, INTERRUPTED, report
+from tsx_cli.common.lazy import LazyGroup
 from tsx_runtime.version import __version__
 
 

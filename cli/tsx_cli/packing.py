@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from tsx_archiver import Format, write_archive
 from tsx_archiver.containers.limits import human
 from tsx_archiver.progress import progress_bar
-from tsx_cli.failure import FAILED, UsageError
-from tsx_cli.inputs import SAMPLES
+from tsx_cli.common.failure import FAILED, UsageError
+from tsx_cli.common.inputs import SAMPLES
+from tsx_cli.common.options import read_settings
 from tsx_cli.model_spec import Parts, work_out
-from tsx_cli.options import read_settings
 
 if TYPE_CHECKING:
     from tsx_cli.archive_check import CheckResult

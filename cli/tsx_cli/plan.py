@@ -15,8 +15,8 @@ from tsx_cli.bench.predict import timing_of
 from tsx_cli.bench.replica import Replica, fitted
 from tsx_cli.bench.results import read_results
 from tsx_cli.bench.slo import Slo, parse_slo
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.output import print_json, print_table
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.recordings import NotARecording, read

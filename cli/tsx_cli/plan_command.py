@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.options import AsJson
+from tsx_cli.common.options import AsJson
 
 app = typer.Typer(add_completion=False)
 

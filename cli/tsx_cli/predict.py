@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.json import JSON
 from rich.text import Text
 
-from tsx_cli.client import Response, Server, path
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.inputs import guess_content_type
-from tsx_cli.options import AsJson, Config, Url, read_settings
-from tsx_cli.output import human, print_json
+from tsx_cli.common.client import Response, Server, path
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.inputs import guess_content_type
+from tsx_cli.common.options import AsJson, Config, Url, read_settings
+from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.log_format import STEERS, escaped
 
 BAR = 30

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.client import path
-from tsx_cli.failure import UsageError
-from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import human, print_json
+from tsx_cli.common.client import path
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import human, print_json
 
 Name = Annotated[str, typer.Argument(help="Name of the model.")]
 

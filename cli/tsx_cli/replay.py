@@ -18,10 +18,10 @@ from urllib.parse import quote
 
 import typer
 
-from tsx_cli.client import KeptConnection, Server, path
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.options import AsJson, Config, Url, read_settings
-from tsx_cli.output import one_line, print_json, print_table
+from tsx_cli.common.client import KeptConnection, Server, path
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import AsJson, Config, Url, read_settings
+from tsx_cli.common.output import one_line, print_json, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
 
 AHEAD = 1000  # requests that may wait for a connection: who is that late reads no more of the recording

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.client import RequestFailed, Server, path
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import one_line, print_json, print_table
+from tsx_cli.common.client import RequestFailed, Server, path
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import one_line, print_json, print_table
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOOK_APART = 1.0  # seconds

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
+from tsx_cli.common.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
 
 app = typer.Typer(add_completion=False)
 

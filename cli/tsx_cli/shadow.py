@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.client import Server, path
-from tsx_cli.failure import UsageError
-from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import one_line, print_json, print_table
+from tsx_cli.common.client import Server, path
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import one_line, print_json, print_table
 
 WIDE = 100  # characters of a line of a body
 NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.client import path
-from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import print_json, print_table
-from tsx_cli.stages import legend, milliseconds, strip
+from tsx_cli.common.client import path
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import print_json, print_table
+from tsx_cli.common.stages import legend, milliseconds, strip
 
 app = typer.Typer(add_completion=False)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tsx_cli.failure import FAILED, INTERRUPTED, CliError, report
-from tsx_cli.inputs import split_list
+from tsx_cli.common.failure import FAILED, INTERRUPTED, CliError, report
+from tsx_cli.common.inputs import split_list
 from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.client import Server, path
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.options import AsJson, Config, Url, management
-from tsx_cli.output import one_line, print_json, print_table
+from tsx_cli.common.client import Server, path
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import one_line, print_json, print_table
 
 RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)")
 

@@ -22,8 +22,8 @@ from tests.support.certificates import Pair, make_certificate
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, Running, serving
 from tsx_cli.bench.results import read_results
-from tsx_cli.client import Server
-from tsx_cli.failure import CliError
+from tsx_cli.common.client import Server
+from tsx_cli.common.failure import CliError
 from tsx_cli.serving import with_addresses
 from tsx_runtime.settings.schema import Settings
 

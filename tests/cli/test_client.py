@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import DIGITS, Run
 from tests.runtime.http.conftest import make_settings, running_server
-from tsx_cli.client import Server, _failure, path
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.client import Server, _failure, path
+from tsx_cli.common.failure import CliError, UsageError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.compare import Reply, difference, findings
+from tsx_cli.common.answer_comparison import Reply, difference, findings
 
 TOLERANCE = 1e-4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_cli.common.stages import LETTERS, PARTS, WIDTH, bar, strip
 from tsx_cli.explain import lines
-from tsx_cli.stages import LETTERS, PARTS, WIDTH, bar, strip
 
 TOLD = {
     "requestId": "id-1",

@@ -12,7 +12,7 @@ import typer
 
 from tests.cli.conftest import Run
 from tsx_archiver import ArchiveError
-from tsx_cli.failure import CliError, UsageError, report, where
+from tsx_cli.common.failure import CliError, UsageError, report, where
 from tsx_cli.main import Commands, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
 

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import Run
-from tsx_cli.client import Response
-from tsx_cli.failure import CliError
-from tsx_cli.inputs import guess_content_type
+from tsx_cli.common.client import Response
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.inputs import guess_content_type
 from tsx_cli.predict import as_probabilities, describe, form, show
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import serving
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 from tsx_cli.shadow import _body, _show_example, read_compare, read_share
 
 NUMBER = """

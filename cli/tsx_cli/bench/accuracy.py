@@ -15,8 +15,8 @@ from typing import Protocol
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.results import Accuracy
-from tsx_cli.compare import reason
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.answer_comparison import reason
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Compare

@@ -16,8 +16,8 @@ from tsx_cli.bench.payloads import mix
 from tsx_cli.bench.points import point_of
 from tsx_cli.bench.results import ModelInfo, Point, Results, Round, Trial
 from tsx_cli.bench.slo import Slo
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.output import print_table
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.output import print_table
 
 STALLS_SHOWN = 3
 

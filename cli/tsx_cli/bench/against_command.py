@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from tsx_cli.bench import options
-from tsx_cli.failure import FAILED, UsageError
+from tsx_cli.common.failure import FAILED, UsageError
 
 app = typer.Typer(add_completion=False)
 OPTION = "--against"
@@ -132,7 +132,7 @@ def trusted(given: Path | None, url: str, engine: str = "tsx") -> str | None:
     if given is not None and engine == "wrk":
         raise UsageError("--certificate: wrk looks at no certificate; leave it out, or leave --engine wrk out")
     if given is None and url.startswith("https:"):
-        from tsx_cli.options import read_settings
+        from tsx_cli.common.options import read_settings
 
         given = read_settings(None)[0].certificate_file
     return None if given is None else str(given.absolute())

@@ -15,7 +15,7 @@ from tsx_cli.bench.accuracy import parse_tolerance
 from tsx_cli.bench.configuration import AS_IS, PRECISIONS, Configuration
 from tsx_cli.bench.search import numbers
 from tsx_cli.bench.slo import Slo, parse_slo
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.traffic_policy import Compare
 
 DEVICES = ("cpu", "cuda")

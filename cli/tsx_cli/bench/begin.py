@@ -24,8 +24,8 @@ from tsx_cli.bench.results import ModelInfo, Results
 from tsx_cli.bench.run import Bench
 from tsx_cli.bench.server import sweep
 from tsx_cli.bench.trial import Target
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.inputs import is_workflow
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.inputs import is_workflow
 from tsx_runtime.settings.schema import Settings
 
 RESULTS = "results.json"

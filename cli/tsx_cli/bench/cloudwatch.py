@@ -8,7 +8,7 @@ from typing import Any
 
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.results import Results, Trial
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 AT_ONCE = 1000  # metrics that one call takes
 MOST_CHARACTERS = 255  # of a namespace; a dimension's value may be longer

@@ -9,9 +9,9 @@ import typer
 
 from tsx_cli.bench import options
 from tsx_cli.bench.branches import OrAnother
-from tsx_cli.failure import FAILED, INTERRUPTED, UsageError
-from tsx_cli.options import AsJson
-from tsx_cli.output import one_line
+from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
+from tsx_cli.common.options import AsJson
+from tsx_cli.common.output import one_line
 
 app = typer.Typer(add_completion=False)
 
@@ -66,8 +66,8 @@ def bench_command(
     from tsx_cli.bench.keeping import check_writable
     from tsx_cli.bench.keeping import write as keep
     from tsx_cli.bench.report import show, write_report
-    from tsx_cli.options import read_settings
-    from tsx_cli.output import print_json
+    from tsx_cli.common.options import read_settings
+    from tsx_cli.common.output import print_json
 
     namespace = None if upload is None else read_target(upload)
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from tsx_cli.bench import statistics
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.results import Figure, Point, Results, Trial
-from tsx_cli.failure import UsageError
-from tsx_cli.output import one_line, print_json, print_table
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.output import one_line, print_json, print_table
 
 FIGURES: dict[str, statistics.Which] = {
     "throughput": "throughput",

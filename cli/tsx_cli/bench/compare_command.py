@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.failure import FAILED, CliError, UsageError
-from tsx_cli.options import AsJson
+from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.options import AsJson
 
 app = typer.Typer(add_completion=False)
 RESULTS = "results.json"

@@ -12,8 +12,8 @@ from pathlib import Path
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.containers.limits import MIB
 from tsx_cli.bench.payloads import MOST_BYTES, Payload, is_header, read_payloads
-from tsx_cli.failure import UsageError
-from tsx_cli.inputs import SAMPLES, guess_content_type
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.inputs import SAMPLES, guess_content_type
 from tsx_runtime.recordings import SUFFIX
 
 KINDS = ("image", "png", "text", "json", "file")

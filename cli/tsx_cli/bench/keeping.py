@@ -10,7 +10,7 @@ from tsx_cli.bench.kept import kept_of
 from tsx_cli.bench.modelconfig import changes, with_keys
 from tsx_cli.bench.results import Results
 from tsx_cli.bench.variants import config_name, config_text
-from tsx_cli.failure import CliError
+from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from tsx_archiver.containers.limits import human
 from tsx_cli.bench.results import Inputs
-from tsx_cli.failure import CliError, UsageError
-from tsx_cli.inputs import guess_content_type
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.inputs import guess_content_type
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 
 MOST_BYTES = 1 << 30  # all payloads together: they are held in memory, as they go over the wire

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from tsx_cli.bench.payloads import NOT_SENT, Payload
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.addresses import parse_address
 
 GRPC = ("grpc", "kserve-v2-grpc")

@@ -25,7 +25,7 @@ from tsx_cli.bench.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline,
 from tsx_cli.bench.search import Candidate as Proposal
 from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.verdict import conclude
-from tsx_cli.failure import CliError
+from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 
 START_GUESS = 4.0  # seconds that a server takes to start, before one did

@@ -19,7 +19,7 @@ from tsx_cli.bench.points import confirmed_best
 from tsx_cli.bench.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
 from tsx_cli.bench.results import Curve, Offered, Point, Prediction, Trial
 from tsx_cli.bench.slo import Slo
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 
 GAIN = 1.01  # who cannot do more than so many times the best is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 
 PERCENTILES = {"p50": "p50_ms", "p90": "p90_ms", "p95": "p95_ms", "p99": "p99_ms", "p99.9": "p999_ms", "mean": "mean_ms", "max": "max_ms"}
 _BOUND = re.compile(r"\s*(p50|p90|p95|p99|p99\.9|mean|max|errors)\s*<=?\s*(\d{1,9}(?:\.\d+)?)\s*(us|ms|s|%)\s*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 
 def read_token(given: str | None, option: str = "--token") -> str | None:

@@ -26,7 +26,7 @@ from tsx_cli.bench.results import Offered, Round, Stages, Usage
 from tsx_cli.bench.server import NotStarted, ServerProcess, new_place, serving
 from tsx_cli.bench.usage import UsageSampler
 from tsx_cli.bench.variants import lay_out
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 
 START_SECONDS = 60.0  # beside what the model may take to load

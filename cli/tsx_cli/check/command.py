@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.options import AsJson
+from tsx_cli.common.options import AsJson
 
 
 class Contract(str, Enum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tsx_cli.output import print_json, print_table
+from tsx_cli.common.output import print_json, print_table
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
 

@@ -13,9 +13,9 @@ from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive_check import Sample, read_sample
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
+from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.inputs import samples_in
 from tsx_cli.deploy.spec import span
-from tsx_cli.failure import FAILED, CliError, UsageError
-from tsx_cli.inputs import samples_in
 from tsx_cli.packing import sample_files
 from tsx_runtime.shared.log_format import escaped
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.resources import Ref, Resource, digest
-from tsx_cli.failure import UsageError
 
 _BOUND = re.compile(r"(5xx|p\d{1,2}(?:\.\d+)?)\s*>\s*(\d+(?:\.\d+)?)\s*(ms|s)?", re.IGNORECASE)
 _NAME = re.compile(r"[^>]{1,255}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
-from tsx_cli.failure import CliError
+from tsx_cli.common.failure import CliError
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tsx_cli.common.failure import FAILED, UsageError
+from tsx_cli.common.lazy import DefaultGroup
+from tsx_cli.common.options import AsJson
 from tsx_cli.deploy.options import Said, deployment, takes, wish
-from tsx_cli.failure import FAILED, UsageError
-from tsx_cli.lazy import DefaultGroup
-from tsx_cli.options import AsJson
 
 # `verbs` is imported in the commands: pydantic is slow to import, and help needs none of it.
 

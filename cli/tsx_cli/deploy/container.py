@@ -11,6 +11,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds.container import Machine, health_of, labels_of, tags_of
@@ -19,7 +20,6 @@ from tsx_cli.deploy.resources import Resource, digest
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.tags import tags_of as tags_of_spec
 from tsx_cli.deploy.targets.container import INSIDE, OPEN, run_words, wants_tokens
-from tsx_cli.failure import CliError, UsageError
 
 KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
 OWN_IMAGE = "tsx.built"  # the label of a container whose image was built for it

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from tsx_cli.common.failure import INTERRUPTED, CliError
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.kinds.base import Kind
 from tsx_cli.deploy.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.resources import UNDER_WAY, Observed, Resource
-from tsx_cli.failure import INTERRUPTED, CliError
 
 
 @dataclass(frozen=True)

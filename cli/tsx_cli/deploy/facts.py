@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.resources import Ref
-from tsx_cli.failure import CliError
 
 BLOCK = 1 << 20
 MOST_REQUIREMENTS = 1 << 20  # bytes

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.image import Local, recipe
 from tsx_cli.deploy.kinds import Kind, ecr
@@ -14,7 +15,6 @@ from tsx_cli.deploy.limits import ARM
 from tsx_cli.deploy.programs import Builder
 from tsx_cli.deploy.resources import Ref, Resource
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.failure import UsageError
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
 

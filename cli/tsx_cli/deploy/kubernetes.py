@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.container import asked, token
 from tsx_cli.deploy.facts import Facts
@@ -17,7 +18,6 @@ from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.tags import tags_of
 from tsx_cli.deploy.targets.kubernetes import manifests
-from tsx_cli.failure import CliError
 
 OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor")
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import Cloud, CloudError, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
@@ -21,7 +22,6 @@ from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Observed, Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled, scaling_rule
-from tsx_cli.failure import CliError
 
 SCALABLE = "AWS::ApplicationAutoScaling::ScalableTarget"
 REFUSED = 400

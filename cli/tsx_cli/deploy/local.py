@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tsx_archiver.storage.private_directory import temporary_place
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.failure import CliError
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.version import __version__
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.targets import TARGETS
-from tsx_cli.failure import UsageError
 from tsx_runtime.shared.suggestions import suggestion
 
 Shared = TypeVar("Shared")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.container import Containers
 from tsx_cli.deploy.engine import OWNER, Engine, OnEvent
@@ -24,7 +25,6 @@ from tsx_cli.deploy.programs import Builder, Program, engine
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.sagemaker import SageMaker
 from tsx_cli.deploy.spec import DeploySpec, read_named
-from tsx_cli.failure import CliError, UsageError
 
 PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "kubernetes": Kubernetes(), "lambda": Lambda(), "sagemaker": SageMaker()}
 

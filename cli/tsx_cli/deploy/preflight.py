@@ -16,13 +16,13 @@ from typing import Any
 from tsx_archiver import Inspection, verify_archive
 from tsx_cli.archive_check import CheckResult
 from tsx_cli.bench.kept import Kept, read_kept
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.inputs import SAMPLES
+from tsx_cli.common.output import one_line
 from tsx_cli.deploy.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Known, Limit, Place, findings
 from tsx_cli.deploy.outlook import Outlook, outlook
 from tsx_cli.deploy.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.failure import CliError
-from tsx_cli.inputs import SAMPLES
-from tsx_cli.output import one_line
 from tsx_runtime.errors import LoadFailed
 
 ALL_THE_SAME = "--no-check deploys it all the same"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import date
 
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.output import print_json
 from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.prices import REFRESH, Region, keep_prices, price_file, read_prices
 from tsx_cli.deploy.pricing import asked
-from tsx_cli.failure import CliError
-from tsx_cli.output import print_json
 
 
 def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_json: bool) -> None:

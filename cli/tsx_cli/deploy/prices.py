@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tsx_archiver import default_cache
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import private_directory
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.failure import CliError
 
 FORMAT = 1
 HOURS = 730  # of a month

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.image import Local, Recipe, recipe
@@ -15,7 +16,6 @@ from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.tags import tags_of
 from tsx_cli.deploy.targets.container import compose
 from tsx_cli.deploy.targets.kubernetes import Manifest, kustomization, manifests, serving_runtime
-from tsx_cli.failure import UsageError
 
 KINDS: Mapping[str, tuple[str, ...]] = {  # what is written, and the targets that it is for; the first where none is named
     "dockerfile": ("container", "sagemaker", "lambda", "kubernetes"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import Cloud, told
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds import KINDS
@@ -18,7 +19,6 @@ from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
-from tsx_cli.failure import CliError
 
 BESIDE = frozenset({"AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"})
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.diagnosis import SILENT, diagnose
 from tsx_cli.deploy.engine import DeployFailed
 from tsx_cli.deploy.logs import GROUPS, LAST, CloudWatch, Line, Log
 from tsx_cli.deploy.places import Place
-from tsx_cli.failure import CliError
 from tsx_runtime.shared.log_format import escaped
 
 RUN_CODE = frozenset(

@@ -13,7 +13,7 @@ from tsx_cli.bench.asked import Asked, configurations, seconds, share
 from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.journal import NAME, Journal, read_journal
 from tsx_cli.bench.results import Figure, Latency, Offered, Point, Trial
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 HANDLER = "def handle(data, context):\n    return None if data is None else ['ok'] * len(data)\n"
 

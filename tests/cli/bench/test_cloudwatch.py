@@ -10,7 +10,7 @@ import pytest
 from tests.support.benchmarked import results
 from tsx_cli.bench.cloudwatch import metrics, read_target, upload
 from tsx_cli.bench.results import Trial
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tsx_archiver import inspect_archive
 from tsx_cli.bench.begin import sizes
 from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
 from tsx_cli.bench.payloads import MOST_BYTES, Payload, mix, read_payloads
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
 from tsx_runtime.settings.schema import Settings
 

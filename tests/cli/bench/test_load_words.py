@@ -23,7 +23,7 @@ from tsx_cli.bench.generator.result import Measured, Noted, account, corrected_p
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.protocols import PROTOCOLS, read_url, render, tensor_of
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 
 ONE = (Payload(b'{"x":1}', "application/json"),)
 TIMED = (Payload(b"x", at=0.0), Payload(b"x", at=1.0))

@@ -22,7 +22,7 @@ from tsx_cli.bench.results import Accuracy, Curve, CurvePoint, Figure, Latency, 
 from tsx_cli.bench.search import State, baseline, next_trial, numbers, outlook, passed_over, ranking, ruled_out, undisturbed
 from tsx_cli.bench.simulate import simulate
 from tsx_cli.bench.slo import Slo, parse_slo
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 
 SIZES = (1, 2, 4, 8, 16, 32)
 Machine = Callable[[Configuration, Offered], tuple[float, float]]  # (requests per second, p99 in ms)

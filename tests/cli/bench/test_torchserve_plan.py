@@ -16,7 +16,7 @@ from tsx_cli.bench.results import Trial, read_results
 from tsx_cli.bench.torchserve import logs, run
 from tsx_cli.bench.torchserve.plan import Case, read_plan
 from tsx_cli.bench.torchserve.tables import csv_text, markdown, row
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
 
 MODEL = """

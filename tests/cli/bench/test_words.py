@@ -26,7 +26,7 @@ from tsx_cli.bench.results import (
     read_results,
 )
 from tsx_cli.bench.slo import parse_slo
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 QUICK = Latency(mean_ms=4, p50_ms=4, p90_ms=8, p95_ms=9, p99_ms=40, p999_ms=80, max_ms=90).model_dump()
 

@@ -12,12 +12,12 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import Cloud
 from tsx_cli.deploy.limits import GIB
 from tsx_cli.deploy.prices import Prices, cost, keep_prices, read_prices
 from tsx_cli.deploy.pricing import asked
 from tsx_cli.deploy.spec import DeploySpec, read_spec
-from tsx_cli.failure import CliError
 from tsx_cli.main import main
 
 TODAY = date(2026, 11, 21)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_cli.bench.generator.plan import LoadPlan, read_plan
 from tsx_cli.bench.generator.run import run_load
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.core.placement.file_limits import raise_limit
 
 

@@ -10,7 +10,7 @@ from typing import IO, Any, Literal
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.protocols import GRPC, PROTOCOLS, read_url
 from tsx_cli.bench.results import Offered
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 
 Mode = Literal["closed", "open"]
 Arrivals = Literal["constant", "poisson", "recorded"]

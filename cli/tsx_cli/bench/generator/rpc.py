@@ -15,7 +15,7 @@ from tsx_cli.bench.generator.load import TIMEOUT, Asker, Connect, Load
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.protocols import Place, read_url, tensor_of
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 try:
     import grpc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tsx_cli.bench.report import facts, shown
 from tsx_cli.bench.results import Results
-from tsx_cli.output import one_line, print_table
+from tsx_cli.common.output import one_line, print_table
 
 MOST = 12
 

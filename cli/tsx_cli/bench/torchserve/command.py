@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.failure import FAILED, CliError, UsageError
+from tsx_cli.common.failure import FAILED, CliError, UsageError
 
 app = typer.Typer(add_completion=False)
 OUTPUT = Path("ts_benchmark")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 WORKERS, BATCH_SIZES, DELAY, REQUESTS, CONCURRENCY = [1], [1], 200, 100, 10  # where nothing is said, as TorchServe has it
 USED = {"url", "workers", "batch_size", "batch_delay", "input", "content_type", "requests", "concurrency", "processors"}

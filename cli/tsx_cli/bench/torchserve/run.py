@@ -22,8 +22,8 @@ from tsx_cli.bench.results import Environment, ModelInfo, Offered, Point, Result
 from tsx_cli.bench.server import NotStarted, new_place, serving
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
-from tsx_cli.client import Server, path
-from tsx_cli.failure import CliError, UsageError
+from tsx_cli.common.client import Server, path
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.version import __version__
 
 PILOT = 2.0  # seconds that tell how fast it is, and warm it up

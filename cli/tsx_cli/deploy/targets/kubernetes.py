@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.image import UID
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.failure import UsageError
 
 HTTP, METRICS = 8080, 8082
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late

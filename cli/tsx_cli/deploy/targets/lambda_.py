@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.iam import role
 from tsx_cli.deploy.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 from tsx_cli.deploy.tags import tags_of
-from tsx_cli.failure import UsageError
 
 ALIAS = "live"
 MANAGED = "lambda.managed_instances"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsx_cli.failure import UsageError
+from tsx_cli.common.failure import UsageError
 
 if TYPE_CHECKING:
-    from tsx_cli.client import Server
+    from tsx_cli.common.client import Server
     from tsx_runtime.settings.schema import Settings
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
@@ -37,7 +37,7 @@ Url = Annotated[str | None, typer.Option("--url", help="Address of the server, i
 
 def management(url: str | None, config: Path | None) -> Server:
     """The server whose models are asked for."""
-    from tsx_cli.client import Server  # here, as it is slow to import, and help must be quick
+    from tsx_cli.common.client import Server  # here, as it is slow to import, and help must be quick
 
     settings, _ = read_settings(config)
     address = url or settings.management_address
