@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from tsx_archiver import plan_archive
 from tsx_archiver.metadata.manifest import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.model_spec import Parts, work_out
+from tsx_cli.archive.model_file import Parts, work_out
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from tsx_archiver import describe_model_file
+from tsx_cli.archive.model_file import kind_in_words
 from tsx_cli.common.inputs import guess_content_type, samples_in
 from tsx_cli.common.output import one_line, print_table
-from tsx_cli.model_spec import kind_in_words
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings

@@ -15,7 +15,7 @@ import torch
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS
-from tsx_cli.model_spec import NOT_SERVED
+from tsx_cli.archive.model_file import NOT_SERVED
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")

@@ -11,10 +11,10 @@ import pytest
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_PORTS, screen, started, tsx
+from tsx_cli.archive.model_file import Parts
 from tsx_cli.bare_model import unpacked
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.model_spec import Parts
 from tsx_cli.serving import with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.archive_check import Sample
+from tsx_cli.archive.check import Sample
 from tsx_cli.check.container import laid_out
 from tsx_cli.check.entry import ENTRY, LAST
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api

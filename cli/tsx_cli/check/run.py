@@ -10,13 +10,13 @@ import typer
 
 from tsx_archiver import open_archive
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive_check import Sample, read_sample
+from tsx_cli.archive.check import Sample, read_sample
+from tsx_cli.archive.packing import sample_files
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import samples_in
 from tsx_cli.deploy.spec import span
-from tsx_cli.packing import sample_files
 from tsx_runtime.shared.log_format import escaped
 
 Check = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]

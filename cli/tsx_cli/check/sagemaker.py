@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tsx_cli.archive_check import Sample
+from tsx_cli.archive.check import Sample
 from tsx_cli.check.entry import Entry, ask, free_ports, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load, takes_the_largest

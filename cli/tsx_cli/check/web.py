@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tsx_cli.archive_check import Sample
+from tsx_cli.archive.check import Sample
 from tsx_cli.check.entry import Answered, Asking, Entry, ask
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.diagnosis import diagnose

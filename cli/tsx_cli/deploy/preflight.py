@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import Inspection, verify_archive
-from tsx_cli.archive_check import CheckResult
+from tsx_cli.archive.check import CheckResult
 from tsx_cli.bench.kept import Kept, read_kept
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
@@ -73,7 +73,7 @@ def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_byte
 
 def load(path: Path) -> CheckResult:
     """In a worker, as a server does, with its samples alone and in batches. Raises CliError."""
-    from tsx_cli.packing import check_only  # here, as it imports the front end, which a plan does without
+    from tsx_cli.archive.packing import check_only  # here, as it imports the front end, which a plan does without
 
     try:
         result = check_only(path, [], TOLERANCE, quiet=True).check

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import Inspection
+from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json
 from tsx_cli.deploy.cloud import Cloud, told
@@ -31,7 +32,6 @@ from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.show import Steps, confirm, plain, show_plan, show_status, show_versions
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
 from tsx_cli.deploy.watching import explain, log_of, show_lines, show_why, why
-from tsx_cli.packing import check_lines
 
 Given = Mapping[str, Any]
 

@@ -60,27 +60,27 @@ def pack_command(
 
     With --check, FILE may also be an archive that exists. Exit code 3 means that it loaded but that there was no sample to send.
     """
-    from tsx_cli import archives  # here, as it imports all of archives, and help must be quick
+    from tsx_cli.archive import actions
 
-    parts = archives.Parts(handler, model_file, archives.split_list(extra_files), index_to_name)
-    order = archives.Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
-    archives.pack_files(files or [], order, check_it, tolerance, as_json)
+    parts = actions.Parts(handler, model_file, actions.split_list(extra_files), index_to_name)
+    order = actions.Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
+    actions.pack_files(files or [], order, check_it, tolerance, as_json)
 
 
 @app.command()
 def inspect(file: Archive, as_json: AsJson = False) -> None:
     """Show what an archive holds, without unpacking it."""
-    from tsx_cli import archives  # as above
+    from tsx_cli.archive import actions
 
-    archives.inspect(file, as_json)
+    actions.inspect(file, as_json)
 
 
 @app.command()
 def verify(file: Archive, as_json: AsJson = False) -> None:
     """Read every byte of an archive and compare it with what the archive says; exit code 1 if something is wrong."""
-    from tsx_cli import archives  # as above
+    from tsx_cli.archive import actions
 
-    archives.verify(file, as_json)
+    actions.verify(file, as_json)
 
 
 @app.command()
@@ -90,6 +90,6 @@ def unpack(
     as_json: AsJson = False,
 ) -> None:
     """Unpack an archive into a new directory, once it is known to be safe."""
-    from tsx_cli import archives  # as above
+    from tsx_cli.archive import actions
 
-    archives.unpack(file, directory, as_json)
+    actions.unpack(file, directory, as_json)

@@ -23,12 +23,12 @@ from tsx_archiver import (
 )
 from tsx_archiver.containers.limits import human
 from tsx_archiver.storage.cache import Cache
+from tsx_cli.archive.model_file import Parts, kind_in_words
+from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import is_archive, split_list
 from tsx_cli.common.options import read_settings
 from tsx_cli.common.output import print_json, print_table
-from tsx_cli.model_spec import Parts, kind_in_words
-from tsx_cli.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
 from tsx_runtime.core.models.benchmark_record import parse_measured

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from tsx_archiver import Format, write_archive
 from tsx_archiver.containers.limits import human
 from tsx_archiver.progress import progress_bar
+from tsx_cli.archive.model_file import Parts, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
-from tsx_cli.model_spec import Parts, work_out
 
 if TYPE_CHECKING:
-    from tsx_cli.archive_check import CheckResult
+    from tsx_cli.archive.check import CheckResult
 
 NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 
@@ -95,7 +95,7 @@ def check_only(path: Path, samples: Sequence[Path], tolerance: float, *, quiet: 
 
 def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
     """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
-    from tsx_cli.archive_check import check_archive  # here, as it imports the front end, and help must be quick
+    from tsx_cli.archive.check import check_archive  # here, as it imports the front end, and help must be quick
 
     settings, _ = read_settings(None)
     with _quiet_log():

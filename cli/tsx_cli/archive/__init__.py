@@ -1,0 +1,1 @@
+"""`tsx archive`: pack, check and edit archives."""
