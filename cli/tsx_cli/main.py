@@ -18,7 +18,7 @@ from tsx_runtime.version import __version__
 class Commands(LazyGroup):
     entries = {
         "archive": ("tsx_cli.archive.command", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
-        "serve": ("tsx_cli.serve", "Serve archives, model directories or bare model files on this machine."),
+        "serve": ("tsx_cli.serve.command", "Serve archives, model directories or bare model files on this machine."),
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "deploy": (
             "tsx_cli.deploy.command",

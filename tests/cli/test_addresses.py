@@ -24,7 +24,7 @@ from tests.support.servers import FREE_GRPC_PORTS, Running, serving
 from tsx_cli.bench.results import read_results
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError
-from tsx_cli.serving import with_addresses
+from tsx_cli.serve.server import with_addresses
 from tsx_runtime.settings.schema import Settings
 
 ECHO = "def handle(data, context):\n    return [next(iter(row.values())) for row in data or []]\n"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, clean
-from tsx_cli.torchserve import READY
+from tsx_cli.serve.torchserve import READY
 
 pytest.importorskip("requests")
 SHIMS = Path(__file__).parents[2] / "packages" / "tsx-serve-torchserve-shims" / "src"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.torchserve import TorchServe
-from tsx_cli.torchserve import READY
+from tsx_cli.serve.torchserve import READY
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 

@@ -12,10 +12,10 @@ import pytest
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_PORTS, screen, started, tsx
 from tsx_cli.archive.model_file import Parts
-from tsx_cli.bare_model import unpacked
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serving import with_addresses, with_grpc_addresses
+from tsx_cli.serve.bare_model import unpacked
+from tsx_cli.serve.server import with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
 
 
@@ -89,7 +89,7 @@ def test_torchserve_serves_a_model_store_and_asks_for_tokens(
     assert run("archive", "--name", "echo", "--handler", "echo.py", "-o", "store").code == 0
     environment = {"TSX_INFERENCE_TOKEN": "one", "TSX_MANAGEMENT_TOKEN": "two", "TSX_CACHE_DIR": str(session_cache)}
     environment |= {f"TSX_{role}_ADDRESS": "http://127.0.0.1:0" for role in ("INFERENCE", "MANAGEMENT", "METRICS")}
-    torchserve = [sys.executable, "-c", "import sys; from tsx_cli.torchserve import main; sys.exit(main())"]
+    torchserve = [sys.executable, "-c", "import sys; from tsx_cli.serve.torchserve import main; sys.exit(main())"]
     words = ["--start", "--foreground", "--model-store", "store", "--models", "e=echo.mar", "--ncs", "--enable-model-api"]
     with started([*torchserve, *words], tmp_path, environment, last_line="Model server started.") as running:
         address = running.address("models")

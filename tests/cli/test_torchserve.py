@@ -16,8 +16,8 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE
 from tests.support.torchserve import START, TorchServe
-from tsx_cli.background import MARK, AlreadyRunning, claimed, end_server, find_server
-from tsx_cli.torchserve import READY, RUNNING, configure, main, parser
+from tsx_cli.serve.background import MARK, AlreadyRunning, claimed, end_server, find_server
+from tsx_cli.serve.torchserve import READY, RUNNING, configure, main, parser
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
@@ -74,7 +74,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
 
 def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> None:
     torchserve.configure()
-    command = [sys.executable, "-m", "tsx_cli.torchserve", "--foreground", "--ncs"]
+    command = [sys.executable, "-m", "tsx_cli.serve.torchserve", "--foreground", "--ncs"]
     with subprocess.Popen(command, cwd=torchserve.place, env=torchserve.environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert READY in (line.rstrip("\n") for line in process.stdout)

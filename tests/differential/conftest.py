@@ -43,7 +43,7 @@ def pair(torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports:
     store = place / "store"
     write_store(store)
     ports = free_ports(10)
-    ours = [sys.executable, "-m", "tsx_cli.torchserve"]
+    ours = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
     with (
         serving([torchserve / "torchserve"], place / "theirs", store, ports[:5], str(torchserve)) as they,
         serving(ours, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,

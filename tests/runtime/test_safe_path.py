@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import clean, environment_of, started
-from tsx_cli import background
+from tsx_cli.serve import background
 from tsx_runtime.core.workers.forked import _no_main, _started_clean
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.shared.safe_path import CLEAN, run_module

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from tests.support.servers import DEADLINE, clean
-from tsx_cli.background import end_server, find_server
-from tsx_cli.torchserve import READY
+from tsx_cli.serve.background import end_server, find_server
+from tsx_cli.serve.torchserve import READY
 
 START = ["--start", "--disable-token-auth", "--enable-model-api"]
 
@@ -91,4 +91,4 @@ class TorchServe:
 
     @staticmethod
     def _command(words: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "tsx_cli.torchserve", *words]
+        return [sys.executable, "-m", "tsx_cli.serve.torchserve", *words]

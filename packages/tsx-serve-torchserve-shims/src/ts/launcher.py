@@ -11,12 +11,12 @@ from typing import IO
 
 import requests
 
-from tsx_cli.torchserve import READY
+from tsx_cli.serve.torchserve import READY
 
 MANAGEMENT = "http://localhost:8081/models"
 LINES = 1000  # of what the server says later that are kept
 
-_TORCHSERVE = [sys.executable, "-c", "import sys; from tsx_cli.torchserve import main; sys.exit(main())"]
+_TORCHSERVE = [sys.executable, "-c", "import sys; from tsx_cli.serve.torchserve import main; sys.exit(main())"]
 
 
 def start(

@@ -20,7 +20,7 @@ MARK = "org.pytorch.serve.ModelServer"
 PATIENCE = 300.0  # seconds that a stopping server may take to answer what it has accepted
 
 # No `-m`: that would let a file of the working directory stand before tsx's own modules, and before Python's.
-_MAIN = CLEAN + "from tsx_cli.torchserve import main; sys.exit(main())"
+_MAIN = CLEAN + "from tsx_cli.serve.torchserve import main; sys.exit(main())"
 
 
 class AlreadyRunning(Exception):

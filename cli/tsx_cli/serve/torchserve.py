@@ -24,7 +24,7 @@ JAVAS_OWN = ("cpp_log_config", "plugins_path")  # options that are accepted and 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from tsx_cli.background import MARK
+    from tsx_cli.serve.background import MARK
 
     words = list(sys.argv[1:] if argv is None else argv)
     inside = words[:1] == [MARK]
@@ -67,7 +67,7 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     if arguments.stop:
         return stop()
-    from tsx_cli.background import become_server, find_server, leave_running, pid_file
+    from tsx_cli.serve.background import become_server, find_server, leave_running, pid_file
 
     if find_server(pid_file()) is not None:
         print(RUNNING)
@@ -80,7 +80,7 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def stop() -> int:
-    from tsx_cli.background import end_server, find_server, pid_file
+    from tsx_cli.serve.background import end_server, find_server, pid_file
 
     process = find_server(pid_file())
     if process is None:
@@ -94,8 +94,8 @@ def stop() -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """This process is the server."""
-    from tsx_cli.background import AlreadyRunning, claimed, pid_file, teller
-    from tsx_cli.serving import run_server
+    from tsx_cli.serve.background import AlreadyRunning, claimed, pid_file, teller
+    from tsx_cli.serve.server import run_server
     from tsx_runtime.targets.server.server import Manner
     from tsx_runtime.targets.server.snapshots import Snapshots
     from tsx_runtime.targets.server.workflows import workflows_from_settings

@@ -46,10 +46,10 @@ def serve_command(
 
     Without a file it loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
-    from tsx_cli import serving  # here, as it imports the whole server, and help must be quick
+    from tsx_cli.serve import server
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
-    settings = serving.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
-    settings = serving.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
+    settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
+    settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device and device.value}
-    serving.serve_words(models or [], settings, serving.Parts(handler, model_file, serving.split_list(extra_files)), chosen)
+    server.serve_words(models or [], settings, server.Parts(handler, model_file, server.split_list(extra_files)), chosen)

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from tsx_cli.archive.model_file import Parts
-from tsx_cli.bare_model import unpacked
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow, split_list
 from tsx_cli.common.output import one_line
-from tsx_cli.startup_page import show
+from tsx_cli.serve.bare_model import unpacked
+from tsx_cli.serve.startup_page import show
 from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.addresses import parse_address

@@ -1,0 +1,1 @@
+"""`tsx serve`, and the `torchserve` command."""
