@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.models import _devices, _print_version, _row, in_commands
+from tsx_cli.models.command import _devices, _print_version, _row, in_commands
 
 IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
 BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"

@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.rollout import _plan, _show, seconds_of
+from tsx_cli.models.rollout import _plan, _show, seconds_of
 
 NUMBER = """
 def handle(data, context):

@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.shadow import _body, _show_example, read_compare, read_share
+from tsx_cli.models.shadow import _body, _show_example, read_compare, read_share
 
 NUMBER = """
 def handle(data, context):

@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.traffic import _label, _rule, _weights
+from tsx_cli.models.traffic import _label, _rule, _weights
 
 NUMBER = """
 def handle(data, context):

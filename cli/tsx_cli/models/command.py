@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli import record, rollout, shadow, traffic
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, print_json, print_table
+from tsx_cli.models import record, rollout, shadow, traffic
 from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion

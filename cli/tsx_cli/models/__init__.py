@@ -1,0 +1,1 @@
+"""Commands that manage the models of a running server."""
