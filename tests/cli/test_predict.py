@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import guess_content_type
-from tsx_cli.predict import as_probabilities, describe, form, show
+from tsx_cli.requests.predict import as_probabilities, describe, form, show
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Commands that send requests: predict, replay, explain, slowest."""
