@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tsx_cli.bench.commands.interrupts import interruptible
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.generator import LoadPlan, measure
-from tsx_cli.bench.interrupts import interruptible
 from tsx_cli.bench.payloads import mix, read_payloads
 from tsx_cli.bench.points import point_of
 from tsx_cli.bench.protocols import read_url

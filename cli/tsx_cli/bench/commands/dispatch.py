@@ -8,10 +8,10 @@ from typing import Any
 
 import typer
 
-from tsx_cli.bench.against_command import OrAgainst
+from tsx_cli.bench.commands.against_command import OrAgainst
 
 TORCHSERVE = "tsx_cli.bench.torchserve.command"
-COMPARE = "tsx_cli.bench.compare_command"
+COMPARE = "tsx_cli.bench.commands.compare_command"
 
 
 class OrAnother(OrAgainst):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import typer
 
-from tsx_cli.bench import options
-from tsx_cli.bench.branches import OrAnother
+from tsx_cli.bench.commands import options
+from tsx_cli.bench.commands.dispatch import OrAnother
 from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import one_line
@@ -60,9 +60,9 @@ def bench_command(
     `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
     """
     from tsx_cli.bench.asked import Asked, seconds, share  # here, as they import what a server needs, and help must be quick
-    from tsx_cli.bench.begin import carry_out, new_order, resumed_order
     from tsx_cli.bench.cloudwatch import read_target
     from tsx_cli.bench.cloudwatch import upload as send
+    from tsx_cli.bench.commands.session import carry_out, new_order, resumed_order
     from tsx_cli.bench.keeping import check_writable
     from tsx_cli.bench.keeping import write as keep
     from tsx_cli.bench.report import show, write_report

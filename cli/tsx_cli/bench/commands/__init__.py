@@ -1,0 +1,1 @@
+"""The commands of `tsx bench` and how a run proceeds."""
