@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import ModelConfig
-from tsx_cli.bench.asked import Asked
-from tsx_cli.bench.asked import configurations as configurations_of
 from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.ladder import Rung, next_level
 from tsx_cli.bench.points import best_point
 from tsx_cli.bench.predict import predict
 from tsx_cli.bench.results import Accuracy, Curve, CurvePoint, Figure, Latency, Offered, Point, Trial
-from tsx_cli.bench.search import State, baseline, next_trial, numbers, outlook, passed_over, ranking, ruled_out, undisturbed
+from tsx_cli.bench.search.ladder import Rung, next_level
+from tsx_cli.bench.search.run_options import Asked
+from tsx_cli.bench.search.run_options import configurations as configurations_of
+from tsx_cli.bench.search.search import State, baseline, next_trial, numbers, outlook, passed_over, ranking, ruled_out, undisturbed
 from tsx_cli.bench.simulate import simulate
 from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.common.failure import UsageError

@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tsx_cli.bench.asked import plain
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.generator import LoadPlan, Progress, measure
 from tsx_cli.bench.payloads import mix
 from tsx_cli.bench.points import point_of
 from tsx_cli.bench.results import ModelInfo, Point, Results, Round, Trial
+from tsx_cli.bench.search.run_options import plain
 from tsx_cli.bench.slo import Slo
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_table

@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from tsx_cli.bench import budget
 from tsx_cli.bench.accuracy import Guard
-from tsx_cli.bench.asked import Asked, configurations
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.configuration import Configuration, Variant
-from tsx_cli.bench.confirm import confirm
 from tsx_cli.bench.curve import measure_variant
 from tsx_cli.bench.environment import NOISY
 from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.journal import Journal
 from tsx_cli.bench.points import best_point, confirmed_best, winner_of, with_round
 from tsx_cli.bench.results import Offered, Results, Trial
-from tsx_cli.bench.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
-from tsx_cli.bench.search import Candidate as Proposal
+from tsx_cli.bench.search import budget
+from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.run_options import Asked, configurations
+from tsx_cli.bench.search.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
+from tsx_cli.bench.search.search import Candidate as Proposal
+from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
-from tsx_cli.bench.verdict import conclude
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 

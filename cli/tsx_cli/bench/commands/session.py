@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_cli.bench.asked import Asked, command_line, plain
-from tsx_cli.bench.budget import FULL
 from tsx_cli.bench.commands.interrupts import interruptible
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
@@ -22,6 +20,8 @@ from tsx_cli.bench.journal import Journal, Past, has_run, read_journal
 from tsx_cli.bench.payloads import Payload, mix
 from tsx_cli.bench.profile import profile_best
 from tsx_cli.bench.results import ModelInfo, Results
+from tsx_cli.bench.search.budget import FULL
+from tsx_cli.bench.search.run_options import Asked, command_line, plain
 from tsx_cli.bench.server import sweep
 from tsx_cli.bench.trial import Target
 from tsx_cli.common.failure import CliError, UsageError

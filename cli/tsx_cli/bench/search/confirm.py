@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tsx_cli.bench.asked import Asked
-from tsx_cli.bench.budget import AT_RANDOM, COMPARED
-from tsx_cli.bench.ladder import AIM
 from tsx_cli.bench.points import confirmed_best, winner_of
 from tsx_cli.bench.results import Offered, Paired, Point, Trial
+from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
+from tsx_cli.bench.search.ladder import AIM
+from tsx_cli.bench.search.run_options import Asked
 from tsx_cli.bench.statistics import enough, real_difference
 
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
