@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tsx_cli.bench.results import Results
+from tsx_cli.bench.model.results import Results
 from tsx_cli.deploy.iam import documents
 from tsx_runtime.settings.schema import Settings
 

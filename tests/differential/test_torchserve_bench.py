@@ -9,7 +9,7 @@ import pytest
 
 from tests.differential.conftest import Pair
 from tests.differential.pair import Side
-from tsx_cli.bench.results import Results, read_results
+from tsx_cli.bench.model.results import Results, read_results
 from tsx_cli.bench.torchserve import run
 from tsx_cli.main import main
 

@@ -6,9 +6,9 @@ import math
 import random
 from collections.abc import Sequence
 
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.generator.histogram import Histogram
-from tsx_cli.bench.results import (
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.histogram import Histogram
+from tsx_cli.bench.model.results import (
     Accuracy,
     Curve,
     CurvePoint,
@@ -25,7 +25,7 @@ from tsx_cli.bench.results import (
     Trial,
     Usage,
 )
-from tsx_cli.bench.statistics import latency, percentile_figure, throughput
+from tsx_cli.bench.model.statistics import latency, percentile_figure, throughput
 
 
 def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35, errors: int = 0, limited: str | None = None) -> Round:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from tsx_cli.bench.model.results import Results, Trial
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.results import Results, Trial
 from tsx_cli.common.failure import CliError, UsageError
 
 AT_ONCE = 1000  # metrics that one call takes

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
-from tsx_cli.bench.results import Environment
-from tsx_cli.bench.statistics import machine_noise
+from tsx_cli.bench.model.results import Environment
+from tsx_cli.bench.model.statistics import machine_noise
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.version import __version__
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_opener
-from tsx_cli.bench.results import FORMAT, Curve, Point, Trial
+from tsx_cli.bench.model.results import FORMAT, Curve, Point, Trial
 from tsx_cli.common.failure import CliError
 
 NAME = "journal.jsonl"

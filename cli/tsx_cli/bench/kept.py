@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Results, Round, Seen
-from tsx_cli.bench.statistics import merged, percentile
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Results, Round, Seen
+from tsx_cli.bench.model.statistics import merged, percentile
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, LARGEST
 from tsx_runtime.core.placement.hardware import hardware

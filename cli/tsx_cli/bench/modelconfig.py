@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration
 
 KINDS_OF_PT2 = ("compile", "export")
 _ENDS_OF_LINES = re.compile("[\x85\u2028\u2029]")  # PyYAML reads them as such where it has written them as they are

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_archiver.containers.limits import human
-from tsx_cli.bench.results import Inputs
+from tsx_cli.bench.model.results import Inputs
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import guess_content_type
 from tsx_runtime.recordings import SUFFIX, NotARecording, read

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_cli.bench.results import Served, Stages
+from tsx_cli.bench.model.results import Served, Stages
 
 _SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket|total)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')

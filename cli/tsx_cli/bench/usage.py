@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tsx_cli.bench.results import Usage
+from tsx_cli.bench.model.results import Usage
 
 INTERVAL = 0.5  # seconds
 MEBI = 1 << 20

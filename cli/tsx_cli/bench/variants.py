@@ -11,7 +11,7 @@ from typing import Any
 from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.manifest import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.modelconfig import changes, with_keys
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 

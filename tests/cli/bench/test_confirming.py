@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.points import confirmed_best, point_of, winner_of, with_round
-from tsx_cli.bench.results import Environment, Inputs, Latency, ModelInfo, Offered, Results, Round, Trial
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.points import confirmed_best, point_of, winner_of, with_round
+from tsx_cli.bench.model.results import Environment, Inputs, Latency, ModelInfo, Offered, Results, Round, Trial
+from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.run_options import Asked
 from tsx_cli.bench.search.search import ranking
 from tsx_cli.bench.search.verdict import conclude
-from tsx_cli.bench.slo import parse_slo
 
 SLO = parse_slo("p99<50ms")
 

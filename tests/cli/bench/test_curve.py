@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from tsx_archiver import open_archive
 from tsx_cli.bench import lone
-from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.curve import Sample, measure_curve, measure_variant, point_of, precise, quartiles, settled, spread_of
 from tsx_cli.bench.lone import batch_of, items_of
+from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.payloads import Payload
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")

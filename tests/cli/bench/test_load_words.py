@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tsx_cli.bench.generator import LoadPlan, merge
 from tsx_cli.bench.generator.connection import _plain_ok
-from tsx_cli.bench.generator.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.generator.load import Mark
 from tsx_cli.bench.generator.plan import read_plan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
+from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.protocols import PROTOCOLS, read_url, render, tensor_of
 from tsx_cli.common.failure import UsageError

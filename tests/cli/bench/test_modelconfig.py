@@ -9,7 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.modelconfig import changes, with_keys
 
 COMMENTED = """\

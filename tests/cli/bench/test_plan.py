@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tsx_cli.bench import planning
-from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.kept import kept_of
-from tsx_cli.bench.planning import Planned
-from tsx_cli.bench.predict import Timing
-from tsx_cli.bench.replica import Replica, as_seen, fitted, served
-from tsx_cli.bench.results import (
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.predict import Timing
+from tsx_cli.bench.model.replica import Replica, as_seen, fitted, served
+from tsx_cli.bench.model.results import (
     Curve,
     CurvePoint,
     Environment,
@@ -30,8 +29,9 @@ from tsx_cli.bench.results import (
     Served,
     Trial,
 )
-from tsx_cli.bench.simulate import poisson, simulate
-from tsx_cli.bench.slo import Slo, parse_slo
+from tsx_cli.bench.model.simulate import poisson, simulate
+from tsx_cli.bench.model.slo import Slo, parse_slo
+from tsx_cli.bench.planning import Planned
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import Limits

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_cli.bench.configuration import Configuration
 from tsx_cli.bench.curve import Sample, point_of
 from tsx_cli.bench.flame import Box, boxes_of, svg_of
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Results, Trial
 from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.profile import profile, profile_best, steps_of
-from tsx_cli.bench.results import Results, Trial
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
 

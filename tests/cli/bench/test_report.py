@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.benchmarked import results
+from tsx_cli.bench.model.results import Paired, Results, Trial, read_results
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, Mark, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.rows import rows
-from tsx_cli.bench.results import Paired, Results, Trial, read_results
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "bench-results.schema.json"
 

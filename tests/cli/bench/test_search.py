@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import ModelConfig
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.points import best_point
-from tsx_cli.bench.predict import predict
-from tsx_cli.bench.results import Accuracy, Curve, CurvePoint, Figure, Latency, Offered, Point, Trial
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.points import best_point
+from tsx_cli.bench.model.predict import predict
+from tsx_cli.bench.model.results import Accuracy, Curve, CurvePoint, Figure, Latency, Offered, Point, Trial
+from tsx_cli.bench.model.simulate import simulate
+from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.search.ladder import Rung, next_level
 from tsx_cli.bench.search.run_options import Asked
 from tsx_cli.bench.search.run_options import configurations as configurations_of
 from tsx_cli.bench.search.search import State, baseline, next_trial, numbers, outlook, passed_over, ranking, ruled_out, undisturbed
-from tsx_cli.bench.simulate import simulate
-from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.common.failure import UsageError
 
 SIZES = (1, 2, 4, 8, 16, 32)

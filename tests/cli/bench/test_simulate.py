@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsx_cli.bench import simulate as simulation
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.predict import predict
-from tsx_cli.bench.results import Curve, CurvePoint, Offered
-from tsx_cli.bench.simulate import constant, poisson, recorded, simulate
+from tsx_cli.bench.model import simulate as simulation
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.predict import predict
+from tsx_cli.bench.model.results import Curve, CurvePoint, Offered
+from tsx_cli.bench.model.simulate import constant, poisson, recorded, simulate
 from tsx_runtime.core.scheduling.queue import Limits
 
 FEW = settings(max_examples=30)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsx_cli.bench.results import Figure, Latency, Round
-from tsx_cli.bench.statistics import (
+from tsx_cli.bench.model.results import Figure, Latency, Round
+from tsx_cli.bench.model.statistics import (
     difference_of,
     enough,
     figure,

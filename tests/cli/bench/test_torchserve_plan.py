@@ -12,7 +12,7 @@ import pytest
 from tests.support.benchmarked import one_round, point
 from tests.support.models import make_model
 from tsx_cli.bench.commands.dispatch import COMPARE, TORCHSERVE, another
-from tsx_cli.bench.results import Trial, read_results
+from tsx_cli.bench.model.results import Trial, read_results
 from tsx_cli.bench.torchserve import logs, run
 from tsx_cli.bench.torchserve.plan import Case, read_plan
 from tsx_cli.bench.torchserve.tables import csv_text, markdown, row

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.modelconfig import parse_model_config
-from tsx_cli.bench.configuration import PRECISIONS, Configuration
-from tsx_cli.bench.results import (
+from tsx_cli.bench.model.configuration import PRECISIONS, Configuration
+from tsx_cli.bench.model.results import (
     Environment,
     Figure,
     Inputs,
@@ -25,7 +25,7 @@ from tsx_cli.bench.results import (
     Trial,
     read_results,
 )
-from tsx_cli.bench.slo import parse_slo
+from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.common.failure import CliError, UsageError
 
 QUICK = Latency(mean_ms=4, p50_ms=4, p90_ms=8, p95_ms=9, p99_ms=40, p999_ms=80, max_ms=90).model_dump()

@@ -11,13 +11,13 @@ from datetime import datetime
 
 from tsx_cli.bench.accuracy import Guard
 from tsx_cli.bench.commands.progress import Progress
-from tsx_cli.bench.configuration import Configuration, Variant
 from tsx_cli.bench.curve import measure_variant
 from tsx_cli.bench.environment import NOISY
 from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.journal import Journal
-from tsx_cli.bench.points import best_point, confirmed_best, winner_of, with_round
-from tsx_cli.bench.results import Offered, Results, Trial
+from tsx_cli.bench.model.configuration import Configuration, Variant
+from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
+from tsx_cli.bench.model.results import Offered, Results, Trial
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.run_options import Asked, configurations

@@ -17,9 +17,9 @@ from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.environment import environment
 from tsx_cli.bench.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.journal import Journal, Past, has_run, read_journal
+from tsx_cli.bench.model.results import ModelInfo, Results
 from tsx_cli.bench.payloads import Payload, mix
 from tsx_cli.bench.profile import profile_best
-from tsx_cli.bench.results import ModelInfo, Results
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import Asked, command_line, plain
 from tsx_cli.bench.server import sweep

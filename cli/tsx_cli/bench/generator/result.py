@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tsx_cli.bench.generator.histogram import Histogram
 from tsx_cli.bench.generator.load import SLOT, Mark
 from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.results import GeneratorSide, Latency, Round
-from tsx_cli.bench.statistics import warm_up_end
+from tsx_cli.bench.model.histogram import Histogram
+from tsx_cli.bench.model.results import GeneratorSide, Latency, Round
+from tsx_cli.bench.model.statistics import warm_up_end
 
 BUSY = 0.9  # of the time: beyond it the generator is the limit
 LATE_MS = 1.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsx_archiver.storage.atomic_file import whole_file
+from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report.markdown import markdown
 from tsx_cli.bench.report.page import page
 from tsx_cli.bench.report.rows import csv_text
 from tsx_cli.bench.report.terminal import show
-from tsx_cli.bench.results import Results
 
 __all__ = ["show", "write_report"]
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tsx_cli.bench.model.results import Point, Results
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.results import Point, Results
 
 
 class Tile(NamedTuple):

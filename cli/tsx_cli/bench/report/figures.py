@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Curve, Point, Results, Stages, Trial, Usage
+from tsx_cli.bench.model.statistics import QUANTILES, merged, percentile
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.charts import Axis, Mark, Part, Rule, Series, axis, bars, plot, stacked
-from tsx_cli.bench.results import Curve, Point, Results, Stages, Trial, Usage
-from tsx_cli.bench.statistics import QUANTILES, merged, percentile
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report import facts, figures, shown
-from tsx_cli.bench.results import Results
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 

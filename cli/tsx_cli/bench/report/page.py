@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report import facts, shown
 from tsx_cli.bench.report.figures import charts
-from tsx_cli.bench.results import Results
 
 
 def page(results: Results, directory: Path) -> str:

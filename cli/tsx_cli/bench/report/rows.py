@@ -7,9 +7,9 @@ import io
 from dataclasses import fields
 from typing import Any
 
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Latency, Point, Results, Stages
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.results import Latency, Point, Results, Stages
 
 CONFIGURATION = tuple(field.name for field in fields(Configuration))
 STAGES = tuple(Stages.model_fields)

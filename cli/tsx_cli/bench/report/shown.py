@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from tsx_cli.bench.results import Figure, Point, Results, Trial
-from tsx_cli.bench.slo import Bound, parse_slo
-from tsx_cli.bench.statistics import Difference, difference_of
+from tsx_cli.bench.model.results import Figure, Point, Results, Trial
+from tsx_cli.bench.model.slo import Bound, parse_slo
+from tsx_cli.bench.model.statistics import Difference, difference_of
 
 NONE = "-"
 

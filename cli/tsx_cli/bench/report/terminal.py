@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report import facts, shown
-from tsx_cli.bench.results import Results
 from tsx_cli.common.output import one_line, print_table
 
 MOST = 12

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tsx_cli.bench.points import confirmed_best, winner_of
-from tsx_cli.bench.results import Offered, Paired, Point, Trial
+from tsx_cli.bench.model.points import confirmed_best, winner_of
+from tsx_cli.bench.model.results import Offered, Paired, Point, Trial
+from tsx_cli.bench.model.statistics import enough, real_difference
 from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
 from tsx_cli.bench.search.ladder import AIM
 from tsx_cli.bench.search.run_options import Asked
-from tsx_cli.bench.statistics import enough, real_difference
 
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20

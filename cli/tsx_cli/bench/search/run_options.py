@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from tsx_archiver import ModelConfig
 from tsx_cli.bench.accuracy import parse_tolerance
-from tsx_cli.bench.configuration import AS_IS, PRECISIONS, Configuration
+from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration
+from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.search.search import numbers
-from tsx_cli.bench.slo import Slo, parse_slo
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.traffic_policy import Compare
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tsx_cli.bench.configuration import Configuration, Variant
-from tsx_cli.bench.points import confirmed_best
-from tsx_cli.bench.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
-from tsx_cli.bench.results import Curve, Offered, Point, Prediction, Trial
+from tsx_cli.bench.model.configuration import Configuration, Variant
+from tsx_cli.bench.model.points import confirmed_best
+from tsx_cli.bench.model.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
+from tsx_cli.bench.model.results import Curve, Offered, Point, Prediction, Trial
+from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.ladder import Rung, next_level
-from tsx_cli.bench.slo import Slo
 from tsx_cli.common.failure import UsageError
 
 GAIN = 1.01  # who cannot do more than so many times the best is not measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tsx_cli.bench.results import Point, Results, Trial
+from tsx_cli.bench.model.results import Point, Results, Trial
 
 
 def conclude(results: Results) -> None:

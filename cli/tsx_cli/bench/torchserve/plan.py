@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tsx_cli.bench.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.common.failure import CliError, UsageError
 
 WORKERS, BATCH_SIZES, DELAY, REQUESTS, CONCURRENCY = [1], [1], 200, 100, 10  # where nothing is said, as TorchServe has it

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from tsx_cli.bench.results import Point
+from tsx_cli.bench.model.results import Point
 from tsx_cli.bench.torchserve.logs import at, mean
 from tsx_cli.bench.torchserve.plan import Case
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
 from typing import Literal, NamedTuple
 
-from tsx_cli.bench.results import Figure, Latency, Round
+from tsx_cli.bench.model.results import Figure, Latency, Round
 
 CONFIDENCE = 0.95
 DRAWS = 400  # of a bootstrap

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.predict import OVERHEAD_MS, Timing, capacity, slowdown
-from tsx_cli.bench.results import Seen, Served
-from tsx_cli.bench.simulate import UNCOUNTED, Simulated, poisson, simulate
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.predict import OVERHEAD_MS, Timing, capacity, slowdown
+from tsx_cli.bench.model.results import Seen, Served
+from tsx_cli.bench.model.simulate import UNCOUNTED, Simulated, poisson, simulate
 from tsx_runtime.core.scheduling.queue import Limits
 
 REQUESTS = 4_000  # that are simulated of a load that is compared

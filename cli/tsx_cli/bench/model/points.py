@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tsx_cli.bench import statistics
-from tsx_cli.bench.results import Offered, Point, Round, Trial
-from tsx_cli.bench.slo import Slo
+from tsx_cli.bench.model import statistics
+from tsx_cli.bench.model.results import Offered, Point, Round, Trial
+from tsx_cli.bench.model.slo import Slo
 
 KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from tsx_cli.bench.results import Latency
-from tsx_cli.bench.statistics import QUANTILES
+from tsx_cli.bench.model.results import Latency
+from tsx_cli.bench.model.statistics import QUANTILES
 
 UNIT = 1e-7  # seconds
 BITS = 11  # a bucket holds values that are equal in so many leading bits: 2 ** 10 buckets for each doubling

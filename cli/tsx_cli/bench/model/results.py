@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
-from tsx_cli.bench.configuration import AS_IS, Configuration, Variant
+from tsx_cli.bench.model.configuration import AS_IS, Configuration, Variant
 from tsx_cli.common.failure import CliError
 
 FORMAT = 1

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
-from tsx_cli.bench.configuration import Configuration
-from tsx_cli.bench.results import Curve, Offered, Prediction
-from tsx_cli.bench.slo import Slo
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Curve, Offered, Prediction
+from tsx_cli.bench.model.slo import Slo
 
 OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end and the way between them
 BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start
@@ -101,7 +101,7 @@ def _open(timing: Timing, configuration: Configuration, rate: float, overhead_ms
 
 @lru_cache(maxsize=4096)
 def _simulated(timing: Timing, slow: tuple[float, ...], workers: int, batch_size: int, rate: float) -> float:
-    from tsx_cli.bench.simulate import poisson, simulate  # only open loops need it
+    from tsx_cli.bench.model.simulate import poisson, simulate  # only open loops need it
 
     times = [timing.batch_ms(size) for size in range(1, batch_size + 1)]
     return simulate(times, poisson(rate, REQUESTS, seed=1), workers=workers, slow=slow, spread=timing.spread, seed=1).p99_ms

@@ -1,0 +1,1 @@
+"""Configurations, results and the arithmetic on them."""
