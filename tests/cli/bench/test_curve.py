@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import open_archive
-from tsx_cli.bench import lone
-from tsx_cli.bench.curve import Sample, measure_curve, measure_variant, point_of, precise, quartiles, settled, spread_of
-from tsx_cli.bench.lone import batch_of, items_of
+from tsx_cli.bench.measure import standalone_worker
+from tsx_cli.bench.measure.latency_curve import Sample, measure_curve, measure_variant, point_of, precise, quartiles, settled, spread_of
+from tsx_cli.bench.measure.standalone_worker import batch_of, items_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.payloads import Payload
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_measured_says_why(model: Write, source: str, config: dic
 def test_what_no_lone_worker_can_do_is_told_without_starting_one(
     model: Write, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], variant: Configuration, said: str
 ) -> None:
-    monkeypatch.setattr(lone, "gpu_count", lambda: 0)
+    monkeypatch.setattr(standalone_worker, "gpu_count", lambda: 0)
     monkeypatch.setattr("subprocess.Popen", None)
     curve = measure_curve(model("", **config), variant, (1,), PAYLOADS)
     assert said in (curve.failed or "")
@@ -182,7 +182,7 @@ def test_what_no_lone_worker_can_do_is_told_without_starting_one(
 def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
     with open_archive(model("", pt2="inductor", warmup=["a.bin"], batchSize=3)) as archive:
         variant = Configuration(precision="bf16", compiled=True, threads=3, workers=4, batch_size=2)
-        load = lone.order_of(archive, variant, 16).load
+        load = standalone_worker.order_of(archive, variant, 16).load
         config = yaml.safe_load(load["model_config"])
         assert (load["batch_size"], load["threads"], load["gpu_id"], load["handler"]) == (16, 3, None, "handler.py")
         assert (config["precision"], config["warmup"]) == ("bf16", ["a.bin"])

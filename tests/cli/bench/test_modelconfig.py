@@ -9,8 +9,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.modelconfig import changes, with_keys
 
 COMMENTED = """\
 # how it is served

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_cli.bench.server import LOCK, new_place, sweep
+from tsx_cli.bench.measure.server import LOCK, new_place, sweep
 
 
 def test_what_killed_runs_left_is_taken_away_and_what_others_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

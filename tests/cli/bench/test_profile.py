@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_cli.bench.curve import Sample, point_of
-from tsx_cli.bench.flame import Box, boxes_of, svg_of
+from tsx_cli.bench.measure.flame import Box, boxes_of, svg_of
+from tsx_cli.bench.measure.latency_curve import Sample, point_of
+from tsx_cli.bench.measure.profile import profile, profile_best, steps_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Results, Trial
 from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.profile import profile, profile_best, steps_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
 
@@ -64,7 +64,9 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -
         (place / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
         (place / "py-spy").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(place / "python"))
-    monkeypatch.setattr("tsx_cli.bench.profile.shutil.which", lambda name, path=None: next((str(file) for file in place.glob(name)), None))
+    monkeypatch.setattr(
+        "tsx_cli.bench.measure.profile.shutil.which", lambda name, path=None: next((str(file) for file in place.glob(name)), None)
+    )
 
 
 def test_without_py_spy_the_graph_is_made_of_what_cprofile_tells(
@@ -133,7 +135,7 @@ def test_the_best_is_what_is_profiled_and_what_fails_is_a_note(
     assert (tmp_path / "out" / "profile" / "steps.txt").read_text().startswith("m: cpu, 1 worker, batch 4\n")
 
     lost = results_of(trials=[Trial(configuration=Configuration(device="cuda").as_json()).model_dump()], baseline=0)
-    monkeypatch.setattr("tsx_cli.bench.lone.gpu_count", lambda: 0)
+    monkeypatch.setattr("tsx_cli.bench.measure.standalone_worker.gpu_count", lambda: 0)
     profile_best(archive, lost, PAYLOADS, tmp_path / "out")
     assert lost.notes == ["The profile failed: there is no GPU here that torch could use"]
     nothing = results_of()

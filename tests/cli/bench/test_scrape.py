@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.bench.scrape import batch_sizes, parse, stages
+from tsx_cli.bench.measure.scrape import batch_sizes, parse, stages
 
 NOTHING = parse("", "m")
 

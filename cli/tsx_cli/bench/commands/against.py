@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tsx_cli.bench.environment import environment
 from tsx_cli.bench.generator import LoadPlan, Progress, measure
+from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial
 from tsx_cli.bench.model.slo import Slo

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from tsx_cli.bench.accuracy import Guard
 from tsx_cli.bench.commands.progress import Progress
-from tsx_cli.bench.curve import measure_variant
-from tsx_cli.bench.environment import NOISY
 from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.journal import Journal
+from tsx_cli.bench.measure.accuracy import Guard
+from tsx_cli.bench.measure.environment import NOISY
+from tsx_cli.bench.measure.latency_curve import measure_variant
+from tsx_cli.bench.measure.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
 from tsx_cli.bench.model.results import Offered, Results, Trial
@@ -24,7 +25,6 @@ from tsx_cli.bench.search.run_options import Asked, configurations
 from tsx_cli.bench.search.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
-from tsx_cli.bench.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 

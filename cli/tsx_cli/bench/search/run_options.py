@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tsx_archiver import ModelConfig
-from tsx_cli.bench.accuracy import parse_tolerance
+from tsx_cli.bench.measure.accuracy import parse_tolerance
 from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration
 from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.search.search import numbers

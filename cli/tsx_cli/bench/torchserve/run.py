@@ -12,14 +12,14 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tsx_cli.bench.commands.interrupts import interruptible
-from tsx_cli.bench.environment import environment
 from tsx_cli.bench.generator import LoadPlan, measure
+from tsx_cli.bench.measure.environment import environment
+from tsx_cli.bench.measure.server import NotStarted, new_place, serving
 from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import Environment, ModelInfo, Offered, Point, Results, Trial
 from tsx_cli.bench.payloads import mix, read_payloads
 from tsx_cli.bench.protocols import read_url
 from tsx_cli.bench.report import write_report
-from tsx_cli.bench.server import NotStarted, new_place, serving
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
 from tsx_cli.common.client import Server, path

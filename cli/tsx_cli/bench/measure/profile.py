@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tsx_archiver import OpenArchive
-from tsx_cli.bench.curve import CHUNK, chunk_of, point_of
-from tsx_cli.bench.flame import boxes_of, svg_of
-from tsx_cli.bench.lone import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
+from tsx_cli.bench.measure.flame import boxes_of, svg_of
+from tsx_cli.bench.measure.latency_curve import CHUNK, chunk_of, point_of
+from tsx_cli.bench.measure.standalone_worker import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import CurvePoint, Results
 from tsx_cli.bench.payloads import Payload

@@ -16,16 +16,16 @@ from urllib.parse import quote
 import psutil
 
 from tsx_archiver import OpenArchive
-from tsx_cli.bench import scrape
 from tsx_cli.bench.generator import LoadPlan
 from tsx_cli.bench.generator.plan import recorded_rate
 from tsx_cli.bench.generator.run import OnProgress, measure, most_connections
+from tsx_cli.bench.measure import scrape
+from tsx_cli.bench.measure.server import NotStarted, ServerProcess, new_place, serving
+from tsx_cli.bench.measure.usage import UsageSampler
+from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Offered, Round, Stages, Usage
 from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.server import NotStarted, ServerProcess, new_place, serving
-from tsx_cli.bench.usage import UsageSampler
-from tsx_cli.bench.variants import lay_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 

@@ -11,8 +11,8 @@ from typing import Any
 from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.manifest import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
+from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.modelconfig import changes, with_keys
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 
 QUEUE = 4096  # requests that may wait where the archive does not say: more than a closed loop has connections

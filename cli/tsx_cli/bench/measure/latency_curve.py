@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_cli.bench.lone import LoneWorker, WorkerFailed, batch_of, is_known, items_of, lone_worker, order_of
+from tsx_cli.bench.measure.standalone_worker import LoneWorker, WorkerFailed, batch_of, is_known, items_of, lone_worker, order_of
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.payloads import Payload

@@ -18,8 +18,8 @@ from typing import IO, NamedTuple
 import psutil
 
 from tsx_archiver import OpenArchive, parse_model_config
+from tsx_cli.bench.measure.modelconfig import changes
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.modelconfig import changes
 from tsx_cli.bench.payloads import Payload
 from tsx_runtime import wire
 from tsx_runtime.core.models.cpp_archives import handler_of

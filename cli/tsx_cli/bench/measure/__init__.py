@@ -1,0 +1,1 @@
+"""Measuring one configuration: server, latency, memory, accuracy."""
