@@ -20,7 +20,7 @@ import servers
 import wrk
 
 from tsx_cli.bench.generator import LoadPlan, measure
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 
 MODELS = Path(__file__).parent / "models"
 BODY = b'{"x":1}'

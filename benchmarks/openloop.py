@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tsx_cli.bench.generator import LoadPlan, Measured, measure
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 
 
 class Result(NamedTuple):

@@ -42,7 +42,7 @@ from tsx_cli.bench.model.replica import Replica, as_it_was, fitted, served
 from tsx_cli.bench.model.results import Curve, Offered, Round
 from tsx_cli.bench.model.simulate import Simulated, poisson
 from tsx_cli.bench.model.statistics import latency
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import Limits
 

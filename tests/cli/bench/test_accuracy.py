@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tsx_cli.bench.measure.accuracy import Guard, compare_answers, parse_tolerance
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 

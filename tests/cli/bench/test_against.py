@@ -17,8 +17,8 @@ from tests.support.scripted import OK, scripted
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 from tsx_cli.bench.generator import LoadPlan, run_load
 from tsx_cli.bench.model.results import read_results
-from tsx_cli.bench.payloads import Payload
 from tsx_cli.bench.search.run_options import command_line
+from tsx_cli.bench.workload.payloads import Payload
 
 ECHO = """
 def handle(data, context):

@@ -21,7 +21,7 @@ from tsx_cli.bench.measure import standalone_worker
 from tsx_cli.bench.measure.latency_curve import Sample, measure_curve, measure_variant, point_of, precise, quartiles, settled, spread_of
 from tsx_cli.bench.measure.standalone_worker import batch_of, items_of
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
 

@@ -19,7 +19,7 @@ import pytest
 from tests.support.scripted import CLOSE, OK, Request, Step, scripted
 from tsx_cli.bench.generator import LoadPlan, Measured, Progress, measure, merge, run_load
 from tsx_cli.bench.model.results import Round
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there")

@@ -14,8 +14,8 @@ from PIL import Image
 from tests.support.models import make_model
 from tsx_archiver import inspect_archive
 from tsx_cli.bench.commands.session import sizes
-from tsx_cli.bench.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
-from tsx_cli.bench.payloads import MOST_BYTES, Payload, mix, read_payloads
+from tsx_cli.bench.workload.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
+from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, mix, read_payloads
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.recordings import Recorded, encode, file_head
 from tsx_runtime.settings.schema import Settings

@@ -21,8 +21,8 @@ from tsx_cli.bench.generator.plan import read_plan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
-from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.protocols import PROTOCOLS, read_url, render, tensor_of
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.workload.protocols import PROTOCOLS, read_url, render, tensor_of
 from tsx_cli.common.failure import UsageError
 
 ONE = (Payload(b'{"x":1}', "application/json"),)

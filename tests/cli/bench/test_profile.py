@@ -22,7 +22,7 @@ from tsx_cli.bench.measure.latency_curve import Sample, point_of
 from tsx_cli.bench.measure.profile import profile, profile_best, steps_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Results, Trial
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
 

@@ -14,8 +14,8 @@ from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial
 from tsx_cli.bench.model.slo import Slo
-from tsx_cli.bench.payloads import mix
 from tsx_cli.bench.search.run_options import plain
+from tsx_cli.bench.workload.payloads import mix
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_table
 

@@ -71,10 +71,10 @@ def bench_against(
     from tsx_cli.bench.commands.against import progress_line, run_against, show_against, write_json
     from tsx_cli.bench.commands.tokens import read_token
     from tsx_cli.bench.generator import LoadPlan
-    from tsx_cli.bench.inputs import choose_payloads, parse_shape
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.search.run_options import command_line, seconds
+    from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 
     if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):
         raise UsageError(f"--json: '{json_to}' cannot be a file; name one in a directory that is there, or - for standard output")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from tsx_cli.bench.generator.connection import Connection
 from tsx_cli.bench.generator.load import Asker, Connect, Load
 from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.protocols import read_url, render
+from tsx_cli.bench.workload.protocols import read_url, render
 
 PATIENCE = 10.0  # seconds to wait for a connection
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import IO, Any, Literal
 
 from tsx_cli.bench.model.results import Offered
-from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.protocols import GRPC, PROTOCOLS, read_url
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.workload.protocols import GRPC, PROTOCOLS, read_url
 from tsx_cli.common.failure import UsageError
 
 Mode = Literal["closed", "open"]

@@ -13,8 +13,8 @@ from tsx_cli.bench.generator.connection import CLOSED
 from tsx_cli.bench.generator.http import context_of
 from tsx_cli.bench.generator.load import TIMEOUT, Asker, Connect, Load
 from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.payloads import Payload
-from tsx_cli.bench.protocols import Place, read_url, tensor_of
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.workload.protocols import Place, read_url, tensor_of
 from tsx_cli.common.failure import CliError, UsageError
 
 try:

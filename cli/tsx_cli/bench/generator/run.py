@@ -18,7 +18,7 @@ from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
 from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account
 from tsx_cli.bench.generator.schedule import due_times
-from tsx_cli.bench.protocols import GRPC
+from tsx_cli.bench.workload.protocols import GRPC
 from tsx_cli.common.client import distrust
 from tsx_cli.common.failure import CliError, UsageError
 

@@ -16,7 +16,7 @@ from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.result import Measured, limit
 from tsx_cli.bench.model.histogram import Histogram
 from tsx_cli.bench.model.results import GeneratorSide, Round
-from tsx_cli.bench.protocols import read_url
+from tsx_cli.bench.workload.protocols import read_url
 from tsx_cli.common.failure import CliError, UsageError
 
 AUTO_WARM_UP = 2.0  # seconds at most: wrk does not tell how it went on, so that nothing can be found in it

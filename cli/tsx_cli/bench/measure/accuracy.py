@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Accuracy
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.answer_comparison import reason
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.core.shadowing.comparison import compare

@@ -18,7 +18,7 @@ from tsx_archiver import OpenArchive, open_archive
 from tsx_cli.bench.measure.standalone_worker import LoneWorker, WorkerFailed, batch_of, is_known, items_of, lone_worker, order_of
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.answer_comparison import reason
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item

@@ -22,7 +22,7 @@ from tsx_cli.bench.measure.latency_curve import CHUNK, chunk_of, point_of
 from tsx_cli.bench.measure.standalone_worker import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import CurvePoint, Results
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.wire import Item
 
 SECONDS = 4.0  # that the worker is watched

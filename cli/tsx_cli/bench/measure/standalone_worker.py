@@ -20,7 +20,7 @@ import psutil
 from tsx_archiver import OpenArchive, parse_model_config
 from tsx_cli.bench.measure.modelconfig import changes
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime import wire
 from tsx_runtime.core.models.cpp_archives import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order

@@ -25,7 +25,7 @@ from tsx_cli.bench.measure.usage import UsageSampler
 from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Offered, Round, Stages, Usage
-from tsx_cli.bench.payloads import Payload
+from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 

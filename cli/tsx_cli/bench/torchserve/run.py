@@ -17,11 +17,11 @@ from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.server import NotStarted, new_place, serving
 from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import Environment, ModelInfo, Offered, Point, Results, Trial
-from tsx_cli.bench.payloads import mix, read_payloads
-from tsx_cli.bench.protocols import read_url
 from tsx_cli.bench.report import write_report
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
+from tsx_cli.bench.workload.payloads import mix, read_payloads
+from tsx_cli.bench.workload.protocols import read_url
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.version import __version__

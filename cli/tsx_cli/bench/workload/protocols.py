@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from tsx_cli.bench.payloads import NOT_SENT, Payload
+from tsx_cli.bench.workload.payloads import NOT_SENT, Payload
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.addresses import parse_address
 
