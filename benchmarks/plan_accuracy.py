@@ -33,7 +33,6 @@ from models import convolution, steady
 
 from tsx_archiver import open_archive
 from tsx_cli.bench.generator.schedule import poisson as due
-from tsx_cli.bench.kept import quantiles_of, seen_of
 from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import Candidate, Servers, Target
 from tsx_cli.bench.model.configuration import Configuration
@@ -42,6 +41,7 @@ from tsx_cli.bench.model.replica import Replica, as_it_was, fitted, served
 from tsx_cli.bench.model.results import Curve, Offered, Round
 from tsx_cli.bench.model.simulate import Simulated, poisson
 from tsx_cli.bench.model.statistics import latency
+from tsx_cli.bench.storage.archive_record import quantiles_of, seen_of
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import Limits

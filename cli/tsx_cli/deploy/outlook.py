@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.bench.kept import Kept
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve
+from tsx_cli.bench.storage.archive_record import Kept
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe
 

@@ -89,7 +89,7 @@ def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_cod
 
 def test_a_report_is_written_and_the_figures_go_where_they_are_asked_to(served: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    monkeypatch.setattr("tsx_cli.bench.cloudwatch.upload", lambda results, namespace: sent.append(f"{namespace} {results.against}"))
+    monkeypatch.setattr("tsx_cli.bench.storage.cloudwatch.upload", lambda results, namespace: sent.append(f"{namespace} {results.against}"))
     words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", "--upload", "cloudwatch:own")
     done = run("bench", *words, *SHORT, "--output", "out", "--json", "-")
     assert (done.code, json.loads(done.out)["against"]) == (0, words[1])

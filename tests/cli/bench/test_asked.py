@@ -9,10 +9,10 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support.models import make_model
 from tsx_archiver import ModelConfig
-from tsx_cli.bench.journal import NAME, Journal, read_journal
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Figure, Latency, Offered, Point, Trial
 from tsx_cli.bench.search.run_options import Asked, configurations, seconds, share
+from tsx_cli.bench.storage.journal import NAME, Journal, read_journal
 from tsx_cli.common.failure import CliError, UsageError
 
 HANDLER = "def handle(data, context):\n    return None if data is None else ['ok'] * len(data)\n"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.benchmarked import results
-from tsx_cli.bench.cloudwatch import metrics, read_target, upload
 from tsx_cli.bench.model.results import Trial
+from tsx_cli.bench.storage.cloudwatch import metrics, read_target, upload
 from tsx_cli.common.failure import CliError, UsageError
 
 

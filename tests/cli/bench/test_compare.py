@@ -10,8 +10,8 @@ import typer
 
 from tests.support.benchmarked import one_round, point, results
 from tsx_cli.bench.commands.compare_command import compare_command
-from tsx_cli.bench.compare import BEST, compare, parse_condition, print_compared, show_compared
 from tsx_cli.bench.model.results import Results, Trial
+from tsx_cli.bench.storage.compare import BEST, compare, parse_condition, print_compared, show_compared
 from tsx_cli.common.failure import UsageError
 from tsx_cli.main import run
 

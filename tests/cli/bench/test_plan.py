@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tsx_cli.bench import planning
-from tsx_cli.bench.kept import kept_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import Timing
 from tsx_cli.bench.model.replica import Replica, as_seen, fitted, served
@@ -32,6 +31,7 @@ from tsx_cli.bench.model.results import (
 from tsx_cli.bench.model.simulate import poisson, simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.planning import Planned
+from tsx_cli.bench.storage.archive_record import kept_of
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import Limits

@@ -18,9 +18,9 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, clean, serving, tsx
 from tsx_archiver import inspect_archive, verify_archive
-from tsx_cli.bench.kept import read_kept
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.results import Results, read_results
+from tsx_cli.bench.storage.archive_record import read_kept
 
 # A worker with batches of two dies under load, batches of four are answered otherwise than one request alone, larger ones do not load.
 HANDLER = """

@@ -13,7 +13,7 @@ from tests.support.aws import Course
 from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tsx_archiver import rewrite_archive
-from tsx_cli.bench.kept import kept_of
+from tsx_cli.bench.storage.archive_record import kept_of
 from tsx_cli.deploy.limits import Known, findings
 from tsx_cli.deploy.outlook import outlook
 from tsx_cli.deploy.preflight import place_of

@@ -67,13 +67,13 @@ def bench_against(
         model = ""
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
-    from tsx_cli.bench import cloudwatch
     from tsx_cli.bench.commands.against import progress_line, run_against, show_against, write_json
     from tsx_cli.bench.commands.tokens import read_token
     from tsx_cli.bench.generator import LoadPlan
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.search.run_options import command_line, seconds
+    from tsx_cli.bench.storage import cloudwatch
     from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 
     if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):

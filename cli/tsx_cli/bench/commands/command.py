@@ -59,13 +59,13 @@ def bench_command(
     A server that runs already is measured by `tsx bench --against URL --model NAME --input FILE`; `--against URL --help` tells how.
     `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
     """
-    from tsx_cli.bench.cloudwatch import read_target
-    from tsx_cli.bench.cloudwatch import upload as send
     from tsx_cli.bench.commands.session import carry_out, new_order, resumed_order
-    from tsx_cli.bench.keeping import check_writable
-    from tsx_cli.bench.keeping import write as keep
     from tsx_cli.bench.report import show, write_report
     from tsx_cli.bench.search.run_options import Asked, seconds, share  # here, as they import what a server needs, and help must be quick
+    from tsx_cli.bench.storage.cloudwatch import read_target
+    from tsx_cli.bench.storage.cloudwatch import upload as send
+    from tsx_cli.bench.storage.write_back import check_writable
+    from tsx_cli.bench.storage.write_back import write as keep
     from tsx_cli.common.options import read_settings
     from tsx_cli.common.output import print_json
 

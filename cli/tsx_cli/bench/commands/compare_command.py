@@ -34,8 +34,8 @@ def compare_command(
 
     Exit code 0: nothing that --fail-if names; 1: something; 2: the files or the words of the command are wrong.
     """
-    from tsx_cli.bench.compare import compare, parse_condition, print_compared, show_compared  # here, so that help stays quick
     from tsx_cli.bench.model.results import read_results
+    from tsx_cli.bench.storage.compare import compare, parse_condition, print_compared, show_compared  # here, so that help stays quick
 
     conditions = [parse_condition(text) for text in fail_if or ()]
     try:

@@ -11,7 +11,6 @@ from datetime import datetime
 
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.generator.run import most_connections
-from tsx_cli.bench.journal import Journal
 from tsx_cli.bench.measure.accuracy import Guard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_variant
@@ -25,6 +24,7 @@ from tsx_cli.bench.search.run_options import Asked, configurations
 from tsx_cli.bench.search.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
+from tsx_cli.bench.storage.journal import Journal
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 

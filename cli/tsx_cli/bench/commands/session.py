@@ -14,7 +14,6 @@ from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.commands.interrupts import interruptible
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
-from tsx_cli.bench.journal import Journal, Past, has_run, read_journal
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
@@ -22,6 +21,7 @@ from tsx_cli.bench.measure.trial import Target
 from tsx_cli.bench.model.results import ModelInfo, Results
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import Asked, command_line, plain
+from tsx_cli.bench.storage.journal import Journal, Past, has_run, read_journal
 from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.workload.payloads import Payload, mix
 from tsx_cli.common.failure import CliError, UsageError

@@ -37,11 +37,11 @@ def bench_torchserve(
     upload: Annotated[str | None, typer.Option(metavar="cloudwatch:NAMESPACE", help="Send the figures there as well.")] = None,
 ) -> None:
     """Run what a file of TorchServe's auto-benchmark asks for, and write its reports: ab_report.csv and report.md."""
-    from tsx_cli.bench import cloudwatch
     from tsx_cli.bench.commands.against_command import trusted
     from tsx_cli.bench.commands.tokens import read_token
     from tsx_cli.bench.report import show
     from tsx_cli.bench.search.run_options import command_line, seconds
+    from tsx_cli.bench.storage import cloudwatch
     from tsx_cli.bench.torchserve.plan import read_plan
     from tsx_cli.bench.torchserve.run import Running, management_of, run_plan
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tsx_archiver import open_archive, rewrite_archive
 from tsx_archiver.storage.atomic_file import beside
-from tsx_cli.bench.kept import kept_of
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
 from tsx_cli.bench.model.results import Results
+from tsx_cli.bench.storage.archive_record import kept_of
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 

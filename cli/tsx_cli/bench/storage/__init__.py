@@ -1,0 +1,1 @@
+"""What a run leaves behind: journal, archive record, comparisons, CloudWatch."""
