@@ -30,7 +30,10 @@ class Commands(LazyGroup):
         ),
         "predict": ("tsx_cli.requests.predict", "Send a file to a model of a running server and print the answer."),
         "replay": ("tsx_cli.requests.replay", "Send the requests of a recording to a running server again, and tell how it answered."),
-        "plan": ("tsx_cli.plan_command", "Tell how many replicas of a measured model a rate of requests takes, and what they cost."),
+        "plan": (
+            "tsx_cli.bench.capacity.command",
+            "Tell how many replicas of a measured model a rate of requests takes, and what they cost.",
+        ),
         "models": ("tsx_cli.models.command", "List, describe, register, scale and remove the models of a running server."),
         "explain": ("tsx_cli.requests.explain", "Show where the time of one request went."),
         "slowest": ("tsx_cli.requests.slowest", "Show the slowest requests of a running server, and where their time went."),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tsx_cli.bench import planning
+from tsx_cli.bench.capacity import planning
+from tsx_cli.bench.capacity.planning import Planned
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import Timing
 from tsx_cli.bench.model.replica import Replica, as_seen, fitted, served
@@ -30,7 +31,6 @@ from tsx_cli.bench.model.results import (
 )
 from tsx_cli.bench.model.simulate import poisson, simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
-from tsx_cli.bench.planning import Planned
 from tsx_cli.bench.storage.archive_record import kept_of
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware

@@ -29,7 +29,7 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Simulate the batching of a measured model and print how many replicas keep the bounds, with their latency and their cost."""
-    from tsx_cli.plan import tell_plan  # here, as it imports the simulation, and help must be quick
+    from tsx_cli.bench.capacity.report import tell_plan  # here, as it imports the simulation, and help must be quick
 
     tell_plan(
         archive,

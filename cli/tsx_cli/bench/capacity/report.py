@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
+from tsx_cli.bench.capacity.planning import Planned, plan
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.model.slo import Slo, parse_slo
-from tsx_cli.bench.planning import Planned, plan
 from tsx_cli.bench.storage.archive_record import Kept, kept_of, read_kept
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json, print_table

@@ -1,0 +1,1 @@
+"""`tsx plan`: how many replicas a load needs."""
