@@ -21,7 +21,7 @@ class Commands(LazyGroup):
         "serve": ("tsx_cli.serve.command", "Serve archives, model directories or bare model files on this machine."),
         "bench": ("tsx_cli.bench.commands.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "deploy": (
-            "tsx_cli.deploy.command",
+            "tsx_cli.deploy.commands.command",
             "Bring an archive to a container, Kubernetes, SageMaker or Lambda, by a plan that is shown first.",
         ),
         "check": (

@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds.container import Machine, health_of, labels_of, tags_of
-from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource, digest
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.tags import tags_of as tags_of_spec

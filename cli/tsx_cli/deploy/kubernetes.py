@@ -10,10 +10,10 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.container import asked, token
 from tsx_cli.deploy.facts import Facts
 from tsx_cli.deploy.kinds.kubernetes import KIND, REVISION, TYPES, Cluster, selector, waiting
-from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.tags import tags_of

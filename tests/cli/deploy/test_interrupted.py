@@ -15,7 +15,8 @@ from botocore.exceptions import ClientError
 
 from tests.support.aws import NAMED_OTHERWISE, Account, Course
 from tests.support.deploying import Deploy, actions
-from tsx_cli.deploy import engine, places
+from tsx_cli.deploy import engine
+from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.iam import deployer
 from tsx_cli.main import main
 
@@ -39,7 +40,7 @@ LIVES = {  # what is wanted first, and then; by every kind of resource that ther
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    monkeypatch.setattr(places, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
+    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=lambda seconds: None))
     course = account.emptied()
     boto3.client("sqs").create_queue(QueueName="images")
     return course

@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.aws import Account, Course
 from tests.support.deploying import IMAGE, OTHER_IMAGE, Deploy, actions
-from tsx_cli.deploy import engine, places
+from tsx_cli.deploy import engine
+from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.kinds import lambda_, lambda_parts
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
@@ -40,7 +41,7 @@ def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, mo
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(lambda_, "now", lambda: clock.now)
-    monkeypatch.setattr(places, "Engine", partial(engine.Engine, sleep=clock.sleep))
+    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=clock.sleep))
     return clock
 
 

@@ -12,7 +12,8 @@ import pytest
 from tests.support.aws import Account, Course
 from tests.support.deploying import HANDLER, IMAGE, ROLE, Deploy, actions
 from tests.support.models import make_model
-from tsx_cli.deploy import engine, places
+from tsx_cli.deploy import engine
+from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.kinds import sagemaker
 
 
@@ -207,7 +208,7 @@ def test_a_start_that_was_left_is_waited_for_and_its_failure_told(deploy: Deploy
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "Engine", partial(engine.Engine, sleep=leave))
+        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
         deploy.apply(code=130)
     course.failure = "The primary container did not pass the ping health check."
     deploy.apply(code=1)
@@ -223,7 +224,7 @@ def test_an_update_that_was_left_and_taken_back_is_not_begun_again(deploy: Deplo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "Engine", partial(engine.Engine, sleep=leave))
+        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
         deploy.apply("--set", "sagemaker.instances=2", code=130)
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set", "sagemaker.instances=2", code=1)
@@ -272,7 +273,7 @@ def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "Engine", partial(engine.Engine, sleep=leave))
+        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
         deploy.apply("--set", "sagemaker.instances=3", "--canary", "10", code=130)
     deploy.verb("rollback", "--yes", code=1)
     assert "digits is Updating, and SageMaker takes no order until that is over" in deploy.err

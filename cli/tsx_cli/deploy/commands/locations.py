@@ -10,9 +10,10 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.commands.images import own_repository
+from tsx_cli.deploy.commands.platforms import Platform
 from tsx_cli.deploy.container import Containers
 from tsx_cli.deploy.engine import OWNER, Engine, OnEvent
-from tsx_cli.deploy.images import own_repository
 from tsx_cli.deploy.kinds import KINDS, Kind
 from tsx_cli.deploy.kinds.container import Container, Image, Machine
 from tsx_cli.deploy.kinds.kubernetes import KIND as OBJECT
@@ -20,7 +21,6 @@ from tsx_cli.deploy.kinds.kubernetes import KINDS as OBJECTS
 from tsx_cli.deploy.kinds.kubernetes import Cluster, Revision
 from tsx_cli.deploy.kubernetes import Kubernetes
 from tsx_cli.deploy.lambda_ import Lambda
-from tsx_cli.deploy.platforms import Platform
 from tsx_cli.deploy.programs import Builder, Program, engine
 from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.sagemaker import SageMaker

@@ -11,7 +11,7 @@ import typer
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.lazy import DefaultGroup
 from tsx_cli.common.options import AsJson
-from tsx_cli.deploy.options import Said, deployment, takes, wish
+from tsx_cli.deploy.commands.options import Said, deployment, takes, wish
 
 # `verbs` is imported in the commands: pydantic is slow to import, and help needs none of it.
 
@@ -63,7 +63,7 @@ def apply_command(
     as_json: AsJson = False,
 ) -> None:
     """Show what has to change, ask, and carry it out. Running it again changes nothing; a run that broke off goes on."""
-    from tsx_cli.deploy.verbs import apply, emit_files, show_changes
+    from tsx_cli.deploy.commands.verbs import apply, emit_files, show_changes
 
     if emit is not None:
         emit_files(*said, *emit, as_json=as_json)
@@ -77,7 +77,7 @@ def apply_command(
 @takes(wish)
 def plan_command(said: Said, no_check: NoCheck = False, emit: Emit = None, as_json: AsJson = False) -> None:
     """Show what has to change and change nothing. Exit code 0: nothing, 2: something, 1: an error."""
-    from tsx_cli.deploy.verbs import emit_files, show_changes
+    from tsx_cli.deploy.commands.verbs import emit_files, show_changes
 
     if emit is not None:
         emit_files(*said, *emit, as_json=as_json)
@@ -89,7 +89,7 @@ def plan_command(said: Said, no_check: NoCheck = False, emit: Emit = None, as_js
 @takes(deployment)
 def status(said: Said, as_json: AsJson = False) -> None:
     """Show how a deployment does: its state, its model, its instances, its alarms."""
-    from tsx_cli.deploy.verbs import show_state
+    from tsx_cli.deploy.commands.verbs import show_state
 
     show_state(*said, as_json=as_json)
 
@@ -106,7 +106,7 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Show what the deployment has written to its log."""
-    from tsx_cli.deploy.verbs import show_logs
+    from tsx_cli.deploy.commands.verbs import show_logs
 
     show_logs(*said, since=since, count=lines, follow=follow, as_json=as_json)
 
@@ -120,7 +120,7 @@ def invoke(
     accept: Annotated[str | None, typer.Option("--accept", help="The form of the answer.")] = None,
 ) -> None:
     """Send a file to a deployment and print the answer."""
-    from tsx_cli.deploy.verbs import ask
+    from tsx_cli.deploy.commands.verbs import ask
 
     sys.stdout.flush()
     sys.stdout.buffer.write(ask(*said, body, content_type, accept))
@@ -136,7 +136,7 @@ def prices(
     as_json: AsJson = False,
 ) -> None:
     """Show how old the list prices are that plans reckon with, or ask AWS for new ones (pricing:GetProducts)."""
-    from tsx_cli.deploy.price_command import show_prices
+    from tsx_cli.deploy.commands.price_command import show_prices
 
     show_prices(region, profile, refresh=refresh, as_json=as_json)
 
@@ -145,7 +145,7 @@ def prices(
 @takes(deployment)
 def history(said: Said, as_json: AsJson = False) -> None:
     """List what was deployed and can be gone back to."""
-    from tsx_cli.deploy.verbs import show_history
+    from tsx_cli.deploy.commands.verbs import show_history
 
     show_history(*said, as_json=as_json)
 
@@ -159,7 +159,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Go back to an earlier version."""
-    from tsx_cli.deploy.verbs import go_back
+    from tsx_cli.deploy.commands.verbs import go_back
 
     go_back(*said, to, ask=not yes, as_json=as_json)
 
@@ -168,7 +168,7 @@ def rollback(
 @takes(deployment)
 def promote(said: Said, yes: Yes = False, as_json: AsJson = False) -> None:
     """Give a canary all requests at once."""
-    from tsx_cli.deploy.verbs import promote
+    from tsx_cli.deploy.commands.verbs import promote
 
     promote(*said, ask=not yes, as_json=as_json)
 
@@ -182,6 +182,6 @@ def destroy(
     as_json: AsJson = False,
 ) -> None:
     """Remove all of a deployment, after asking for its name."""
-    from tsx_cli.deploy.verbs import remove
+    from tsx_cli.deploy.commands.verbs import remove
 
     remove(*said, purge=purge, ask=not yes, as_json=as_json)

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
+from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine import Event
 from tsx_cli.deploy.hiding import hidden
 from tsx_cli.deploy.plan import SIGNS, Change, Plan
-from tsx_cli.deploy.platforms import Version
 
 LONGEST = 100  # characters of a value
 LONG = 30.0  # seconds: from here on it is told beforehand

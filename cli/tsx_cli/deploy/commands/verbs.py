@@ -16,22 +16,22 @@ from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json
 from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.commands.images import images
+from tsx_cli.deploy.commands.locations import Place, named
+from tsx_cli.deploy.commands.locations import place as place_of
+from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
+from tsx_cli.deploy.commands.platforms import Version
+from tsx_cli.deploy.commands.show import Steps, confirm, plain, show_plan, show_status, show_versions
 from tsx_cli.deploy.emitting import write
 from tsx_cli.deploy.engine import DeployFailed, Engine
 from tsx_cli.deploy.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.image import Local
-from tsx_cli.deploy.images import images
 from tsx_cli.deploy.local import image_builder, this_machine
-from tsx_cli.deploy.places import Place, named
-from tsx_cli.deploy.places import place as place_of
 from tsx_cli.deploy.plan import Plan
-from tsx_cli.deploy.platforms import Version
 from tsx_cli.deploy.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.resources import Resource
-from tsx_cli.deploy.show import Steps, confirm, plain, show_plan, show_status, show_versions
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
-from tsx_cli.deploy.watching import explain, log_of, show_lines, show_why, why
 
 Given = Mapping[str, Any]
 
