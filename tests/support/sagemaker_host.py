@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.servers import DEADLINE, clean
-from tsx_cli.deploy.facts import model_data
+from tsx_cli.deploy.engine.facts import model_data
 
 PING, INVOCATION, STOP = 2.0, 60.0, 30.0  # seconds
 MOST = 6 << 20

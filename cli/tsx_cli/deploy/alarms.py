@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 
 _BOUND = re.compile(r"(5xx|p\d{1,2}(?:\.\d+)?)\s*>\s*(\d+(?:\.\d+)?)\s*(ms|s)?", re.IGNORECASE)
 _NAME = re.compile(r"[^>]{1,255}")

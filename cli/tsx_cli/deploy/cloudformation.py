@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.wanted import wanted
 

@@ -12,14 +12,14 @@ from typing import Any
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import Cloud, CloudError, told
 from tsx_cli.deploy.commands.platforms import Version
-from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import Observed, Resource
 from tsx_cli.deploy.kinds import KINDS
 from tsx_cli.deploy.kinds.autoscaling import is_somebody_elses
 from tsx_cli.deploy.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.kinds.iam import own_role
 from tsx_cli.deploy.kinds.lambda_ import hash_of, published
 from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
-from tsx_cli.deploy.resources import Observed, Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled, scaling_rule
 

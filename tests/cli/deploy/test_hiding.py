@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tsx_cli.deploy.hiding import HIDDEN, hidden
-from tsx_cli.deploy.plan import Change, Field, Plan
-from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.engine.plan import Change, Field, Plan
+from tsx_cli.deploy.engine.redaction import HIDDEN, hidden
+from tsx_cli.deploy.engine.resources import Resource
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 
 from tests.support.aws import NAMED_OTHERWISE, Account, Course
 from tests.support.deploying import Deploy, actions
-from tsx_cli.deploy import engine
 from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.iam import deployer
 from tsx_cli.main import main
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.aws import Account, Course
 from tests.support.deploying import IMAGE, OTHER_IMAGE, Deploy, actions
-from tsx_cli.deploy import engine
 from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.kinds import lambda_, lambda_parts
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.plan import Plan, in_order, plan, resolved
-from tsx_cli.deploy.resources import Observed, Ref, Resource, Traits, digest
+from tsx_cli.deploy.engine.plan import Plan, in_order, plan, resolved
+from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, Traits, digest
 
 TRAITS = {"Fixed": Traits(fixed=frozenset({"size"})), "Blind": Traits(unseen=frozenset({"secret"})), "Bare": Traits(is_tagged=False)}
 

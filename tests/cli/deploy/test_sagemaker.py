@@ -12,8 +12,8 @@ import pytest
 from tests.support.aws import Account, Course
 from tests.support.deploying import HANDLER, IMAGE, ROLE, Deploy, actions
 from tests.support.models import make_model
-from tsx_cli.deploy import engine
 from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.kinds import sagemaker
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.aws import REGION, Course
 from tests.support.models import make_model
 from tsx_cli.deploy.cloud import Cloud
-from tsx_cli.deploy.engine import Engine
+from tsx_cli.deploy.engine.engine import Engine
 from tsx_cli.deploy.kinds import sagemaker
 from tsx_cli.deploy.logs import CloudWatch
 from tsx_cli.main import main

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image import Local, recipe
 from tsx_cli.deploy.kinds import Kind, ecr
 from tsx_cli.deploy.kinds import container as container_kinds
 from tsx_cli.deploy.limits import ARM
 from tsx_cli.deploy.programs import Builder
-from tsx_cli.deploy.resources import Ref, Resource
 from tsx_cli.deploy.spec import DeploySpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
 

@@ -14,9 +14,9 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.commands.platforms import Version
-from tsx_cli.deploy.engine import Event
-from tsx_cli.deploy.hiding import hidden
-from tsx_cli.deploy.plan import SIGNS, Change, Plan
+from tsx_cli.deploy.engine.engine import Event
+from tsx_cli.deploy.engine.plan import SIGNS, Change, Plan
+from tsx_cli.deploy.engine.redaction import hidden
 
 LONGEST = 100  # characters of a value
 LONG = 30.0  # seconds: from here on it is told beforehand

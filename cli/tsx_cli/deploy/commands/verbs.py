@@ -23,14 +23,14 @@ from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.commands.show import Steps, confirm, plain, show_plan, show_status, show_versions
 from tsx_cli.deploy.emitting import write
-from tsx_cli.deploy.engine import DeployFailed, Engine
-from tsx_cli.deploy.facts import Facts, look_at, requirements_of
+from tsx_cli.deploy.engine.engine import DeployFailed, Engine
+from tsx_cli.deploy.engine.facts import Facts, look_at, requirements_of
+from tsx_cli.deploy.engine.plan import Plan
+from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.local import image_builder, this_machine
-from tsx_cli.deploy.plan import Plan
 from tsx_cli.deploy.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
-from tsx_cli.deploy.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
 
 Given = Mapping[str, Any]

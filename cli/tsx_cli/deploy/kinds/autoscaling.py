@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, told
-from tsx_cli.deploy.kinds.base import only
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.kind import only
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 TARGET = ("ServiceNamespace", "ResourceId", "ScalableDimension", "MinCapacity", "MaxCapacity", "RoleARN")
 POLICY = ("PolicyName", "PolicyType", "ServiceNamespace", "ResourceId", "ScalableDimension", "TargetTrackingScalingPolicyConfiguration")

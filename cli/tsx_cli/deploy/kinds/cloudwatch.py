@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, told
-from tsx_cli.deploy.kinds.base import only, tag_list, tag_map
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.kind import only, tag_list, tag_map
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 PROPERTIES = (
     "AlarmDescription",

@@ -6,11 +6,11 @@ import base64
 from collections.abc import Sequence
 
 from tsx_cli.deploy.cloud import Cloud, looked_up, told
+from tsx_cli.deploy.engine.kind import tag_list, tag_map
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.image import Recipe
-from tsx_cli.deploy.kinds.base import tag_list, tag_map
-from tsx_cli.deploy.plan import Field
 from tsx_cli.deploy.programs import Builder
-from tsx_cli.deploy.resources import Observed, Resource, Traits
 
 OWN = "tsx/"  # the beginning of the names of those that tsx deploy makes
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, looked_up, told
+from tsx_cli.deploy.engine.kind import tag_list, tag_map
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.iam import role_name
-from tsx_cli.deploy.kinds.base import tag_list, tag_map
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, Traits
 
 
 class Role:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.plan import Field
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.programs import Program, ProgramError
-from tsx_cli.deploy.resources import Observed, Resource, State, Traits
 
 KIND = "Kubernetes::"  # before the name of an object's kind
 TYPES = {  # as kubectl is asked for them

@@ -9,9 +9,9 @@ from typing import Any
 
 from tsx_cli.deploy.canary import Back, Baking, Begin, Shift, Wait, decide
 from tsx_cli.deploy.cloud import Cloud, CloudError, is_absent, looked_up, told
-from tsx_cli.deploy.kinds.base import only
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import UNDER_WAY, Observed, Resource, State, Traits
+from tsx_cli.deploy.engine.kind import only
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
 CONFIGURATION = ("Role", "Description", "Timeout", "MemorySize", "EphemeralStorage", "CapacityProviderConfig", "AcceleratorConfig")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
-from tsx_cli.deploy.facts import model_data
-from tsx_cli.deploy.kinds.base import tag_list
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.facts import model_data
+from tsx_cli.deploy.engine.kind import tag_list
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 SHA = "tsx-sha256"  # an object's metadata: what it holds
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
-from tsx_cli.deploy.kinds.base import only, tag_list, tag_map
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, State, Traits
+from tsx_cli.deploy.engine.kind import only, tag_list, tag_map
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
 CONFIG = (

@@ -11,11 +11,11 @@ from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
-from tsx_cli.deploy.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.tags import tags_of
 from tsx_cli.deploy.iam import role
-from tsx_cli.deploy.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
-from tsx_cli.deploy.tags import tags_of
 
 ALIAS = "live"
 MANAGED = "lambda.managed_instances"

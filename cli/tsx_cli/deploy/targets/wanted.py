@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.resources import Resource
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets import lambda_, sagemaker
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tsx_cli.deploy.facts import Facts
-from tsx_cli.deploy.resources import digest
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.resources import digest
 from tsx_cli.deploy.spec import DeploySpec
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.resources import Ref
+from tsx_cli.deploy.engine.resources import Ref
 
 BLOCK = 1 << 20
 MOST_REQUIREMENTS = 1 << 20  # bytes

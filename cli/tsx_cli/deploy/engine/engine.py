@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
 from tsx_cli.deploy.cloud import CloudError
-from tsx_cli.deploy.kinds.base import Kind
-from tsx_cli.deploy.plan import Change, Plan, plan, resolved
-from tsx_cli.deploy.resources import UNDER_WAY, Observed, Resource
+from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
+from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tsx_cli.deploy.plan import Field
-from tsx_cli.deploy.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 
 class Kind(Protocol):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
-from tsx_cli.deploy.hiding import hidden
-from tsx_cli.deploy.resources import Observed, Ref, Resource, Traits
+from tsx_cli.deploy.engine.redaction import hidden
+from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, Traits
 
 Action = Literal["create", "update", "replace", "delete", "same"]
 

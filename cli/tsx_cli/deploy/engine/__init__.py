@@ -1,0 +1,1 @@
+"""Plan and apply: compare what is there with what is wanted, and change it."""
