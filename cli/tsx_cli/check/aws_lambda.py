@@ -16,7 +16,7 @@ from tsx_cli.check.entry import ENTRY, LAST
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, Invocation, RequestTooLarge
 from tsx_cli.check.report import Report, time_of
-from tsx_cli.deploy.diagnosis import diagnose
+from tsx_cli.deploy.preflight.diagnosis import diagnose
 
 SHORT = 2.0  # seconds of the invocation that is to be answered in time, whatever the model does
 STOP = 2.0  # seconds from SIGTERM to SIGKILL

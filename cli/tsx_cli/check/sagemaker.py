@@ -13,7 +13,7 @@ from tsx_cli.check.entry import Entry, ask, free_ports, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load, takes_the_largest
 from tsx_cli.deploy.engine.facts import model_data
-from tsx_cli.deploy.limits import LIMITS
+from tsx_cli.deploy.preflight.limits import LIMITS
 
 PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tsx_cli.archive.check import Sample
 from tsx_cli.check.entry import Answered, Asking, Entry, ask
 from tsx_cli.check.report import Report, time_of
-from tsx_cli.deploy.diagnosis import diagnose
+from tsx_cli.deploy.preflight.diagnosis import diagnose
 
 AGAIN = 0.1  # seconds between two looks at whether it is well; platforms look less often
 CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import digest
-from tsx_cli.deploy.limits import ACCELERATED
+from tsx_cli.deploy.preflight.limits import ACCELERATED
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_templates.render import locked_requirements, render_tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.deploy.diagnosis import LINES, NO_PING, NOT_LOADED, SAID, diagnose
+from tsx_cli.deploy.preflight.diagnosis import LINES, NO_PING, NOT_LOADED, SAID, diagnose
 
 PING = "The primary container for production variant AllTraffic did not pass the ping health check."
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.limits import GIB, LIMITS, MIB, SET, Known, Limit, Place, findings, size_of
+from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, Known, Limit, Place, findings, size_of
 
 SMALL = {"packed": 1000, "unpacked": 2000}
 

@@ -14,10 +14,10 @@ from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.storage.archive_record import kept_of
-from tsx_cli.deploy.limits import Known, findings
-from tsx_cli.deploy.outlook import outlook
-from tsx_cli.deploy.preflight import place_of
-from tsx_cli.deploy.prices import Prices
+from tsx_cli.deploy.preflight.limits import Known, findings
+from tsx_cli.deploy.preflight.outlook import outlook
+from tsx_cli.deploy.preflight.preflight import place_of
+from tsx_cli.deploy.preflight.prices import Prices
 from tsx_cli.deploy.spec import read_spec
 from tsx_cli.main import main
 

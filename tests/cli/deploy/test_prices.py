@@ -14,9 +14,9 @@ from botocore.stub import Stubber
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.cloud import Cloud
-from tsx_cli.deploy.limits import GIB
-from tsx_cli.deploy.prices import Prices, cost, keep_prices, read_prices
-from tsx_cli.deploy.pricing import asked
+from tsx_cli.deploy.preflight.limits import GIB
+from tsx_cli.deploy.preflight.price_list import asked
+from tsx_cli.deploy.preflight.prices import Prices, cost, keep_prices, read_prices
 from tsx_cli.deploy.spec import DeploySpec, read_spec
 from tsx_cli.main import main
 

@@ -12,7 +12,7 @@ from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image import Local, recipe
 from tsx_cli.deploy.kinds import Kind, ecr
 from tsx_cli.deploy.kinds import container as container_kinds
-from tsx_cli.deploy.limits import ARM
+from tsx_cli.deploy.preflight.limits import ARM
 from tsx_cli.deploy.programs import Builder
 from tsx_cli.deploy.spec import DeploySpec
 

@@ -7,8 +7,8 @@ from datetime import date
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import print_json
 from tsx_cli.deploy.cloud import Cloud
-from tsx_cli.deploy.prices import REFRESH, Region, keep_prices, price_file, read_prices
-from tsx_cli.deploy.pricing import asked
+from tsx_cli.deploy.preflight.price_list import asked
+from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
 
 
 def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_json: bool) -> None:

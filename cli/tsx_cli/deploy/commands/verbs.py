@@ -29,7 +29,7 @@ from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image import Local
 from tsx_cli.deploy.local import image_builder, this_machine
-from tsx_cli.deploy.preflight import Preflight, load, look_ahead
+from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
 

@@ -19,9 +19,9 @@ from tsx_cli.bench.storage.archive_record import Kept, read_kept
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line
-from tsx_cli.deploy.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Known, Limit, Place, findings
-from tsx_cli.deploy.outlook import Outlook, outlook
-from tsx_cli.deploy.prices import Cost, Prices, cost, machine, read_prices
+from tsx_cli.deploy.preflight.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Known, Limit, Place, findings
+from tsx_cli.deploy.preflight.outlook import Outlook, outlook
+from tsx_cli.deploy.preflight.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.errors import LoadFailed
 

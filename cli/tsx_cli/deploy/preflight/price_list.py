@@ -13,8 +13,8 @@ from datetime import date
 from typing import Any
 
 from tsx_cli.deploy.cloud import Cloud, told
-from tsx_cli.deploy.limits import GIB
-from tsx_cli.deploy.prices import Instance, LambdaPrices, Region
+from tsx_cli.deploy.preflight.limits import GIB
+from tsx_cli.deploy.preflight.prices import Instance, LambdaPrices, Region
 
 SERVED_FROM = "us-east-1"  # the service has few addresses, and each tells of all regions
 _AREA = r"(?:[A-Z]+\d*-)?"  # what stands before a usage type outside of Virginia
