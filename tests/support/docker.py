@@ -47,7 +47,7 @@ class Engine:
 
     def here(self, patch: pytest.MonkeyPatch) -> Engine:
         """In this process, which spares each call the start of a program. A test at least has to do without."""
-        from tsx_cli.deploy.programs import Program
+        from tsx_cli.deploy.image.programs import Program
 
         def try_(program: Program, *words: str, stdin: str | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:

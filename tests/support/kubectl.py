@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tsx_cli.deploy.programs import Program
+from tsx_cli.deploy.image.programs import Program
 
 REVISION = "deployment.kubernetes.io/revision"
 PLURALS = {

@@ -12,7 +12,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.tags import tags_of
-from tsx_cli.deploy.image import Local, Recipe, recipe
+from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.container import compose
 from tsx_cli.deploy.targets.kubernetes import Manifest, kustomization, manifests, serving_runtime

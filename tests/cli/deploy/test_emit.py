@@ -18,7 +18,7 @@ import yaml
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.image import Local, Recipe, recipe
+from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.render import emit
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.container import run_words

@@ -14,8 +14,8 @@ from tests.support.aws import ACCOUNT, REGION, Account
 from tests.support.docker import Engine
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
+from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.kinds import lambda_, sagemaker
-from tsx_cli.deploy.programs import Builder
 from tsx_cli.main import main
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.kubectl import Cluster
 from tests.support.models import make_model
+from tsx_cli.deploy.image.programs import advice, said_by
 from tsx_cli.deploy.kinds import kubernetes
-from tsx_cli.deploy.programs import advice, said_by
 from tsx_cli.main import main
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"

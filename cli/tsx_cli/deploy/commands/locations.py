@@ -15,6 +15,7 @@ from tsx_cli.deploy.commands.platforms import Platform
 from tsx_cli.deploy.container import Containers
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
 from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.image.programs import Builder, Program, engine
 from tsx_cli.deploy.kinds import KINDS, Kind
 from tsx_cli.deploy.kinds.container import Container, Image, Machine
 from tsx_cli.deploy.kinds.kubernetes import KIND as OBJECT
@@ -22,7 +23,6 @@ from tsx_cli.deploy.kinds.kubernetes import KINDS as OBJECTS
 from tsx_cli.deploy.kinds.kubernetes import Cluster, Revision
 from tsx_cli.deploy.kubernetes import Kubernetes
 from tsx_cli.deploy.lambda_ import Lambda
-from tsx_cli.deploy.programs import Builder, Program, engine
 from tsx_cli.deploy.sagemaker import SageMaker
 from tsx_cli.deploy.spec import DeploySpec, read_named
 

@@ -27,8 +27,8 @@ from tsx_cli.deploy.engine.engine import DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.image import Local
-from tsx_cli.deploy.local import image_builder, this_machine
+from tsx_cli.deploy.image.local import image_builder, this_machine
+from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span

@@ -16,8 +16,8 @@ from typing import Any
 from tsx_cli.deploy.cloud import CloudError
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.image import Recipe
-from tsx_cli.deploy.programs import Builder, Program
+from tsx_cli.deploy.image.programs import Builder, Program
+from tsx_cli.deploy.image.recipe import Recipe
 from tsx_cli.deploy.targets.container import gpu_words
 
 NAME, TARGET = "tsx.name", "tsx.target"

@@ -9,8 +9,8 @@ from tsx_cli.deploy.cloud import Cloud, looked_up, told
 from tsx_cli.deploy.engine.kind import tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
-from tsx_cli.deploy.image import Recipe
-from tsx_cli.deploy.programs import Builder
+from tsx_cli.deploy.image.programs import Builder
+from tsx_cli.deploy.image.recipe import Recipe
 
 OWN = "tsx/"  # the beginning of the names of those that tsx deploy makes
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.programs import Program, ProgramError
+from tsx_cli.deploy.image.programs import Program, ProgramError
 
 KIND = "Kubernetes::"  # before the name of an object's kind
 TYPES = {  # as kubectl is asked for them

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.image import UID
+from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.spec import DeploySpec
 
 HTTP, METRICS = 8080, 8082

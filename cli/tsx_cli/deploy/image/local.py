@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.image import Local
+from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.version import __version__

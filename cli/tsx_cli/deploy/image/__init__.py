@@ -1,0 +1,1 @@
+"""Container images: recipe, build, push."""
