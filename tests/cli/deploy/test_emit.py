@@ -17,9 +17,9 @@ import yaml
 
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
+from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
-from tsx_cli.deploy.render import emit
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.container import run_words
 from tsx_cli.main import main
@@ -266,7 +266,7 @@ def test_what_makes_no_sense_is_told_and_nothing_is_written(deploy: Deploy, tmp_
 
 
 def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
-    code = "import sys, tsx_cli.deploy.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
+    code = "import sys, tsx_cli.deploy.emit.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     run(sys.executable, "-c", code)
 
 

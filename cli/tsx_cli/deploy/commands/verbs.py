@@ -22,7 +22,8 @@ from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.commands.show import Steps, confirm, plain, show_plan, show_status, show_versions
-from tsx_cli.deploy.emitting import write
+from tsx_cli.deploy.emit.render import check_kind, emit
+from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.engine.plan import Plan
@@ -30,7 +31,6 @@ from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
-from tsx_cli.deploy.render import check_kind, emit
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
 
 Given = Mapping[str, Any]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tsx_cli.deploy.emit.wanted import wanted
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.wanted import wanted
 
 ACCOUNT, REGION = "${AWS::AccountId}", "${AWS::Region}"
 OWN = "Tsx::"  # kinds that CloudFormation does not have

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.tags import tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe

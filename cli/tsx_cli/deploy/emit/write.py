@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.render import Emitted
+from tsx_cli.deploy.emit.render import Emitted
 
 RECORD = ".tsx-emitted.json"  # path -> SHA-256 of what was written there
 

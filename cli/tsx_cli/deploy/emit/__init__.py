@@ -1,0 +1,1 @@
+"""Files instead of calls: CloudFormation, manifests, compose files."""
