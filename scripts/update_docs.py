@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tsx_cli.bench.model.results import Results
-from tsx_cli.deploy.iam import documents
+from tsx_cli.deploy.aws.iam_policies import documents
 from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).resolve().parents[1]

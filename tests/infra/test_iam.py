@@ -12,7 +12,7 @@ import pytest
 from botocore import xform_name
 
 from tests.support.aws import NAMED_OTHERWISE
-from tsx_cli.deploy.iam import documents, execution
+from tsx_cli.deploy.aws.iam_policies import documents, execution
 from tsx_cli.deploy.spec import DeploySpec
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.aws.session import CloudError
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource, digest

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.aws.session import CloudError
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.container import asked, token
 from tsx_cli.deploy.engine.facts import Facts

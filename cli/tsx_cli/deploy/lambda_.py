@@ -10,14 +10,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.cloud import Cloud, CloudError, told
+from tsx_cli.deploy.aws.kinds.autoscaling import is_somebody_elses
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.iam import own_role
+from tsx_cli.deploy.aws.session import Cloud, CloudError, told
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Observed, Resource
 from tsx_cli.deploy.kinds import KINDS
-from tsx_cli.deploy.kinds.autoscaling import is_somebody_elses
-from tsx_cli.deploy.kinds.cloudwatch import alarm_state, alarms_of
-from tsx_cli.deploy.kinds.iam import own_role
 from tsx_cli.deploy.kinds.lambda_ import hash_of, published
 from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
 from tsx_cli.deploy.spec import DeploySpec

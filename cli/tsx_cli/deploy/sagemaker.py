@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.aws.kinds.autoscaling import is_somebody_elses
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.iam import own_role
+from tsx_cli.deploy.aws.kinds.s3 import keys
+from tsx_cli.deploy.aws.session import Cloud, told
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.kinds import KINDS
-from tsx_cli.deploy.kinds.autoscaling import is_somebody_elses
-from tsx_cli.deploy.kinds.cloudwatch import alarm_state, alarms_of
-from tsx_cli.deploy.kinds.iam import own_role
-from tsx_cli.deploy.kinds.s3 import keys
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.targets.sagemaker import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
 

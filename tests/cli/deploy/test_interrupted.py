@@ -15,9 +15,9 @@ from botocore.exceptions import ClientError
 
 from tests.support.aws import NAMED_OTHERWISE, Account, Course
 from tests.support.deploying import Deploy, actions
+from tsx_cli.deploy.aws.iam_policies import deployer
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
-from tsx_cli.deploy.iam import deployer
 from tsx_cli.main import main
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # a canary says since when it is one: a second later the same call says another

@@ -13,7 +13,7 @@ import pytest
 from botocore.stub import Stubber
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.preflight.limits import GIB
 from tsx_cli.deploy.preflight.price_list import asked
 from tsx_cli.deploy.preflight.prices import Prices, cost, keep_prices, read_prices

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.aws import REGION, Course
 from tests.support.models import make_model
-from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.aws.logs import CloudWatch
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import Engine
 from tsx_cli.deploy.kinds import sagemaker
-from tsx_cli.deploy.logs import CloudWatch
 from tsx_cli.main import main
 
 GROUP, STREAM = "/aws/sagemaker/Endpoints/m", "AllTraffic/i-0"

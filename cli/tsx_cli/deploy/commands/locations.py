@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.commands.images import own_repository
 from tsx_cli.deploy.commands.platforms import Platform
 from tsx_cli.deploy.container import Containers

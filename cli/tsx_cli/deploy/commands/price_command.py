@@ -6,7 +6,7 @@ from datetime import date
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import print_json
-from tsx_cli.deploy.cloud import Cloud
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.preflight.price_list import asked
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
 

@@ -15,7 +15,7 @@ from tsx_archiver import Inspection
 from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json
-from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, told
 from tsx_cli.deploy.commands.images import images
 from tsx_cli.deploy.commands.locations import Place, named
 from tsx_cli.deploy.commands.locations import place as place_of

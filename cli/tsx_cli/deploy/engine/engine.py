@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
-from tsx_cli.deploy.cloud import CloudError
+from tsx_cli.deploy.aws.session import CloudError
 from tsx_cli.deploy.engine.kind import Kind
 from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource

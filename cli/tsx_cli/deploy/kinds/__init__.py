@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, s3
 from tsx_cli.deploy.engine.kind import Kind
-from tsx_cli.deploy.kinds import autoscaling, cloudwatch, ecr, iam, lambda_, lambda_parts, s3, sagemaker
+from tsx_cli.deploy.kinds import lambda_, lambda_parts, sagemaker
 
 KINDS: Mapping[str, Kind] = {
     "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),

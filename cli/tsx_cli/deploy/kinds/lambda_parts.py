@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, told
 from tsx_cli.deploy.engine.kind import only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, CloudError, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, CloudError, looked_up, told
 from tsx_cli.deploy.engine.kind import only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits

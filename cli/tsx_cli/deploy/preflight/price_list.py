@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, told
 from tsx_cli.deploy.preflight.limits import GIB
 from tsx_cli.deploy.preflight.prices import Instance, LambdaPrices, Region
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.alarms import Alarms, Metrics, alarms
+from tsx_cli.deploy.aws.alarms import Alarms, Metrics, alarms
+from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.engine.tags import tags_of
-from tsx_cli.deploy.iam import role
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 
 ALIAS = "live"

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, looked_up, told
+from tsx_cli.deploy.aws.iam_policies import role_name
+from tsx_cli.deploy.aws.session import Cloud, looked_up, told
 from tsx_cli.deploy.engine.kind import tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
-from tsx_cli.deploy.iam import role_name
 
 
 class Role:

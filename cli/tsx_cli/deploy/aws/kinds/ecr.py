@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from tsx_cli.deploy.cloud import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, told
 from tsx_cli.deploy.engine.kind import tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits

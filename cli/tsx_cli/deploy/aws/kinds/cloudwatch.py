@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, told
 from tsx_cli.deploy.engine.kind import only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits

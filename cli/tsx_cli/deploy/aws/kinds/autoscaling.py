@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.cloud import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, told
 from tsx_cli.deploy.engine.kind import only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits

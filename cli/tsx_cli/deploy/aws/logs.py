@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import NamedTuple, Protocol
 
-from tsx_cli.deploy.cloud import Cloud, looked_up
+from tsx_cli.deploy.aws.session import Cloud, looked_up
 
 GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
 LAST = 40  # lines that are told of a failure

@@ -1,0 +1,1 @@
+"""What the AWS platforms share: session, policies, alarms, logs."""

@@ -1,0 +1,1 @@
+"""Resources of AWS that every AWS platform uses."""
