@@ -20,12 +20,12 @@ import psutil
 import pytest
 
 from tests.support.servers import DEADLINE, tsx
+from tsx_cli.deploy.container.kinds import Pushed
 from tsx_cli.deploy.engine.facts import Facts, look_at
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import this_machine
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import UID, recipe
-from tsx_cli.deploy.kinds.container import Pushed
 from tsx_cli.deploy.spec import DeploySpec
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

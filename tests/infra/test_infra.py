@@ -16,7 +16,7 @@ import yaml
 from prometheus_client import ProcessCollector
 
 from tests.support.batches import FakeJob, count
-from tsx_cli.deploy.targets.kubernetes import serving_runtime
+from tsx_cli.deploy.kubernetes.resources import serving_runtime
 from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import Usage

@@ -10,7 +10,7 @@ import pytest
 from tests.support.aws import Account, Course, aws
 from tests.support.deploying import HANDLER
 from tests.support.models import make_model
-from tsx_cli.deploy.kinds import sagemaker
+from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
 
 @pytest.fixture(scope="package")
@@ -26,7 +26,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    monkeypatch.setattr(sagemaker.Endpoint, "poll", 0.0)
+    monkeypatch.setattr(sagemaker_kinds.Endpoint, "poll", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return account.emptied()

@@ -11,8 +11,8 @@ import pytest
 from tests.support.docker import Engine
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
-from tsx_cli.deploy.container import _time
-from tsx_cli.deploy.kinds import container
+from tsx_cli.deploy.container import kinds as container_kinds
+from tsx_cli.deploy.container.deployment import _time
 from tsx_cli.main import main
 
 LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
@@ -51,7 +51,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(container, "POLL", 0.0)
+    monkeypatch.setattr(container_kinds, "POLL", 0.0)
     return tmp_path
 
 

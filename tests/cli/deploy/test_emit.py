@@ -17,11 +17,11 @@ import yaml
 
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
+from tsx_cli.deploy.container.resources import run_words
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.container import run_words
 from tsx_cli.main import main
 
 LOCKS = {"locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"}

@@ -14,8 +14,9 @@ from tests.support.aws import ACCOUNT, REGION, Account
 from tests.support.docker import Engine
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
+from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.kinds import lambda_, sagemaker
+from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 from tsx_cli.main import main
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
@@ -27,7 +28,7 @@ HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """With moto's ECR behind it: what is pushed is there then."""
     account.emptied()
-    for kind in (sagemaker.Endpoint, lambda_.Function, lambda_.Version, lambda_.Alias):
+    for kind in (sagemaker_kinds.Endpoint, lambda_kinds.Function, lambda_kinds.Version, lambda_kinds.Alias):
         monkeypatch.setattr(kind, "poll", 0.0)
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.kubectl import Cluster
 from tests.support.models import make_model
 from tsx_cli.deploy.image.programs import advice, said_by
-from tsx_cli.deploy.kinds import kubernetes
+from tsx_cli.deploy.kubernetes import kinds as kubernetes_kinds
 from tsx_cli.main import main
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
@@ -42,8 +42,8 @@ class Deploy:
 @pytest.fixture
 def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kubernetes.Object, "poll", 0.0)
-    monkeypatch.setattr(kubernetes.Revision, "poll", 0.0)
+    monkeypatch.setattr(kubernetes_kinds.Object, "poll", 0.0)
+    monkeypatch.setattr(kubernetes_kinds.Revision, "poll", 0.0)
     (tmp_path / "kubectl").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     return Deploy(tmp_path, capsys)

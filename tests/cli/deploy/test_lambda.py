@@ -13,9 +13,10 @@ import pytest
 
 from tests.support.aws import Account, Course
 from tests.support.deploying import IMAGE, OTHER_IMAGE, Deploy, actions
+from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
+from tsx_cli.deploy.aws_lambda import lambda_parts
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
-from tsx_cli.deploy.kinds import lambda_, lambda_parts
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = ("--canary", "20%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p95>300ms")
@@ -24,7 +25,7 @@ TRUST = json.dumps({"Statement": [{"Effect": "Allow", "Principal": {"Service": "
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    for kind in (lambda_.Function, lambda_.Version, lambda_.Alias, lambda_parts.CapacityProvider):
+    for kind in (lambda_kinds.Function, lambda_kinds.Version, lambda_kinds.Alias, lambda_parts.CapacityProvider):
         monkeypatch.setattr(kind, "poll", 0.0)
     course = account.emptied()
     boto3.client("iam").create_role(RoleName="deployed", AssumeRolePolicyDocument=TRUST)
@@ -40,7 +41,7 @@ def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, mo
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(lambda_, "now", lambda: clock.now)
+    monkeypatch.setattr(lambda_kinds, "now", lambda: clock.now)
     monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=clock.sleep))
     return clock
 
@@ -274,7 +275,7 @@ def test_a_role_that_there_is_not_is_told_at_once(deploy: Deploy, course: Course
 def test_a_role_that_lambda_does_not_know_yet_is_waited_for(
     deploy: Deploy, course: Course, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lambda_, "_is_role", lambda cloud, arn: True)  # IAM knows it before Lambda does
+    monkeypatch.setattr(lambda_kinds, "_is_role", lambda cloud, arn: True)  # IAM knows it before Lambda does
     made = []
 
     def comes(waits: int) -> None:

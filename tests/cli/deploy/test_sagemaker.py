@@ -14,12 +14,12 @@ from tests.support.deploying import HANDLER, IMAGE, ROLE, Deploy, actions
 from tests.support.models import make_model
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
-from tsx_cli.deploy.kinds import sagemaker
+from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    monkeypatch.setattr(sagemaker.Endpoint, "poll", 0.0)
+    monkeypatch.setattr(sagemaker_kinds.Endpoint, "poll", 0.0)
     return account.emptied()
 
 

@@ -10,20 +10,20 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.aws_lambda.deployment import Lambda
 from tsx_cli.deploy.commands.images import own_repository
 from tsx_cli.deploy.commands.platforms import Platform
-from tsx_cli.deploy.container import Containers
+from tsx_cli.deploy.container.deployment import Containers
+from tsx_cli.deploy.container.kinds import Container, Image, Machine
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
 from tsx_cli.deploy.kinds import KINDS, Kind
-from tsx_cli.deploy.kinds.container import Container, Image, Machine
-from tsx_cli.deploy.kinds.kubernetes import KIND as OBJECT
-from tsx_cli.deploy.kinds.kubernetes import KINDS as OBJECTS
-from tsx_cli.deploy.kinds.kubernetes import Cluster, Revision
-from tsx_cli.deploy.kubernetes import Kubernetes
-from tsx_cli.deploy.lambda_ import Lambda
-from tsx_cli.deploy.sagemaker import SageMaker
+from tsx_cli.deploy.kubernetes.deployment import Kubernetes
+from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
+from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
+from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
+from tsx_cli.deploy.sagemaker.deployment import SageMaker
 from tsx_cli.deploy.spec import DeploySpec, read_named
 
 PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "kubernetes": Kubernetes(), "lambda": Lambda(), "sagemaker": SageMaker()}

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.tags import tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
+from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests, serving_runtime
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.container import compose
-from tsx_cli.deploy.targets.kubernetes import Manifest, kustomization, manifests, serving_runtime
 
 KINDS: Mapping[str, tuple[str, ...]] = {  # what is written, and the targets that it is for; the first where none is named
     "dockerfile": ("container", "sagemaker", "lambda", "kubernetes"),

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.aws.session import CloudError
+from tsx_cli.deploy.container.resources import gpu_words
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program
 from tsx_cli.deploy.image.recipe import Recipe
-from tsx_cli.deploy.targets.container import gpu_words
 
 NAME, TARGET = "tsx.name", "tsx.target"
 POLL = 0.5  # seconds between two looks at a container that is starting

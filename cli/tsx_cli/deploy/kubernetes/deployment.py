@@ -11,13 +11,13 @@ from typing import Any
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.session import CloudError
 from tsx_cli.deploy.commands.platforms import Version
-from tsx_cli.deploy.container import asked, token
+from tsx_cli.deploy.container.deployment import asked, token
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.engine.tags import tags_of
-from tsx_cli.deploy.kinds.kubernetes import KIND, REVISION, TYPES, Cluster, selector, waiting
+from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, waiting
+from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.kubernetes import manifests
 
 OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor")
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.aws_lambda.kinds import described
 from tsx_cli.deploy.engine.kind import only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.kinds.lambda_ import described
 
 PROVIDER = ("PermissionsConfig", "VpcConfig", "InstanceRequirements", "CapacityProviderScalingConfig")
 MAPPING = ("EventSourceArn", "BatchSize", "MaximumBatchingWindowInSeconds", "FunctionResponseTypes", "ScalingConfig")

@@ -14,14 +14,14 @@ from tsx_cli.deploy.aws.kinds.autoscaling import is_somebody_elses
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.session import Cloud, CloudError, told
+from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
+from tsx_cli.deploy.aws_lambda.lambda_parts import mappings, statements
+from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
 from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Observed, Resource
 from tsx_cli.deploy.kinds import KINDS
-from tsx_cli.deploy.kinds.lambda_ import hash_of, published
-from tsx_cli.deploy.kinds.lambda_parts import mappings, statements
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.lambda_ import ALIAS, alias_of, resources, scaled, scaling_rule
 
 SCALABLE = "AWS::ApplicationAutoScaling::ScalableTarget"
 REFUSED = 400

@@ -17,8 +17,8 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_cli.deploy.targets.sagemaker import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
 
 BESIDE = frozenset({"AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"})
 
