@@ -55,7 +55,10 @@ for module, _ in Commands.entries.values():
 
 
 def test_completion_imports_no_command() -> None:
-    code = "import sys; from tsx_cli.main import main; main([]); print([n for n in sys.modules if n in ('tsx_cli.serve.command', 'tsx_cli.archive.command')])"
+    code = (
+        "import sys; from tsx_cli.main import main; main([]); "
+        "print([n for n in sys.modules if n in ('tsx_cli.serve.command', 'tsx_cli.archive.command')])"
+    )
     told = python(code, _TSX_COMPLETE="complete_bash", COMP_WORDS="tsx ", COMP_CWORD="1")
     assert told.split()[: len(Commands.entries)] == list(Commands.entries)
     assert told.splitlines()[-1] == "[]"

@@ -138,7 +138,10 @@ def test_a_spawned_process_runs_no_file_of_the_working_directory(hostile: Path, 
 
 def test_what_a_person_names_in_pythonpath_stays(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
-    program = "from tsx_runtime.shared.safe_path import leave_out_working_directory as leave; leave(); import mine, os; print(os.environ['PYTHONPATH'])"
+    program = (
+        "from tsx_runtime.shared.safe_path import leave_out_working_directory as leave; leave(); "
+        "import mine, os; print(os.environ['PYTHONPATH'])"
+    )
     for python_path in (str(tmp_path), f"{tmp_path}{os.pathsep}", "."):
         done = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=python_path)
         assert done.stdout.strip() == python_path.rstrip(os.pathsep), done.stderr

@@ -10,8 +10,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.targets import TARGETS
 from tsx_runtime.shared.suggestions import suggestion
+
+TARGETS = ("container", "sagemaker", "lambda", "kubernetes")
 
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from pathlib import Path
 import tsx_runtime
 from tsx_runtime import version
 
-# Where `ts` of the workers is: the same modules under the same names. `tsx_runtime/worker/handler_api/ts_shim.py` has the other way to them.
+# Where `ts` of the workers is: the same modules under the same names. `worker/handler_api/ts_shim.py` has the other way to them.
 __path__.append(str(Path(tsx_runtime.__file__).parent / "worker" / "ts"))
 
 __version__ = version.TORCHSERVE_VERSION

@@ -1,4 +1,4 @@
-"""The files of the web page, as they lie in `ui/`, and the headers that keep a browser to them."""
+"""The files of the web page, as they lie in `static/`, and the headers that keep a browser to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).resolve().parents[1] / "ui"
+FOLDER = Path(__file__).resolve().with_name("static")
 SHELL = "index.html"
 TYPES = {
     ".html": "text/html; charset=utf-8",

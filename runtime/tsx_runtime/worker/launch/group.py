@@ -26,7 +26,8 @@ from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 
 RANK_BOOT = CLEAN + (
-    "import json; sys.path[:] = json.loads(sys.argv[1]); from tsx_runtime.worker.launch.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
+    "import json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tsx_runtime.worker.launch.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
 )
 SWITCH = "switch"  # the name of the socket that ranks fetch theirs from
 
