@@ -30,7 +30,7 @@ from tsx_runtime.core.traffic.splitter import Split
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.targets.observability.otlp import Sender
@@ -89,7 +89,7 @@ class Layers:
         registry: Any = SimpleNamespace(
             route=lambda name, version, headers: route.by_head(headers), models={}, on_change=[], hidden_headers=hidden
         )
-        counts = Counts()
+        counts = ResponseCounts()
         app = ServerApp("layers", counts, Settings())
         app.tracer = tracer
         app.predictions = Predictions(registry, 1 << 30, None, counts, lambda name: {})

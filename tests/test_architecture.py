@@ -23,32 +23,15 @@ ROOMS = {
 }
 
 # What each part may import besides itself: the floors below it. `tsx_runtime` itself is the package's empty top.
-GROUND = {
-    "tsx_archiver",
-    "tsx_runtime.settings.addresses",
-    "tsx_runtime.errors",
-    "tsx_runtime.heap",
-    "tsx_runtime.shared.log_format",
-    "tsx_runtime.shared.suggestions",
-    "tsx_runtime.shared.nonblocking_output",
-    "tsx_runtime.plugins",
-    "tsx_runtime.settings.properties",
-    "tsx_runtime.recordings",
-    "tsx_runtime.shared.redaction",
-    "tsx_runtime.sandbox",
-    "tsx_runtime.shared.safe_path",
-    "tsx_runtime.shared.socket_paths",
-    "tsx_runtime.settings.traffic_policy",
-    "tsx_runtime.settings.tunable",
-    "tsx_runtime.wire",
-    "tsx_runtime.version",
-    "tsx_templates",
-}
-SETTINGS = GROUND | {"tsx_runtime.settings.torchserve", "tsx_runtime.settings.schema", "tsx_runtime.settings.sources"}
+WIRE = {"tsx_runtime.errors", "tsx_runtime.heap", "tsx_runtime.recordings", "tsx_runtime.version", "tsx_runtime.wire"}
+SHARED = WIRE | {"tsx_archiver", "tsx_templates", "tsx_runtime.sandbox", "tsx_runtime.shared"}
+SETTINGS = SHARED | {"tsx_runtime.settings", "tsx_runtime.plugins"}
 PRELOADS = {"tsx_runtime.worker.launch.preload", "tsx_runtime.worker.launch.preload_export"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
 WORKFLOWS = CORE | {"tsx_runtime.workflows"}
-HTTP = WORKFLOWS | {"tsx_runtime.http"}
+METRICS = WORKFLOWS | {"tsx_runtime.metrics"}
+API = METRICS | {"tsx_runtime.api"}
+HTTP = API | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
 TARGETS = GRPC | {"tsx_runtime.targets"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -56,48 +39,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_archiver": {"tsx_archiver"},
     "workflow_archiver": {"tsx_archiver"},
     "tsx_templates": set(),
-    "tsx_runtime.version": set(),
-    "tsx_runtime.settings.addresses": set(),
     "tsx_runtime.errors": set(),
     "tsx_runtime.heap": set(),
-    "tsx_runtime.shared.log_format": {"tsx_runtime.shared.redaction"},
-    "tsx_runtime.shared.suggestions": set(),
-    "tsx_runtime.shared.nonblocking_output": set(),
-    "tsx_runtime.plugins": {"tsx_runtime.errors", "tsx_runtime.shared.suggestions"},
-    "tsx_runtime.settings.properties": set(),
     "tsx_runtime.recordings": set(),
-    "tsx_runtime.shared.redaction": set(),
-    "tsx_runtime.sandbox": {"tsx_runtime.shared.nonblocking_output"},
-    "tsx_runtime.shared.socket_paths": {"tsx_archiver", "tsx_runtime.errors"},
-    "tsx_runtime.shared.safe_path": set(),
-    "tsx_runtime.settings.traffic_policy": {"tsx_archiver", "tsx_runtime.shared.suggestions"},
-    "tsx_runtime.settings.tunable": set(),
+    "tsx_runtime.version": set(),
     "tsx_runtime.wire": set(),
-    "tsx_runtime.settings.torchserve": GROUND,
-    "tsx_runtime.settings.schema": GROUND | {"tsx_runtime.settings.torchserve"},
-    "tsx_runtime.settings.sources": GROUND | {"tsx_runtime.settings.torchserve", "tsx_runtime.settings.schema"},
+    "tsx_runtime.shared": WIRE | {"tsx_archiver"},
+    "tsx_runtime.sandbox": WIRE | {"tsx_runtime.shared"},
+    "tsx_runtime.plugins": WIRE | {"tsx_runtime.shared"},
+    "tsx_runtime.settings": SHARED,
     # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
     "tsx_runtime.worker.launch.entry": {"tsx_runtime.worker"},
     "tsx_runtime.worker.launch.preload_export": {"tsx_runtime.worker", *PRELOADS},
     "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
-    "tsx_runtime.worker": {
-        "tsx_runtime.worker.launch.entry",
-        *PRELOADS,
-        "tsx_archiver",
-        "tsx_runtime.errors",
-        "tsx_runtime.heap",
-        "tsx_runtime.shared.log_format",
-        "tsx_runtime.shared.nonblocking_output",
-        "tsx_runtime.recordings",
-        "tsx_runtime.shared.safe_path",
-        "tsx_runtime.shared.socket_paths",
-        "tsx_runtime.wire",
-        "tsx_runtime.version",
-    },
+    "tsx_runtime.worker": WIRE | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.launch.entry", *PRELOADS},
     "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
     "tsx_runtime.workflows": CORE,
-    "tsx_runtime.http": WORKFLOWS,
+    "tsx_runtime.metrics": WORKFLOWS,
+    "tsx_runtime.api": METRICS,
+    "tsx_runtime.http": API,
     "tsx_runtime.grpc": HTTP,
     "tsx_runtime.targets": GRPC,
     "tsx_cli": TARGETS,

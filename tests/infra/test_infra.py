@@ -21,10 +21,10 @@ from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.collection import Reading, build_families
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.host import read_system
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import TIMES
 
@@ -106,7 +106,7 @@ def rendered() -> dict[str, set[str]]:
     reading = Reading(
         "host",
         [SimpleNamespace(versions={"1": version})],  # type: ignore[list-item]  # of a model, all that is read
-        Counts(),
+        ResponseCounts(),
         read_system(),
         {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},
         usage={"9000": Usage((1,), 1, 1.0, 1)},

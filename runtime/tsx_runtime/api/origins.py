@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.http.semantics.messages import Pair
 
 _AUTHORITY = r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([^\s/:\[\]@?#\\%\"<>^`{|}]+))(?::[0-9]{0,5})?"
 _HOST = re.compile(_AUTHORITY)

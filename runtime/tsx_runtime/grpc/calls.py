@@ -9,7 +9,9 @@ from typing import Any, cast
 import grpc
 
 from tsx_runtime import wire
+from tsx_runtime.api.headers import Pair, check_status
 from tsx_runtime.api.priority import deadline, priority_and_timeout
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
@@ -19,7 +21,6 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, Refused, worker_refusal
-from tsx_runtime.http.semantics.messages import Pair, check_status, new_request_id
 from tsx_runtime.wire import Body
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -14,6 +14,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import is_healthy
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.schemas import Health
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer
@@ -25,7 +26,6 @@ from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal
-from tsx_runtime.http.semantics.messages import Pair
 from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts, parse_header_block
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from tsx_runtime.http.semantics.messages import NO_CACHE, Pair, handler_headers
+from tsx_runtime.api.headers import NO_CACHE, Pair, handler_headers
 from tsx_runtime.wire import TENSORS_HEAD
 
 Metadata = tuple[tuple[str, str], ...]

@@ -26,7 +26,7 @@ from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.routes.management import Management
 from tsx_runtime.http.semantics.access_log import access_log
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings
 
@@ -52,7 +52,7 @@ class GrpcServer:
         roles: Collection[str],
         target: str,
         certificate: tuple[bytes, bytes] | None,
-        counts: Counts,
+        counts: ResponseCounts,
     ):
         """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(CLIENTS_LEAVE)

@@ -22,7 +22,7 @@ from tsx_runtime.grpc.messages import read_message
 from tsx_runtime.grpc.metadata import as_headers
 from tsx_runtime.grpc.statuses import Refusal, Refused, refusal
 from tsx_runtime.http.semantics.access_log import AccessLog
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
@@ -36,7 +36,7 @@ logger = logging.getLogger("tsx.grpc")
 class Ledger(NamedTuple):
     """Where it is told how each call ended: the counters that REST has, the access log, and the spans of those that are traced."""
 
-    counts: Counts
+    counts: ResponseCounts
     log: AccessLog | None = None
     tracer: Tracer | None = None
     clients: ClientLimits | None = None  # how much each of them may send

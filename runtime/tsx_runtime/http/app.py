@@ -10,7 +10,9 @@ from starlette.routing import BaseRoute, Route
 
 from tsx_runtime.api.auth import Guard, build_guards
 from tsx_runtime.api.client_limits import ClientLimits, client_limits
+from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.api.origins import check_one_host
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.api.tokens import Keys, build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
@@ -30,25 +32,14 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import access_log
 from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.messages import (
-    COUNTED,
-    NO_CACHE,
-    ClientGone,
-    CountedBytes,
-    Counts,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    new_request_id,
-    send_whole,
-)
+from tsx_runtime.http.semantics.messages import COUNTED, ClientGone, CountedBytes, Message, Receive, Scope, Send, send_whole
 from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
 from tsx_runtime.http.semantics.urls import check_query, runs_model
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
@@ -64,7 +55,7 @@ class ServerApp(FastAPI):
     Every answer gets a request id and forbids caching; every error is the error JSON; each route is behind its guard.
     """
 
-    def __init__(self, title: str, counts: Counts, settings: Settings, system: System | None = None) -> None:
+    def __init__(self, title: str, counts: ResponseCounts, settings: Settings, system: System | None = None) -> None:
         # no /docs: FastAPI's page loads its scripts from another host
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.counts = counts
@@ -238,7 +229,7 @@ def build_apps(
         workflows or Workflows(registry),
         settings,
         keys or build_keys(settings),
-        Counts(),
+        ResponseCounts(),
         System(settings),
         series or Series(registry.models.values),
         addresses or {},
@@ -253,7 +244,7 @@ class _Shared(NamedTuple):
     workflows: Workflows
     settings: Settings
     keys: Keys
-    counts: Counts
+    counts: ResponseCounts
     system: System
     series: Series
     addresses: Mapping[str, str]

@@ -23,12 +23,11 @@ from tsx_runtime.core.shadowing.mirror import Shadowing
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.http.routes.shadow import add_shadows
-from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
-from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_version
+from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version
 
 SYSTEM = frozenset(
     {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}
@@ -41,7 +40,7 @@ class Reading(NamedTuple):
 
     host: str
     models: list[Model]
-    counts: Counts
+    counts: ResponseCounts
     system: list[SystemMetric]
     gpus: dict[int, Gpu]
     config: MetricsConfig = MetricsConfig()
@@ -124,7 +123,7 @@ def _add_gpus(families: Families, reading: Reading) -> None:
             families.add(name, "gauge", text, [(labels, plain)])
 
 
-def reader(registry: Registry, counts: Counts, system: System) -> Callable[[], Awaitable[Families]]:
+def reader(registry: Registry, counts: ResponseCounts, system: System) -> Callable[[], Awaitable[Families]]:
     """What reads all metrics as they are when it is called."""
     host = socket.gethostname()
     settings = registry.settings
@@ -165,7 +164,7 @@ def usage_of(workers: Iterable[Worker]) -> dict[str, Usage]:
     return {id: usage for id, usage in found if usage is not None}
 
 
-def build_router(registry: Registry, counts: Counts, system: System) -> APIRouter:
+def build_router(registry: Registry, counts: ResponseCounts, system: System) -> APIRouter:
     router = APIRouter(tags=["metrics"])
     read = reader(registry, counts, system)
 

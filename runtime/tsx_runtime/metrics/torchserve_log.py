@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
-from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.collection import reader
 from tsx_runtime.metrics.gpu import gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.sinks import feed
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import EVERY, MODEL_METRICS, TS_METRICS, Logbook
@@ -34,7 +34,7 @@ SUMS = (
 class MetricLog:
     """Counters are told by what they grew; where TorchServe writes a line for each request, this writes one for all of a half second."""
 
-    def __init__(self, registry: Registry, counts: Counts, system: System, settings: Settings) -> None:
+    def __init__(self, registry: Registry, counts: ResponseCounts, system: System, settings: Settings) -> None:
         self._registry = registry
         self._counts = counts
         self._system = system
@@ -111,7 +111,7 @@ class MetricLog:
 
 
 @contextlib.asynccontextmanager
-async def metric_tasks(registry: Registry, counts: Counts, system: System, settings: Settings) -> AsyncIterator[None]:
+async def metric_tasks(registry: Registry, counts: ResponseCounts, system: System, settings: Settings) -> AsyncIterator[None]:
     """While this is open, the metric log is written (where `metrics_mode` asks for one), and the user's program is run."""
     tasks = [asyncio.create_task(system.follow())]
     log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None

@@ -30,7 +30,7 @@ from tsx_runtime.grpc.inference import NAME as INFERENCE
 from tsx_runtime.grpc.management import NAME as MANAGEMENT
 from tsx_runtime.grpc.protos import inference_pb2, management_pb2
 from tsx_runtime.grpc.server import GrpcServer
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 METADATA = "http://169.254.169.254/latest/meta-data/x.mar"
@@ -82,7 +82,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
     async def main() -> None:
         registry, stop = Registry(settings), asyncio.Event()
-        served = GrpcServer(registry, settings, keys, ["grpc_inference", "grpc_management"], "127.0.0.1:0", None, Counts())
+        served = GrpcServer(registry, settings, keys, ["grpc_inference", "grpc_management"], "127.0.0.1:0", None, ResponseCounts())
         await served.start()
         made.extend([served.port, asyncio.get_running_loop(), stop])
         ready.set()

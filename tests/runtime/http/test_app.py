@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import ROLES, Settings
 
 PATH = "/predictions/talker"
@@ -117,7 +117,7 @@ def test_one_listener_can_have_the_routes_of_all(start_server):
 
 @pytest.fixture
 def failing_app():
-    app = ServerApp("failing", Counts(), Settings())
+    app = ServerApp("failing", ResponseCounts(), Settings())
 
     @app.get("/fails")
     async def fails() -> None:

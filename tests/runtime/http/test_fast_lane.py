@@ -28,7 +28,7 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.http.fast_lane.refusal import Refusal
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 PATH = "/predictions/talker"
@@ -406,7 +406,7 @@ class Unread(asyncio.Transport):
 
 def unread() -> tuple[FastLane, Unread]:
     transport = Unread()
-    app = ServerApp("unread", Counts(), Settings.model_validate({"write_timeout": 3}))
+    app = ServerApp("unread", ResponseCounts(), Settings.model_validate({"write_timeout": 3}))
     connection = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {})
     connection.connection_made(transport)
     return connection, transport
@@ -463,7 +463,7 @@ def test_a_body_must_come_at_a_rate_however_steadily_it_comes(each: int, rate: i
     """After 3 s, which each may take, and the time that what came takes at that rate."""
 
     async def main() -> None:
-        app = ServerApp("slow", Counts(), Settings.model_validate({"body_timeout": 3, "body_min_rate": rate}))
+        app = ServerApp("slow", ResponseCounts(), Settings.model_validate({"body_timeout": 3, "body_min_rate": rate}))
         connection, transport = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {}), Written()
         connection.connection_made(transport)
         connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")

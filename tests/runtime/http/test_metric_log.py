@@ -13,8 +13,8 @@ from tests.runtime.core.test_metricsconfig import USUAL
 from tests.support.logs import lines_of
 from tsx_runtime.core.telemetry.metric_journal import Journal
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
-from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.torchserve_log import MetricLog, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
@@ -32,7 +32,7 @@ def told_by(start_server, **settings):
             for word in ("", "metrics", "raise")
         ]
         server.inference.get("/nothing")
-        counts = Counts()
+        counts = ResponseCounts()
         log = server.call(lambda: MetricLog(server.registry, counts, System(server.settings), server.settings))
         counts.add(200)
         server.call(log.write)
@@ -179,7 +179,7 @@ def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, un
 def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
     with start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=1)
-        log = server.call(lambda: MetricLog(server.registry, Counts(), System(server.settings), server.settings))
+        log = server.call(lambda: MetricLog(server.registry, ResponseCounts(), System(server.settings), server.settings))
         server.call(log.write)
         assert len(log._loaded) == 1
         server.call(lambda: server.registry.unregister("talker"))
@@ -194,7 +194,7 @@ def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch
     monkeypatch.setattr(System, "read", fail)
 
     async def write(server) -> None:
-        async with metric_tasks(server.registry, Counts(), System(server.settings), server.settings):
+        async with metric_tasks(server.registry, ResponseCounts(), System(server.settings), server.settings):
             await asyncio.to_thread(until, lambda: "metrics are not told any more" in caplog.text)
             monkeypatch.undo()
 

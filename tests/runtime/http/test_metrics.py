@@ -19,10 +19,10 @@ from tests.support.batches import FakeJob, count
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.core.workers.instance import Usage
-from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.metrics.collection import Reading, build_families, fill
 from tsx_runtime.metrics.exposition import PIECE, Families, in_turns
 from tsx_runtime.metrics.gpu import Gpu
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import TIMES
 
 PATH = "/predictions/talker"
@@ -181,7 +181,7 @@ def test_names_can_be_asked_for(scraped):
 
 def test_gpus_are_measured_where_they_tell():
     silent = Gpu("1", "GPU-2", None, None, None, None)
-    reading = Reading("host", [], Counts(), [], {0: Gpu("0", "GPU-1", 37, 12, 500, 2000), 1: silent})
+    reading = Reading("host", [], ResponseCounts(), [], {0: Gpu("0", "GPU-1", 37, 12, 500, 2000), 1: silent})
     samples = samples_of(build_families(reading).render().decode())
     labels = {"Level": "Host", "Hostname": "host", "DeviceId": "0"}
     assert samples["GPUUtilization"] == [(labels, 37)]
@@ -198,7 +198,7 @@ def test_memory_of_a_gpu_is_told_by_worker():
     version = version_with(Stats())
     version.workers = [SimpleNamespace(id="9000", state=None, load_seconds=None)]
     usage = {"9000": Usage((11, 12), 1000, 2.5, 30)}
-    reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], gpus, usage=usage)
+    reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], gpus, usage=usage)
     samples = samples_of(build_families(reading).render().decode())
     [(labels, held)] = samples["tsx_worker_gpu_memory_bytes"]
     assert (labels["worker"], labels["gpu"], held) == ("9000", "0", 12)
@@ -210,7 +210,7 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     count(stats, (10.0, 10.0, 12.0), [FakeJob(9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
-    families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {}))
+    families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}))
     told = list(text_fd_to_metric_families(StringIO(families.render_openmetrics().decode())))
     exemplars = {sample.name: sample for family in told for sample in family.samples if sample.exemplar}
     assert set(exemplars) == {
@@ -246,7 +246,7 @@ def test_batches_beyond_the_last_bound_are_counted():
     for size in (3, 1000):
         count(stats, (1.0, 1.0, 2.0), [FakeJob(0.5)] * size)
     version = version_with(stats)
-    reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
+    reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
     buckets = {labels["le"]: value for labels, value in samples_of(build_families(reading).render().decode())["tsx_batch_size_bucket"]}
     assert (buckets["2.0"], buckets["4.0"], buckets["512.0"], buckets["+Inf"]) == (0, 1, 1, 2)
 
@@ -256,7 +256,7 @@ def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
     name = b"caf\xe9.jpg".decode("utf-8", "surrogateescape")
     stats.add_handler_metrics([{"name": "Read", "type": "counter", "unit": name, "value": 1.0, "dimensions": {"File": name}}])
     version = version_with(stats)
-    reading = Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})
+    reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
     samples = samples_of(build_families(reading).render().decode())
     assert samples["Read"] == [({"File": "caf?.jpg", "Hostname": "host", "ModelVersion": "1"}, 1)]
     assert "Requests2XX" in samples
@@ -288,7 +288,9 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     for number in range(MOST_METRICS):
         stats.add_handler_metrics([delta(f"of_{number}")])
     version = version_with(stats)
-    samples = samples_of(build_families(Reading("host", [SimpleNamespace(versions={"1": version})], Counts(), [], {})).render().decode())
+    samples = samples_of(
+        build_families(Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})).render().decode()
+    )
     assert len(samples["Seen"]) == MOST_LABEL_SETS
     assert samples["Other"][0][1] == MOST_LABEL_SETS + 5
     assert {labels["request"]: value for labels, value in samples["Seen"]}["0"] == MOST_LABEL_SETS + 6
@@ -306,7 +308,7 @@ def test_many_models_are_written_in_pieces_between_which_others_have_their_turn(
     for model, number in zip(models, range(4), strict=True):
         model.versions["1"].name = f"m{number}"
     families = Families()
-    steps = list(fill(families, Reading("host", models, Counts(), [], {})))
+    steps = list(fill(families, Reading("host", models, ResponseCounts(), [], {})))
     assert len(steps) > 4 + 4 * 3
     for pieces, written in ((families.text(), families.render()), (families.openmetrics(), families.render_openmetrics())):
         pieces = list(pieces)
@@ -355,7 +357,7 @@ def test_with_no_descriptor_left_the_metrics_are_there_and_say_so(start_server, 
 def test_labels_that_prometheus_has_a_meaning_for_are_called_otherwise():
     stats = Stats()
     stats.add_handler_metrics([delta("Seen", __name__="x", le="1"), {**delta("Size", le="1"), "type": "histogram"}])
-    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {})
+    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {})
     samples = samples_of(build_families(reading).render().decode())
     assert {"label_name": "x", "label_le": "1"}.items() <= samples["Seen"][0][0].items()
     assert {labels["label_le"] for labels, _ in samples["Size_bucket"]} == {"1"}
@@ -366,7 +368,7 @@ def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
     stats = Stats()
     for kind in ("gauge", "counter", "histogram"):
         stats.add_handler_metrics([{**delta("Seen"), "type": kind}])
-    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], Counts(), [], {})
+    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {})
     text = build_families(reading).render().decode()
     assert {"# TYPE Seen gauge", "# TYPE Seen_counter counter", "# TYPE Seen_histogram histogram"} <= set(text.splitlines())
     assert len(samples_of(text)["Seen"]) == 1

@@ -25,8 +25,8 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.pipelining import AHEAD, END, SLICE
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.semantics.messages import Counts
 from tsx_runtime.http.semantics.urls import Target
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 READ = 256 << 10  # bytes that the event loop reads at once
@@ -93,7 +93,7 @@ class Model:
 
 
 def connected(data: bytes, app: Any = None) -> tuple[FastLane, Transport, Model]:
-    own = ServerApp("piped", Counts(), Settings()) if app is None else app
+    own = ServerApp("piped", ResponseCounts(), Settings()) if app is None else app
     config = uvicorn.Config(own, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     connection = FastLane(config, ServerState(), {})
@@ -177,7 +177,7 @@ AHEAD_OF_UVICORN = {
 @pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
 def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: bytes, answers: list[bytes]) -> None:
     async def main() -> None:
-        connection, transport, _ = connected(data, OtherApp("other", Counts(), Settings()))
+        connection, transport, _ = connected(data, OtherApp("other", ResponseCounts(), Settings()))
         queued = turns = 0
         while transport.written.count(b"HTTP/1.1 200") < len(answers):
             transport.deliver(connection)

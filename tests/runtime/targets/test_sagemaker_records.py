@@ -13,7 +13,8 @@ from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import InvalidToken
-from tsx_runtime.http.semantics.messages import Counts, Message
+from tsx_runtime.http.semantics.messages import Message
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.targets.sagemaker.app import MultiModel
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.sagemaker.sagemaker_records import Answered, answer_each
@@ -77,7 +78,7 @@ def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() ->
 def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(method: str, path: str) -> None:
     said = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
     predictions = SimpleNamespace(guard=Guard(Key("right")), limit=1000)
-    app = SimpleNamespace(counts=Counts(), predictions=predictions)
+    app = SimpleNamespace(counts=ResponseCounts(), predictions=predictions)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

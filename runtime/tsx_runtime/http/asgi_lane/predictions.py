@@ -16,7 +16,9 @@ from typing import Any
 
 from tsx_runtime import wire
 from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, check_status, handler_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
@@ -25,24 +27,10 @@ from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
 from tsx_runtime.http.semantics.header_names import as_sent
-from tsx_runtime.http.semantics.messages import (
-    JSON,
-    NO_CACHE,
-    ClientGone,
-    Counts,
-    Pair,
-    Receive,
-    Scope,
-    Send,
-    check_status,
-    handler_headers,
-    new_request_id,
-    read_body,
-    rest_of,
-    send_whole,
-)
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.server_timing import TIMED, AskingJob, asks_of
 from tsx_runtime.http.semantics.urls import field_counter, find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.metrics.response_counts import ResponseCounts
 
 logger = logging.getLogger("tsx.http")
 
@@ -51,7 +39,7 @@ class Predictions:
     """The routes of `urls.py`, any verb (contract 1.2)."""
 
     def __init__(
-        self, registry: Registry, limit: int, guard: Guard | None, counts: Counts, describe: Callable[[str], dict[str, Any]]
+        self, registry: Registry, limit: int, guard: Guard | None, counts: ResponseCounts, describe: Callable[[str], dict[str, Any]]
     ) -> None:
         self.registry = registry
         self.limit = limit

@@ -18,12 +18,12 @@ import asyncio
 import enum
 from typing import TYPE_CHECKING, Any, cast
 
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.lane import Lane
 from tsx_runtime.http.fast_lane.pipelining import LARGE, PipeliningProtocol
-from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Buffer
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.response_heads import CLOSE
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.http.semantics.server_timing import Asks, reply
 from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Body, Buffer

@@ -17,6 +17,7 @@ import httptools
 
 from tsx_runtime import wire
 from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.origins import names_one_host
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
@@ -25,7 +26,7 @@ from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.fast_lane.refusal import Refusal
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
-from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, Pair
+from tsx_runtime.http.semantics.messages import LONGEST_NUMBER
 from tsx_runtime.http.semantics.platform_hook import Platform
 from tsx_runtime.http.semantics.server_timing import Asks, asks_of
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers

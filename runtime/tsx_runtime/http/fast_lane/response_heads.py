@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from http import HTTPStatus
 
+from tsx_runtime.api.headers import Pair, check_status, handler_headers
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.cors import missing
-from tsx_runtime.http.semantics.messages import Pair, check_status, handler_headers
 
 CLOSE = b"connection: close\r\n"
 REMEMBERED = 256  # pairs of status and header block

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage, Tracer, current, parent_of
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.semantics.access_log import BROKEN, LEFT, LoggedExchange
-from tsx_runtime.http.semantics.messages import Message, Pair, Receive, Scope, Send
+from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, ResourceNotFound, TsxError
 from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
-from tsx_runtime.http.semantics.messages import NO_CACHE, Message, Receive, Scope, Send, send_last
+from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_last
 from tsx_runtime.shared.suggestions import suggestion
 
 MOST = 5  # problems of one request that its answer names: a body may have thousands

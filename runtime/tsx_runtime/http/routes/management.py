@@ -13,6 +13,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from tsx_archiver import load_json
 from tsx_runtime import wire
 from tsx_runtime.api.describe import PAGE, describe_version, list_models, memory_of
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.api.schemas import DescribedModel, Flag, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.models.model import ModelVersion
@@ -25,7 +26,6 @@ from tsx_runtime.http.routes.responses import MOST_VALUES, read_given
 from tsx_runtime.http.routes.responses import json_answer as _json
 from tsx_runtime.http.routes.responses import status_answer as _status
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import new_request_id
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.suggestions import suggestion

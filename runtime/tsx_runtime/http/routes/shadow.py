@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +18,6 @@ from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 from tsx_runtime.http.routes.traffic import parsed
-from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 
 SHADOW = '{"to": "2.0", "share": 10}'
@@ -180,20 +178,6 @@ def _content(body: Cut) -> Content:
         except UnicodeDecodeError:
             continue
     return Content(size=body.size, base64=base64.b64encode(body.start).decode())
-
-
-def add_shadows(families: Families, shadowings: Iterable[Shadowing], host: str) -> None:
-    """The metrics of shadows."""
-    for shadowing in shadowings:
-        tally = shadowing.tally
-        model = {"model_name": shadowing.name, "model_version": shadowing.number, "hostname": host}
-        results = {"agreed": tally.agreed, "disagreed": tally.disagreed, "uncompared": tally.uncompared}
-        text = "copies of requests, by what the comparison of the answers said"
-        families.add("tsx_shadow_requests_total", "counter", text, [(model | {"result": name}, count) for name, count in results.items()])
-        shed = [(model | {"reason": reason}, count) for reason, count in sorted(tally.shed.items())]
-        families.add("tsx_shadow_shed_total", "counter", "requests of the share that were not copied, or that the shadow refused", shed)
-        errors = [(model | {"side": "primary"}, tally.primary_errors), (model | {"side": "shadow"}, tally.shadow_errors)]
-        families.add("tsx_shadow_errors_total", "counter", "answers of 500 and more, of the requests that were compared", errors)
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:

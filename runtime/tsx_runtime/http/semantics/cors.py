@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tsx_runtime.http.semantics.messages import Message, Pair, Scope, Send
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.http.semantics.messages import Message, Scope, Send
 from tsx_runtime.settings.schema import Settings
 
 _HEADERS = {

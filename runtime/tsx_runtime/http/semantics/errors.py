@@ -6,6 +6,7 @@ import json
 import logging
 from contextlib import suppress
 
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
 from tsx_runtime.errors import (
     InvalidToken,
     LoadFailed,
@@ -18,7 +19,6 @@ from tsx_runtime.errors import (
     error_body,
     read_error,
 )
-from tsx_runtime.http.semantics.messages import JSON, NO_CACHE, Pair
 
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 NOT_ALLOWED = "Requested method is not allowed, please refer to API document."

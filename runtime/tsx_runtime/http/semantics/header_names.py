@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tsx_runtime.http.semantics.messages import Pair, Scope
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.http.semantics.messages import Scope
 
 NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
 

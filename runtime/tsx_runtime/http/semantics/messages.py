@@ -2,68 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import lru_cache
 from typing import Any, TypeAlias
 
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
-from tsx_runtime.errors import NoRoom, PayloadTooLarge, PredictionFailed, TsxError
+from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Pair: TypeAlias = tuple[bytes, bytes]
 
-NO_CACHE: tuple[Pair, ...] = (
-    (b"pragma", b"no-cache"),
-    (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
-    (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
-)
-JSON: Pair = (b"content-type", b"application/json")
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 LONGEST_NUMBER = 19  # digits of a length
 COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
 DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
 
-_drawn = str(uuid.uuid4())
-_DRAWN = _drawn[:24].encode()
-_count = itertools.count(int(_drawn[24:], 16) >> 1)  # half of the numbers are left to count through
-
-_OURS = {b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer", b"x-request-id"}
-_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-
 
 class ClientGone(Exception):
     """The client closed the connection before its request was complete; there is nobody to answer."""
-
-
-class Counts:
-    """Answers of all listeners by the first digit of their status."""
-
-    __slots__ = ("_others", "plain")
-
-    def __init__(self) -> None:
-        self.plain = 0  # 200, and nothing odd about them: nearly all
-        self._others = [0] * 10
-
-    def add(self, status: int) -> None:
-        self._others[status // 100] += 1
-
-    @property
-    def classes(self) -> list[int]:
-        counts = self._others[:]
-        counts[2] += self.plain
-        return counts
-
-
-def new_request_id() -> bytes:
-    """A UUID of the random form (version 4): a part drawn when the process starts, then a count. A tenth of `uuid.uuid4`'s time."""
-    return b"%b%012x" % (_DRAWN, next(_count))
 
 
 class CountedBytes:
@@ -155,34 +113,6 @@ def too_large(limit: int, *, more: bool = False) -> PayloadTooLarge:
         "Send less, or start the server with a larger max_request_size.",
         more=more,
     )
-
-
-def is_header(name: bytes, value: bytes) -> bool:
-    """Whether it is one line of a head, and nothing that would begin another."""
-    return _NAME.fullmatch(name) is not None and not _NOT_IN_VALUE.search(value)
-
-
-@lru_cache(maxsize=512)  # a handler's answers have mostly the same headers
-def handler_headers(block: bytes) -> tuple[Pair, ...]:
-    """What a handler's header block becomes in the answer: lower-case names, the framing left to the server, no caching."""
-    pairs: list[Pair] = []
-    names: set[bytes] = set()
-    for line in block.split(b"\r\n"):
-        if not line:
-            continue
-        name, _, value = line.partition(b": ")
-        if not is_header(name, value):
-            raise PredictionFailed(f"The handler set a header that HTTP does not allow: {line[:100]!r}")
-        name = name.lower()
-        names.add(name)
-        if name not in _OURS:
-            pairs.append((name, value))
-    return (*pairs, *(pair for pair in NO_CACHE if pair[0] not in names))
-
-
-def check_status(status: int) -> None:
-    if not 200 <= status <= 599:
-        raise PredictionFailed(f"The handler set the HTTP status {status}; it must lie between 200 and 599.")
 
 
 async def send_whole(

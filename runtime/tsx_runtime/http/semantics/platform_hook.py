@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 from urllib.parse import quote
 
-from tsx_runtime.http.semantics.messages import Pair, Receive, Scope, Send
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.http.semantics.messages import Receive, Scope, Send
 
 
 class Platform(Protocol):

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.scheduling.job import Job, WaitingJob
 from tsx_runtime.core.telemetry.batch_times import BatchTimes
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.http.semantics.messages import Pair
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from tsx_runtime.api.auth import build_guards
 from tsx_runtime.api.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.semantics.messages import Counts, Receive, Scope, Send
+from tsx_runtime.http.semantics.messages import Receive, Scope, Send
 from tsx_runtime.http.semantics.urls import runs_model
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 
@@ -24,7 +25,7 @@ class LambdaApp:
         self._registry = registry
         self._settings = settings
         guard = build_guards(settings, build_keys(settings), registry.plugins.authentication.values()).inference
-        self._predictions = Predictions(registry, settings.max_request_size, guard, Counts(), _describe)
+        self._predictions = Predictions(registry, settings.max_request_size, guard, ResponseCounts(), _describe)
         self._predictions.timing_share = settings.server_timing_share
         self._in_full = bool(settings.cors_allowed_origin or settings.access_log)  # which stand around every route
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
+from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, new_request_id, send_whole
+from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_whole
 from tsx_runtime.http.semantics.urls import runs_model
 from tsx_runtime.targets.aws_lambda.environment import LARGEST
 from tsx_runtime.targets.aws_lambda.events import UnknownEvent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http.semantics.messages import Counts
+from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import GRPC_ROLES, Settings
 from tsx_runtime.targets.server.listeners import Listener
@@ -58,7 +58,7 @@ def check_free(addresses: GrpcAddresses) -> None:
                 pass
 
 
-def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: Counts) -> list[Port]:
+def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: ResponseCounts) -> list[Port]:
     """A server for each of the addresses, which counts its calls with the requests of HTTP."""
     if not addresses:
         return []

@@ -1,0 +1,50 @@
+"""Header pairs that HTTP responses and gRPC metadata share: what a handler may set, and what keeps answers out of caches."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TypeAlias
+
+from tsx_runtime.errors import PredictionFailed
+
+Pair: TypeAlias = tuple[bytes, bytes]
+NO_CACHE: tuple[Pair, ...] = (
+    (b"pragma", b"no-cache"),
+    (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
+    (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
+)
+
+
+JSON: Pair = (b"content-type", b"application/json")
+_OURS = {b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer", b"x-request-id"}
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def is_header(name: bytes, value: bytes) -> bool:
+    """Whether it is one line of a head, and nothing that would begin another."""
+    return _NAME.fullmatch(name) is not None and not _NOT_IN_VALUE.search(value)
+
+
+@lru_cache(maxsize=512)  # a handler's answers have mostly the same headers
+def handler_headers(block: bytes) -> tuple[Pair, ...]:
+    """What a handler's header block becomes in the answer: lower-case names, the framing left to the server, no caching."""
+    pairs: list[Pair] = []
+    names: set[bytes] = set()
+    for line in block.split(b"\r\n"):
+        if not line:
+            continue
+        name, _, value = line.partition(b": ")
+        if not is_header(name, value):
+            raise PredictionFailed(f"The handler set a header that HTTP does not allow: {line[:100]!r}")
+        name = name.lower()
+        names.add(name)
+        if name not in _OURS:
+            pairs.append((name, value))
+    return (*pairs, *(pair for pair in NO_CACHE if pair[0] not in names))
+
+
+def check_status(status: int) -> None:
+    if not 200 <= status <= 599:
+        raise PredictionFailed(f"The handler set the HTTP status {status}; it must lie between 200 and 599.")
