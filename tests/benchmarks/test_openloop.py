@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import openloop
-from tests.support.scripted import OK, Request, Step, scripted
+from tests.support.clients.scripted import OK, Request, Step, scripted
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 

@@ -11,7 +11,7 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from tests.support.aws import NAMED_OTHERWISE
+from tests.support.platforms.aws import NAMED_OTHERWISE
 from tsx_cli.deploy.aws.iam_policies import documents, execution
 from tsx_cli.deploy.spec import DeploySpec
 

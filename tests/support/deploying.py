@@ -35,7 +35,7 @@ class Deploy:
         return [str(self.archive), "--target", self.target, "--name", "digits", *role, *image, *self.always, *words]
 
     def apply(self, *words: str, code: int = 0) -> str:
-        """Without loading the archive, which tests/cli/deploy/test_preflight.py does."""
+        """Without loading the archive, which tests/cli/deploy/preflight/test_preflight.py does."""
         return self(*self.wish(*words), "--yes", "--no-check", code=code)
 
     def plan(self, *words: str, code: int) -> Any:

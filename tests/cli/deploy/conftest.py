@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.aws import Account, Course, aws
 from tests.support.deploying import HANDLER
 from tests.support.models import make_model
+from tests.support.platforms.aws import Account, Course, aws
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
 

@@ -13,8 +13,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.aws import NAMED_OTHERWISE, Account, Course
 from tests.support.deploying import Deploy, actions
+from tests.support.platforms.aws import NAMED_OTHERWISE, Account, Course
 from tsx_cli.deploy.aws.iam_policies import deployer
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine

@@ -17,8 +17,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
-from tests.support import hostile_http2 as http2
-from tests.support.hostile_http2 import HostileConnection, call_headers, frame, literal, message
+from tests.support.clients import hostile_http2 as http2
+from tests.support.clients.hostile_http2 import HostileConnection, call_headers, frame, literal, message
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 
 SERVICE = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/"

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from tests.runtime.grpc.conftest import TIMEOUT
-from tests.support.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
+from tests.support.clients.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
 from tests.support.models import make_model
 from tsx_runtime.api.tokens import Key, Keys
 from tsx_runtime.core.registry.registry import Registry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.http.conftest import RunningServer, make_settings, running_server
+from tests.runtime.conftest import RunningServer, make_settings, running_server
 
 DOUBLE = """
 def handle(data, context):

@@ -15,8 +15,8 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.clients.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
 from tests.support.models import make_model
-from tests.support.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import build_apps

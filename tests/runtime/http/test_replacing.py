@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.runtime.http.conftest import DEADLINE, RunningServer, make_settings, running_server
+from tests.runtime.conftest import DEADLINE, RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
 
 COUNTS = """

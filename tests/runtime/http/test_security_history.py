@@ -2,8 +2,8 @@
 
 Elsewhere: redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that climb or explode
 (`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are too large or too slow
-(`test_connection_limits.py`), line breaks in answers' headers (`tests/runtime/worker/test_context.py`), variables that may not
-open the allow list (`tests/runtime/test_torchserve_keys.py`), TLS (`tests/runtime/targets`), the same by gRPC
+(`test_connection_limits.py`), line breaks in answers' headers (`tests/runtime/worker/handler_api/test_context.py`), variables that may not
+open the allow list (`tests/runtime/settings/test_torchserve.py`), TLS (`tests/runtime/targets`), the same by gRPC
 (`tests/runtime/grpc/test_security_history.py`).
 """
 

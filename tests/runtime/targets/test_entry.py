@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tests.support.sagemaker_host import MOST, container, unpack
+from tests.support.platforms.sagemaker_host import MOST, container, unpack
 from tests.support.servers import DEADLINE, clean
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.entry import chosen, main

@@ -11,11 +11,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.runtime.targets.test_container import container as own_container
-from tests.support.lambda_api import answer_of, function, function_url, rest_api
-from tests.support.sagemaker_host import container as endpoint
-from tests.support.sagemaker_host import unpack
-from tests.support.sagemaker_runtime import runtime
+from tests.runtime.targets.image.test_serve import container as own_container
+from tests.support.platforms.lambda_api import answer_of, function, function_url, rest_api
+from tests.support.platforms.sagemaker_host import container as endpoint
+from tests.support.platforms.sagemaker_host import unpack
+from tests.support.platforms.sagemaker_runtime import runtime
 from tests.support.servers import FREE_PORTS, serving
 from tsx_cli.main import main
 

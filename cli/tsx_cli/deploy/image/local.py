@@ -46,7 +46,7 @@ def _own_wheel(place: Path) -> Path | None:
     try:
         said = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return _built(Path(__file__).parents[3], place)
+        return _built(Path(__file__).parents[4], place)
     url = urlsplit(json.loads(said)["url"]) if said else None
     if url is None or url.scheme != "file":
         return None

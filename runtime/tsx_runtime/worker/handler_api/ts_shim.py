@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-DIRECTORY = Path(__file__).with_name("ts")
+DIRECTORY = Path(__file__).resolve().parents[1] / "ts"
 
 
 class ShimFinder:

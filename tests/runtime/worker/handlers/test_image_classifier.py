@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
-from tests.runtime.worker.handlers.image_samples import sample
+from tests.runtime.worker.handlers.steps.image_samples import sample
 
 CLASSES = 7
 

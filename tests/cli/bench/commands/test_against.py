@@ -1,0 +1,186 @@
+"""`tsx bench --against` with real servers, by every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clients.scripted import OK, scripted
+from tests.support.models import make_model
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
+from tsx_cli.bench.generator import LoadPlan, run_load
+from tsx_cli.bench.model.results import read_results
+from tsx_cli.bench.search.run_options import command_line
+from tsx_cli.bench.workload.payloads import Payload
+
+ECHO = """
+def handle(data, context):
+    return [{"got": str(sorted(row))[:100]} for row in data or []]
+"""
+TEXT = ("--against", "http://h", "--model", "m")
+SHORT = ("--duration", 0.1, "--warm-up", 0, "--connections", 2)
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("against")
+    make_model(directory / "echo.mar", ECHO, config="batchSize: 4\n")
+    environment = {"TSX_CACHE_DIR": str(directory / "cache")}
+    with serving(["serve", directory / "echo.mar", *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", ["tsx", "torchserve", "kserve-v1", "kserve-v2", "invocations", "grpc", "kserve-v2-grpc"])
+def test_every_protocol_is_answered(served: Running, protocol: str) -> None:
+    url = served.address("gRPC predictions" if "grpc" in protocol else "predictions")
+    payloads = (Payload(b"[1, 2]", "application/json"), Payload(b"\xff", "image/png"))
+    plan = LoadPlan(url, "echo", payloads, protocol, connections=2, seconds=0.1, warm_up=0.0)
+    told = asyncio.run(run_load(plan)).round
+    assert (told.errors, told.refused, told.unanswered) == ({}, 0, 0)
+    assert told.ok == told.sent > 0
+
+
+def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> None:
+    payloads = (Payload(b"x"),)
+    plan = LoadPlan(
+        served.address("gRPC predictions"), "ehco", payloads, "grpc", mode="open", rate=100.0, connections=9, seconds=0.1, warm_up=0.0
+    )
+    told = asyncio.run(run_load(plan)).round
+    assert told.ok == 0
+    assert set(told.errors) == {"INTERNAL"}  # as TorchServe says it
+
+
+def test_what_it_measured_is_a_table_and_a_file(served: Running, run: Run) -> None:
+    (Path("in")).mkdir()
+    for name in "ab":
+        (Path("in") / name).write_text(name * 10)
+    words = ("--against", served.address("predictions"), "--model", "echo", "--input", "in")
+    done = run("bench", *words, *SHORT, "--rounds", 2, "--json", "out.json", "--slo", "p99<100s,errors<1%")
+    assert done.code == 0, done.err
+    shown = {line.split("  ")[0]: line for line in done.out.splitlines()}
+    for row in ("load", "sent", "throughput", "p50", "p99", "p99.9", "generator", "bounds"):
+        assert row in shown, done.out
+    assert "with 95 % confidence" in shown["throughput"]
+    assert "2 different, 10 bytes" in shown["sent"]
+    assert shown["bounds"].endswith("errors<1%: hold")
+    results = read_results(Path("out.json"))
+    point = results.trials[0].points[0]
+    assert len(point.rounds) == 2
+    assert results.trials[0].best == 0
+    assert results.inputs.source == "in"
+    assert (results.against, results.protocol, results.model.name) == (words[1], "tsx", "echo")
+
+
+def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_code(served: Running, run: Run) -> None:
+    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", "--rate", 50, "--arrivals", "constant")
+    done = run("bench", *words, "--duration", 0.2, "--warm-up", 0.1, "--slo", "p50<0.001us")
+    assert done.code == 1, done.err
+    assert "p50<0.001us: do not hold" in done.out
+    assert "50 requests/s, constant arrivals, 256 connections at most" in done.out
+
+
+def test_a_report_is_written_and_the_figures_go_where_they_are_asked_to(served: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("tsx_cli.bench.storage.cloudwatch.upload", lambda results, namespace: sent.append(f"{namespace} {results.against}"))
+    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", "--upload", "cloudwatch:own")
+    done = run("bench", *words, *SHORT, "--output", "out", "--json", "-")
+    assert (done.code, json.loads(done.out)["against"]) == (0, words[1])
+    assert sent == [f"own {words[1]}"]
+    assert {file.name for file in Path("out").iterdir()} == {"report.html", "report.md", "results.csv", "results.json"}
+    assert f"Measured at: **{words[1]}**" in Path("out/report.md").read_text()
+
+
+def test_a_token_is_sent_and_not_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[bytes] = set()
+    Path("token").write_text("secret\n")
+    with scripted(lambda _, request: [seen.add(request.headers.get(b"authorization", b"")) or OK]) as url:
+        words = ("--against", url, "--model", "m", "--input-kind", "text")
+        assert run("bench", *words, *SHORT, "--token", "@token", "--json", "out.json").code == 0
+    assert seen == {b"Bearer secret"}
+    assert "secret" not in Path("out.json").read_text()
+    monkeypatch.setattr(sys, "argv", ["tsx", "bench", "--token", "secret"])
+    assert command_line("secret") == "tsx bench --token ..."
+    monkeypatch.setattr(sys, "argv", ["tsx", "--token", "it's", "bad\udcff.mar"])
+    assert command_line("it's") == "tsx --token ... 'bad\\udcff.mar'"
+    assert command_line("") == command_line(None)
+
+
+def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running, run: Run) -> None:
+    Path("x").write_text("x")
+    done = run("bench", "--against", served.address("predictions"), "--model", "ehco", "--input", "x", *SHORT)
+    assert done.code == 1
+    assert "accepted not one request: 404" in done.err
+    assert "is the model called ehco" in done.err
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="there is no wrk")
+def test_wrk_is_an_engine_too(run: Run) -> None:
+    bodies: set[bytes] = set()
+    Path("in").mkdir()
+    for name in ("a", "b"):
+        (Path("in") / name).write_bytes(name.encode() * 1000)
+    with scripted(lambda number, request: [bodies.add(request.body) or 0.001, OK]) as url:
+        words = ("--against", url, "--model", "m", "--input", "in", "--engine", "wrk", "--connections", 2, "--duration", 1, "--warm-up", 0)
+        done = run("bench", *words, "--json", "-")
+    assert done.code == 0, done.err
+    measured = json.loads(done.out)["trials"][0]["points"][0]["rounds"][0]
+    assert bodies == {b"a" * 1000, b"b" * 1000}
+    assert measured["generator"]["engine"] == "wrk"
+    assert measured["ok"] == measured["sent"] > 0
+    assert 1 <= measured["latency"]["p50_ms"] <= measured["latency"]["p99_ms"] <= measured["latency"]["max_ms"]
+    assert measured["throughput"] <= 2000
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--against", "http://h"), "--model NAME"),
+        (("--against", "http://h", "--model", "m"), "--input FILE"),
+        (("--against", "ftp://h", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"), "--warm-up: 'long' is no time"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--slo", "p42<1ms"), "--slo: 'p42<1ms'"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--arrivals", "constant"), "needs a rate"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"), "--rounds: 0"),
+        (("--against", "http://h", "--model", "m", "--input-shape", "x"), "--input-shape"),
+        (("--against", "http://a..b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
+        (
+            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--json", "none/x.json"),
+            "--json: 'none/x.json' cannot be a file",
+        ),
+        (("--against", "http://a b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", "a\r\nb: c"), "a token is one word"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
+        ((*TEXT, "--input-kind", "text", "--content-type", "a/b"), "--content-type is that of --input"),
+        ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
+        ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is no address of https"),
+        (
+            ("--against", "https://h", *TEXT[2:], "--input-kind", "text", "--certificate", "c", "--engine", "wrk"),
+            "wrk looks at no certificate",
+        ),
+        ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is no target"),
+        ((*TEXT, "model.mar"), "unexpected extra argument"),
+    ],
+)
+def test_a_bad_option_says_what_to_do(run: Run, words: tuple[str, ...], told: str) -> None:
+    done = run("bench", *words)
+    assert done.code == 2, done.err
+    assert told in done.err
+
+
+def test_the_help_of_both_ways(run: Run) -> None:
+    assert "--against" in run("bench", "--help").out
+    assert "--protocol" in run("bench", "--against=x", "--help").out
+
+
+def test_a_server_that_is_not_there_and_a_token_file_that_is_not_there(run: Run) -> None:
+    words = ("bench", "--against", "http://127.0.0.1:9", "--model", "m", "--input-kind", "text", *SHORT)
+    assert "no server answers at http://127.0.0.1:9" in run(*words).err
+    assert "--token: gone cannot be read" in run(*words, "--token", "@gone").err

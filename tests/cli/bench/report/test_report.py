@@ -1,0 +1,233 @@
+"""The report of a benchmark: its files, its charts, and what the terminal says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.benchmarked import results
+from tsx_cli.bench.model.results import Paired, Results, Trial, read_results
+from tsx_cli.bench.report import show, write_report
+from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, Mark, Series, axis, bars, plot, ticks
+from tsx_cli.bench.report.facts import tiles
+from tsx_cli.bench.report.figures import charts
+from tsx_cli.bench.report.rows import rows
+
+SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
+
+
+@pytest.fixture(scope="module")
+def found() -> Results:
+    return results()
+
+
+@pytest.fixture(scope="module")
+def report(found: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("report")
+    (directory / "profile").mkdir()
+    (directory / "profile" / "flame.svg").write_text("<svg/>")
+    assert [file.name for file in write_report(found, directory)] == ["report.html", "report.md", "results.csv", "results.json"]
+    return directory
+
+
+def test_the_results_are_read_back_as_they_were(found: Results, report: Path) -> None:
+    assert read_results(report / "results.json") == found
+
+
+def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
+    page = (report / "report.html").read_text()
+    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {"results.csv", "results.json", "profile/flame.svg"}
+    assert "<script" not in page
+    assert "url(" not in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configuration(report: Path) -> None:
+    page = (report / "report.html").read_text()
+    for title in (
+        "Throughput and latency",
+        "Latency distribution",
+        "Where the time goes",
+        "Batches",
+        "One worker by itself",
+        "CPU",
+        "Memory",
+    ):
+        assert f"<h2>{title}</h2>" in page
+    assert '<p class="best">cpu, 2 workers, 1 thread, batch 4</p>' in page
+    assert "failed: a worker died: out of memory" in page
+    assert "not measured: it could not win" in page
+    assert "answers differ in 3 of 8" in page
+    assert "2 cores, AMD EPYC 7B13" in page
+    assert "--batch-sizes 1..32" in page
+    assert "batchSize: 4" in page
+
+
+def test_every_chart_is_well_formed_and_says_in_words_what_each_point_is(found: Results) -> None:
+    made = {chart.title: ElementTree.fromstring(chart.svg) for chart in charts(found)}
+    hints = [element.text or "" for element in made["Throughput and latency"].iter("title")]
+    assert len(hints) == sum(len(trial.points) for trial in found.trials)
+    assert any(hint.startswith("cpu, 2 workers, 1 thread, batch 4\n2 connections: ") for hint in hints)
+    assert [element.text for element in made["Throughput and latency"].iter("text") if element.get("class") == "bound"] == ["p99<100ms"]
+
+
+def test_a_gpu_is_charted_where_there_was_one(found: Results) -> None:
+    with_gpu = found.model_copy(deep=True)
+    for usage in with_gpu.trials[3].usage:
+        usage.gpu = 0.8
+    assert "GPU" in [chart.title for chart in charts(with_gpu)]
+    assert "GPU" not in [chart.title for chart in charts(found)]
+
+
+def test_csv_has_a_row_for_each_load_and_each_configuration_without_one(found: Results, report: Path) -> None:
+    told = list(csv.DictReader((report / "results.csv").read_text().splitlines()))
+    assert len(told) == sum(max(1, len(trial.points)) for trial in found.trials)
+    winner = next(row for row in told if row["winner"] == "true")
+    assert (winner["workers"], winner["batch_size"], winner["connections"], winner["holds"]) == ("2", "4", "2", "true")
+    assert float(winner["throughput_low"]) < float(winner["throughput"]) < float(winner["throughput_high"])
+    failed = next(row for row in told if row["state"] == "failed")
+    assert (failed["workers"], failed["throughput"], failed["said"]) == ("16", "", "failed: a worker died: out of memory")
+
+
+def test_a_spreadsheet_takes_no_error_for_a_formula(found: Results, tmp_path: Path) -> None:
+    bad = found.model_copy(update={"trials": [Trial(configuration={}, points=found.trials[0].points)], "winner": None, "baseline": None})
+    bad.against = "=cmd|' /C calc'!A0"
+    bad.trials[0].best = None
+    bad.slo = None
+    bad.trials[0].reason = "=1+1"
+    write_report(bad, tmp_path)
+    assert rows(bad)[0]["said"] == "=1+1"
+    assert "'=1+1" in (tmp_path / "results.csv").read_text()
+
+
+def test_markdown_has_the_same_figures(report: Path) -> None:
+    text = (report / "report.md").read_text()
+    assert "The most throughput within p99\\<100ms: **cpu, 2 workers, 1 thread, batch 4**" in text
+    assert "| cpu, 2 workers, 1 thread, batch 4 | winner | 2 connections |" in text
+    assert "## Where the time goes" in text
+    assert "[profile/flame.svg](profile/flame.svg)" in text
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_names_and_errors_of_others_are_text_and_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = results()
+    hostile.model.name = "<script>alert(1)</script>|x"
+    hostile.why = "</style><img src=x>"
+    hostile.trials[6].reason = "\x1b[31m<b>|oops|</b>\nsecond line"
+    write_report(hostile, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "\\|oops\\|" in (tmp_path / "report.md").read_text()
+    assert "<pre>\x1b[31m&lt;b&gt;|oops|" in page
+    show(hostile)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_terminal_shows_the_winner_and_why(found: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    show(found)
+    told = capsys.readouterr().out
+    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 +winner +2 connections", told, re.MULTILINE)
+    assert re.search(r"^cpu, 1 worker, batch 1 +baseline +1 connection ", told, re.MULTILINE)
+    assert "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most" in told
+    assert "Note: the machine was noisy" in told
+
+
+def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) -> None:
+    stalled = found.model_copy(deep=True)
+    point = stalled.trials[3].chosen
+    assert point is not None
+    point.rounds[0].stalls, point.rounds[0].corrected_p99_ms = [(1.0, 0.4), (3.0, 0.1)], 312.0
+    write_report(stalled, tmp_path)
+    said = "2 stalls, 400 ms at most, and clients that come all the time would have seen a p99 of 312 ms"
+    assert said in (tmp_path / "report.html").read_text()
+    assert said in (tmp_path / "report.md").read_text()
+
+
+def test_the_winner_is_told_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
+    def told(paired: list[Paired]) -> tuple[str, str]:
+        tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Beside the baseline")
+        return tile.value, tile.beside
+
+    apart = told([Paired(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
+    assert apart[1] == "of one worker and batch 1"
+    assert told([Paired(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == ("2.50 times", "of one worker and batch 1")
+    assert told([Paired(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
+
+
+def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = {"winner": None, "why": "", "complete": False}
+    nothing = found.model_copy(update=base | {"trials": [], "baseline": None, "curves": [], "slo": None})
+    failed = found.model_copy(update=base | {"trials": found.trials[6:], "baseline": None})
+    bound_too_low = found.model_copy(update=base | {"trials": [trial.model_copy(update={"best": None}) for trial in found.trials]})
+    told = {}
+    for name, each in (("nothing", nothing), ("failed", failed), ("low", bound_too_low)):
+        write_report(each, tmp_path / name)
+        show(each)
+        told[name] = (tmp_path / name / "report.html").read_text()
+        assert "This run did not come to its end" in told[name]
+        assert "This run did not come to its end" in capsys.readouterr().out
+    assert "Nothing was measured" in told["nothing"]
+    assert "None held the bound" in told["low"]
+    assert "never within p99&lt;100ms" in told["low"]
+
+
+def test_a_server_that_ran_already_is_told_by_its_address(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = Trial(configuration={}, points=found.trials[0].points[:1], best=0)
+    against = found.model_copy(
+        update={
+            "against": "http://127.0.0.1:8080",
+            "trials": [trial],
+            "winner": None,
+            "baseline": None,
+            "curves": [],
+            "why": "",
+            "slo": None,
+        }
+    )
+    write_report(against, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert '<p class="best">http://127.0.0.1:8080</p>' in page
+    assert "1 worker" not in page
+    show(against)
+    assert "http://127.0.0.1:8080" in capsys.readouterr().out
+
+
+def test_the_schema_in_the_documentation_is_that_of_the_code() -> None:
+    assert json.loads(SCHEMA.read_text()) == Results.model_json_schema(mode="serialization"), "run python scripts/update_docs.py"
+
+
+VALUES = st.floats(0, 1e7, allow_nan=False)
+
+
+@given(st.lists(VALUES, max_size=8), st.booleans())
+def test_axes_hold_what_they_are_for_and_have_few_ticks(values: list[float], log: bool) -> None:
+    scale = axis("x", values, log=log)
+    assert scale.low < scale.high
+    assert all(value <= scale.high for value in values)
+    assert all(scale.low <= value for value in values if value > max(SMALLEST, scale.high / DECADES))
+    told = ticks(scale)
+    assert len(told) <= 16
+    assert all(scale.low * 0.999 <= value <= scale.high * 1.001 for value, _ in told)
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=6))
+def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> None:
+    marks = [Mark(x, y, "<&>", hollow=y > 3) for x, y in points]
+    drawn = plot("t", axis("x", [x for x, _ in points]), axis("y", [y for _, y in points]), [Series("s", "winner", marks)])
+    for circle in ElementTree.fromstring(drawn).iter("circle"):
+        assert 0 <= float(circle.get("cx", "-1")) <= 480
+        assert 0 <= float(circle.get("cy", "-1")) <= 300
+
+
+def test_ticks_that_are_given_are_kept_and_bars_of_one_value_are_drawn() -> None:
+    assert ticks(Axis("x", 0, 1, ticks=[(0.5, "half")])) == [(0.5, "half")]
+    assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all")])).iter("rect"))) == 1

@@ -1,0 +1,92 @@
+"""The way to a server: addresses, paths, errors."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import DIGITS, Run
+from tests.runtime.conftest import make_settings, running_server
+from tsx_cli.common.client import Server, _failure, path
+from tsx_cli.common.failure import CliError, UsageError
+
+
+@pytest.fixture
+def nobody(free_ports: Callable[[int], list[int]]) -> str:
+    """An address where nothing listens."""
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
+
+
+def test_segments_and_queries_are_quoted() -> None:
+    assert path("models", "a/b c", url="x y.mar", workers=None, synchronous=True) == "/models/a%2Fb%20c?url=x+y.mar&synchronous=true"
+    assert path("models") == "/models"
+
+
+def test_a_server_that_is_not_there_is_told_with_the_command_that_starts_it(nobody: str) -> None:
+    with pytest.raises(CliError, match=f"no server answers at {nobody} .*; start one with `tsx serve MODEL`"):
+        Server(nobody).call("GET", "/ping")
+
+
+@pytest.mark.parametrize("command", [["models", "list"], ["models", "describe", "x"], ["predict", "x", str(DIGITS / "README.md")]])
+def test_every_client_command_says_that_no_server_answers(run: Run, nobody: str, command: list[str]) -> None:
+    ended = run(*command, "--url", nobody)
+    assert ended.code == 1
+    assert ended.err.startswith(f"Error: no server answers at {nobody}")
+
+
+@pytest.mark.parametrize("command", [["register", "a.mar"], ["replace", "a.mar"], ["unregister", "a"]])
+def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path, command: list[str]) -> None:
+    with running_server(make_settings(tmp_path, enable_model_api=False)) as server:
+        ended = run("models", *command, "--url", str(server.management.base_url))
+    assert ended.code == 1
+    assert "does not let models be registered or removed; start the server with enable_model_api = true" in ended.err
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])
+def test_what_is_no_address_is_wrong_usage(url: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of a server"):
+        Server(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 5\r\n\r\n<ow!>", "the server answered 502 Bad Gateway: <ow!>"),
+        (b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n", "the server answered 500 Internal Server Error"),
+        (b"HTTP/1.1 404 x\r\ncontent-length: 31\r\n\r\n" + b'{"code":404,"message":"no: x" }\n', "no: x"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "did not answer GET /ping"),
+        (b"", "did not answer GET /ping"),
+    ],
+)
+def test_what_comes_back_instead_of_an_answer_is_told(answer: bytes, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = threading.Thread(target=answer_once, args=(listener, answer))
+        peer.start()
+        with pytest.raises(CliError) as caught:
+            Server(f"http://127.0.0.1:{listener.getsockname()[1]}").call("GET", "/ping")
+        peer.join(10)
+    assert message in caught.value.message
+
+
+def test_a_traceback_in_an_error_stands_apart_from_its_message() -> None:
+    body = json.dumps({"code": 500, "type": "x", "message": "it did not load\nTraceback (most recent call last):\n  File\nE: why\n"})
+    error = _failure(500, body.encode())
+    assert error.message == "it did not load"
+    assert error.traceback == "Traceback (most recent call last):\n  File\nE: why"
+
+
+def test_a_hint_leaves_no_doubled_punctuation() -> None:
+    error = _failure(404, json.dumps({"code": 404, "type": "x", "message": "No such thing."}).encode())
+    assert error.hinted("do this").message == "No such thing; do this"
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(answer)

@@ -1,0 +1,136 @@
+"""Images of tsx deploy to AWS: built where none is given, pushed to ECR by its own password, deployed by the digest that it gives."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.support.models import make_model
+from tests.support.platforms.aws import ACCOUNT, REGION, Account
+from tests.support.platforms.docker import Engine
+from tests.support.wheels import make_wheel
+from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
+from tsx_cli.deploy.image.programs import Builder
+from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
+from tsx_cli.main import main
+
+HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
+ROLE = "arn:aws:iam::123456789012:role/endpoint"
+HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
+
+
+@pytest.fixture
+def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """With moto's ECR behind it: what is pushed is there then."""
+    account.emptied()
+    for kind in (sagemaker_kinds.Endpoint, lambda_kinds.Function, lambda_kinds.Version, lambda_kinds.Alias):
+        monkeypatch.setattr(kind, "poll", 0.0)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    push = Builder.push
+
+    def and_put(builder: Builder, reference: str) -> None:
+        push(builder, reference)
+        _, _, rest = reference.partition("/")
+        repository, _, tag = rest.rpartition(":")
+        manifest = json.dumps({"schemaVersion": 2, "config": {"digest": f"sha256:{tag}"}})
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        boto3.client("ecr").put_image(repositoryName=repository, imageManifest=manifest, imageManifestMediaType=kind, imageTag=tag)
+
+    monkeypatch.setattr(Builder, "push", and_put)
+    return Engine(tmp_path / "bin").here(monkeypatch)
+
+
+class Deploy:
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        make_model(directory / "digits.mar", HANDLER)
+        self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
+
+    def __call__(self, verb: str, *words: str, target: str = "sagemaker", code: int = 0) -> str:
+        said = ["--target", target, "--name", "digits"]
+        if verb in ("apply", "plan"):
+            said += ["--role", ROLE, "--no-check", "--set", f"build.wheel={self.wheel}", "digits.mar"]
+        assert main(["deploy", verb, *said, *words]) == code, self.capsys.readouterr()
+        out, self.err = self.capsys.readouterr()
+        return out
+
+    def plan(self, *words: str, code: int) -> dict[str, Any]:
+        return {change["id"]: change for change in json.loads(self("plan", "--json", *words, code=code))["changes"]}
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    return Deploy(tmp_path, capsys)
+
+
+def test_an_image_is_built_pushed_and_deployed_by_its_digest(deploy: Deploy, docker: Engine) -> None:
+    planned = deploy.plan(code=2)
+    assert list(planned).index("Repository") < list(planned).index("Image") < list(planned).index("Model")
+    assert planned["Image"]["name"].startswith(f"{HOST}/tsx/sagemaker/digits:tsx-")
+    deploy("apply", "--yes")
+    assert [context["target"] for context in docker.state["contexts"]] == ["sagemaker"]
+    assert docker.state["logins"][HOST][0] == "AWS"
+    model = boto3.client("sagemaker").list_models()["Models"][0]["ModelName"]
+    image = boto3.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]["Image"]
+    found = boto3.client("ecr").describe_images(repositoryName="tsx/sagemaker/digits")["imageDetails"]
+    assert image == f"{HOST}/tsx/sagemaker/digits@{found[0]['imageDigest']}"
+    again = deploy.plan(code=0)
+    assert {change["action"] for change in again.values()} == {"same"}
+
+
+def test_a_function_gets_its_model_in_its_image(deploy: Deploy, docker: Engine) -> None:
+    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+    boto3.client("iam").create_role(RoleName="endpoint", AssumeRolePolicyDocument=json.dumps(trust))
+    other = "x86_64" if platform.machine() in ("arm64", "aarch64") else "arm64"
+    words = ("apply", "--yes", "--set", f"lambda.architecture={other}")
+    deploy(*words, target="lambda")
+    (built,) = docker.state["contexts"]
+    assert (built["target"], "model.mar" in built["files"]) == ("lambda", True)
+    assert docker.calls("build")[0][-3:-1] == ["--platform", f"linux/{'arm64' if other == 'arm64' else 'amd64'}"]
+    code = boto3.client("lambda").get_function(FunctionName="digits")["Code"]
+    assert code["ImageUri"].startswith(f"{HOST}/tsx/lambda/digits@sha256:")
+    deploy(*words, target="lambda")
+    assert len(docker.calls("build")) == 1
+
+
+def test_an_image_of_other_things_is_another_and_the_model_with_it(deploy: Deploy, docker: Engine) -> None:
+    deploy("apply", "--yes")
+    planned = deploy.plan("--set", "build.torch=2.8.0", code=2)
+    assert {id: planned[id]["action"] for id in ("Repository", "Image", "Model")} == {
+        "Repository": "same", "Image": "create", "Model": "create"
+    }  # fmt: skip
+
+
+def test_a_push_that_fails_says_why_and_is_picked_up(deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Builder, "login", lambda *given: docker.set(logins={"other": ["a", "b"]}))
+        deploy("apply", "--yes", code=1)
+    assert "docker push ended with 1: no basic auth credentials" in deploy.err
+    assert "Repository tsx/sagemaker/digits" in deploy.err
+    deploy("apply", "--yes")
+    assert len(docker.calls("build")) == 1  # what was built is there
+
+
+def test_purge_takes_the_repository_along(deploy: Deploy, docker: Engine) -> None:
+    deploy("apply", "--yes")
+    deploy("destroy", "--yes", "--purge")
+    assert boto3.client("ecr").describe_repositories()["repositories"] == []
+
+
+def test_a_repository_that_is_none_of_ecr_is_told(deploy: Deploy, docker: Engine) -> None:
+    deploy("plan", "--set", "repository=docker.io/me/digits", code=1)
+    assert "repository is docker.io/me/digits; sagemaker takes images from ECR alone" in deploy.err
+
+
+def test_without_a_program_that_builds_the_ways_out_are_told(deploy: Deploy, docker: Engine, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "docker").unlink()
+    deploy("apply", "--yes", code=1)
+    assert "docker is not installed; podman is not installed; buildah is not installed" in deploy.err
+    assert "give --image, or write the files with --emit dockerfile DIR" in deploy.err

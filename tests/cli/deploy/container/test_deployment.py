@@ -1,0 +1,209 @@
+"""`tsx deploy --target container`, against a double of docker: started, unchanged, replaced, gone back, put back, removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import make_model
+from tests.support.platforms.docker import Engine
+from tests.support.wheels import make_wheel
+from tsx_cli.deploy.container import kinds as container_kinds
+from tsx_cli.deploy.container.deployment import _time
+from tsx_cli.main import main
+
+LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
+HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
+
+
+class Deploy:
+    """The command, with what all calls say."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        make_model(directory / "digits.mar", HANDLER)
+        self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        assert main(["deploy", *words]) == code, self.capsys.readouterr()
+        out, self.err = self.capsys.readouterr()
+        return out
+
+    def apply(self, *words: str, code: int = 0) -> str:
+        said = ["digits.mar", "--target", "container", "--name", "digits", "--no-check", "--yes", "--set", f"build.wheel={self.wheel}"]
+        return self(*said, *words, code=code)
+
+    def plan(self, *words: str, code: int) -> Any:
+        said = ["digits.mar", "--target", "container", "--name", "digits", "--no-check", "--set", f"build.wheel={self.wheel}", "--json"]
+        told = json.loads(self("plan", *said, *words, code=code))
+        return {change["id"]: change["action"] for change in told["changes"]}
+
+    def verb(self, verb: str, *words: str, code: int = 0) -> str:
+        return self(verb, "--name", "digits", "--target", "container", *words, code=code)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to work in; `bin` is first on the PATH, and nothing that works with containers is behind it."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(container_kinds, "POLL", 0.0)
+    return tmp_path
+
+
+@pytest.fixture
+def docker(place: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return Engine(place / "bin").here(monkeypatch)
+
+
+@pytest.fixture
+def deploy(place: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    return Deploy(place, capsys)
+
+
+def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deploy, place: Path) -> None:
+    docker = Engine(place / "bin")
+    assert deploy.plan(code=2) == {"Image": "create", "Container": "create"}
+    assert docker.running == []
+    out = deploy.apply()
+    (name,) = docker.running
+    assert "healthy" in out
+    assert "http://127.0.0.1:8080" in out
+    (built,) = docker.state["contexts"]
+    assert built == {"files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name], "target": "server"}
+    found = docker.state["containers"][name]
+    assert found["Config"]["Labels"]["tsx.model"] == "digits/1.0"
+    assert "TSX_DISABLE_TOKEN_AUTHORIZATION=true" in found["Config"]["Env"]
+    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
+    deploy.apply()
+    assert len(docker.calls("run")) == len(docker.calls("build")) == 1
+
+
+def test_a_new_version_takes_the_place_of_the_one_before_and_can_be_gone_back_from(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    first = docker.running
+    assert deploy.plan("--set", "env.TSX_LOG_FORMAT=text", code=2) == {"Image": "same", "Container": "create"}
+    deploy.apply("--set", "env.TSX_LOG_FORMAT=text")
+    assert len(docker.state["containers"]) == 2
+    assert docker.running != first
+    versions = json.loads(deploy.verb("history", "--json"))
+    assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
+    deploy.verb("rollback", "--yes")
+    assert docker.running == first
+    deploy.verb("rollback", "--yes", code=1)
+    assert "has no earlier version" in deploy.err
+
+
+def test_earlier_versions_beyond_those_that_are_kept_go(deploy: Deploy, docker: Engine) -> None:
+    for level in ("a", "b", "c", "d"):
+        deploy.apply("--set", f"env.A={level}", "--set", "keep=2")
+    assert len(docker.state["containers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("health", "said"),
+    [("exited", "ended with 1. Its last words:\nloading digits\nRuntimeError: no weights"), ("unhealthy", "runs and is not well")],
+)
+def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy, docker: Engine, health: str, said: str) -> None:
+    deploy.apply()
+    first = docker.running
+    docker.set(healths=["starting" if health == "never" else health])
+    deploy.apply("--set", "env.A=b", code=1)
+    assert said in deploy.err
+    assert f"{first[0]}, which ran before, was started again" in deploy.err
+    assert docker.running == first
+    assert len(docker.state["containers"]) == 1
+
+
+def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_told(deploy: Deploy, docker: Engine) -> None:
+    deploy.verb("logs", code=1)
+    deploy.apply()
+    assert "loading digits" in deploy.verb("logs", "--lines", "1", "--since", "1h")
+    docker.set(healths=["exited"], lines=["ModuleNotFoundError: No module named 'cv2'"])
+    deploy.apply("--set", "env.A=b", code=1)
+    assert "Likely: The image has no module 'cv2'. Add its package" in deploy.err
+
+
+def test_the_log_is_that_of_the_one_that_runs(deploy: Deploy, place: Path) -> None:
+    Engine(place / "bin")
+    deploy.verb("logs", code=1)
+    assert "there is no deployment 'digits' on this machine" in deploy.err
+    deploy.apply()
+    assert deploy.verb("logs", "--lines", "5") == "loading digits\nRuntimeError: no weights\n"
+
+
+def test_destroy_removes_the_containers_and_purge_their_image(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    deploy.apply("--set", "env.A=b")
+    deploy.verb("destroy", code=1)
+    deploy.verb("destroy", "--purge", "--yes")
+    assert docker.state["containers"] == {}
+    assert docker.state["images"] == []
+    deploy.verb("destroy", "--yes", code=1)
+    assert "there is no deployment 'digits' on this machine" in deploy.err
+
+
+def test_where_others_reach_it_tokens_are_asked_for_first(deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy.apply("--set", "container.host=0.0.0.0", code=2)
+    assert "set TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN in this command's environment" in deploy.err
+    monkeypatch.setenv("TSX_INFERENCE_TOKEN", "a")
+    monkeypatch.setenv("TSX_MANAGEMENT_TOKEN", "b")
+    deploy.apply("--set", "container.host=0.0.0.0", "--set", "container.gpus=1")
+    (call,) = docker.calls("run")
+    assert call[-3:-1] == ["--gpus", "1"]
+    assert "TSX_INFERENCE_TOKEN" in call
+
+
+def test_a_given_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
+    assert deploy.plan("--image", "registry.example.com/digits:1", code=2) == {"Container": "create"}
+    deploy.apply("--image", "registry.example.com/digits:1")
+    assert docker.calls("build") == []
+    assert docker.calls("run")[0][-1] == "registry.example.com/digits:1"
+
+
+def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    (name,) = docker.running
+    state = docker.state
+    state["containers"][name]["State"] |= {"Running": False, "Status": "exited", "ExitCode": 137}
+    docker.set(**state)
+    assert "it ended with 137" in deploy.verb("status")
+    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    deploy.apply()
+    assert docker.running == [name]
+
+
+def test_without_a_program_that_works_the_ways_out_are_told(deploy: Deploy, place: Path) -> None:
+    deploy.apply(code=1)
+    assert "docker is not installed; podman is not installed. Install one of them, or write the files with --emit compose DIR" in deploy.err
+    Engine(place / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
+    deploy.apply("--set", "container.engine=docker", code=1)
+    assert "docker: Cannot connect to the Docker daemon" in deploy.err
+    assert '"with": "podman"' in (deploy.apply("--json") and deploy.verb("status", "--json"))
+
+
+def test_times_are_read_as_docker_and_podman_write_them() -> None:
+    assert _time("2026-11-21T20:00:00.123456789Z") == _time("2026-11-21 21:00:00.5 +0100") == _time("2026-11-21T15:30:00-04:30")
+
+
+def test_a_server_that_is_not_there_is_told(deploy: Deploy, docker: Engine, place: Path, free_ports: Any) -> None:
+    deploy.apply("--set", f"container.port={free_ports(1)[0]}")
+    (place / "in.json").write_text("{}")
+    deploy.verb("invoke", "in.json", code=1)
+    assert "/predictions/digits: [Errno" in deploy.err or "refused" in deploy.err
+
+
+def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    (name,) = docker.running
+    state = docker.state
+    state["containers"][name]["State"]["Health"] = {"Status": "unhealthy"}
+    docker.set(**state)
+    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    deploy.apply()
+    assert docker.calls("stop")
+    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}

@@ -1,0 +1,183 @@
+"""`tsx deploy --target kubernetes`, against a double of kubectl: applied, unchanged, rolled out, undone, failed, removed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import make_model
+from tests.support.platforms.kubectl import Cluster
+from tsx_cli.deploy.image.programs import advice, said_by
+from tsx_cli.deploy.kubernetes import kinds as kubernetes_kinds
+from tsx_cli.main import main
+
+HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
+IMAGE = "registry.example.com/digits:1"
+
+
+class Deploy:
+    """The command, with what all calls say."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        make_model(directory / "digits.mar", HANDLER)
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        assert main(["deploy", *words, "--name", "digits", "--target", "kubernetes"]) == code, self.capsys.readouterr()
+        out, self.err = self.capsys.readouterr()
+        return out
+
+    def apply(self, *words: str, code: int = 0) -> str:
+        return self("apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code)
+
+    def plan(self, *words: str, code: int) -> dict[str, str]:
+        told = json.loads(self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code))
+        return {change["id"]: change["action"] for change in told["changes"]}
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kubernetes_kinds.Object, "poll", 0.0)
+    monkeypatch.setattr(kubernetes_kinds.Revision, "poll", 0.0)
+    (tmp_path / "kubectl").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return Deploy(tmp_path, capsys)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+def test_a_deployment_is_applied_rolled_out_and_then_as_it_should_be(deploy: Deploy, cluster: Cluster) -> None:
+    cluster.looks = 3
+    kinds = ["Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor"]
+    assert deploy.plan(code=2) == dict.fromkeys(kinds, "create")
+    out = deploy.apply()
+    assert "digits/1.0" in out
+    assert {kind for kind, _ in cluster.objects} == {*kinds, "ReplicaSet"}
+    assert all("--server-side" in call for call in cluster.calls if call[0] == "apply")
+    assert deploy.plan(code=0) == dict.fromkeys(kinds, "same")
+
+
+def test_a_change_is_shown_rolled_out_and_gone_back_from(deploy: Deploy, cluster: Cluster) -> None:
+    deploy.apply()
+    assert deploy.plan("--set", "env.A=b", code=2)["Deployment"] == "update"
+    deploy.apply("--set", "env.A=b")
+    versions = json.loads(deploy("history", "--json"))
+    assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
+    deploy("rollback", "--yes")
+    variables = cluster.objects["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert "A" not in {each["name"] for each in variables}
+    now = json.loads(deploy("history", "--json"))
+    assert [(each["id"], each["is_current"]) for each in now] == [("digits-2", False), ("digits-1", True)]
+    assert json.loads(deploy("status", "--json"))["revision"] == "3"
+
+
+def test_what_is_not_asked_for_any_more_goes(deploy: Deploy, cluster: Cluster) -> None:
+    deploy.apply()
+    words = ("--set", "kubernetes.monitoring=false", "--set", "kubernetes.most_replicas=2")
+    told = deploy.plan(*words, code=2)
+    assert {id: action for id, action in told.items() if action == "delete"} == {
+        "ServiceMonitor0": "delete", "HorizontalPodAutoscaler0": "delete"
+    }  # fmt: skip
+    deploy.apply(*words)
+    assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 2
+
+
+def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: Deploy, cluster: Cluster) -> None:
+    deploy.apply()
+    cluster.failure = "ImagePullBackOff"
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    labels = {"app.kubernetes.io/name": "digits"}
+    cluster.objects["Pod", "digits-1"] = {
+        "metadata": {"name": "digits-1", "labels": labels}, "status": {"containerStatuses": [{"state": state}]}
+    }  # fmt: skip
+    deploy.apply("--set", "env.A=b", code=1)
+    assert "its new pods did not become ready in time" in deploy.err
+    assert "digits-1: ImagePullBackOff no such image" in deploy.err
+    assert "[pod/digits-1/tsx] loading" in deploy.err  # the end of the log
+    assert deploy.plan("--set", "env.A=c", code=2)["Deployment"] == "update"  # not made anew: its old pods still answer
+    cluster.failure = ""
+    del cluster.objects["Pod", "digits-1"]
+    deploy.apply("--set", "env.A=c")
+
+
+def test_a_cluster_that_does_not_answer_is_told_without_what_kubectl_writes_for_itself() -> None:
+    inner = 'E1121 22:12:23.389374   22390 memcache.go:265] "Unhandled Error" err="connection refused"\n'
+    said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    assert said_by(subprocess.CompletedProcess([], 1, "", inner * 3 + said)) == said
+    assert "--set kubernetes.context=NAME takes another" in advice(said)
+
+
+def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
+    deploy.apply()
+    deploy("destroy", "--yes")
+    assert cluster.objects == {}
+    deploy("destroy", "--yes", code=1)
+    assert "there is no deployment 'digits' on the namespace default" in deploy.err or "in the namespace default" in deploy.err
+
+
+def test_what_the_cluster_does_not_know_is_told_with_what_leaves_it_out(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime"}))
+    deploy.apply(code=1)
+    assert (
+        "has no ServiceMonitor. It is what Prometheus' operator reads; where there is none, --set kubernetes.monitoring=false" in deploy.err
+    )
+    deploy.apply("--set", "kubernetes.monitoring=false")
+    deploy("destroy", "--yes")
+
+
+def test_a_deployment_of_somebody_else_is_left_alone(deploy: Deploy, cluster: Cluster) -> None:
+    metadata: dict[str, Any] = {"name": "digits", "generation": 1, "labels": {}, "annotations": {}}
+    cluster.objects["Deployment", "digits"] = {"metadata": metadata, "spec": {}}
+    deploy.apply(code=1)
+    assert "Deployment digits is there already, and tsx deploy did not make it" in deploy.err
+
+
+def test_a_model_is_asked_through_the_connection_of_kubectl(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
+    deploy.apply()
+    (tmp_path / "in.json").write_text("{}")
+    cluster.forwarded = "error: unable to forward port because pod is not running"
+    deploy("invoke", "in.json", code=1)
+    assert "no way to digits: error: unable to forward port" in deploy.err
+
+
+def test_kserve_serves_an_archive_that_lies_elsewhere(deploy: Deploy, cluster: Cluster) -> None:
+    words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits")
+    assert deploy.plan(*words, code=2) == {"ClusterServingRuntime": "create", "InferenceService": "create"}
+
+
+def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_told(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
+    said = ["deploy", "digits.mar", "--name", "digits", "--target", "kubernetes", "--no-check", "--yes", "--set", "build.wheel=w.whl"]
+    (tmp_path / "w.whl").touch()
+    assert main(said) == 2
+    assert "neither image nor repository is given: --image names one" in deploy.capsys.readouterr().err
+    (tmp_path / "kubectl").unlink()
+    deploy.apply(code=1)
+    assert "kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR" in deploy.err
+
+
+def test_a_rollout_that_has_failed_is_applied_anew(deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy.apply()
+    cluster.failure = "ImagePullBackOff"
+    deploy.apply("--set", "env.A=b", code=1)
+    applied = cluster._roll_out
+
+    def well(deployment: dict[str, Any]) -> None:
+        cluster.failure = ""  # Kubernetes tells of the failure until other pods are asked for
+        applied(deployment)
+
+    monkeypatch.setattr(cluster, "_roll_out", well)
+    deploy.apply("--set", "env.A=c")
+
+
+@pytest.mark.parametrize("option", [["--canary", "10%"], ["--create-role"]])
+def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, option: list[str]) -> None:
+    deploy.apply(*option, code=2)
+    assert "SageMaker and Lambda have that, and the target kubernetes does not" in deploy.err

@@ -1,0 +1,426 @@
+"""Isolated workers: archives that attack their server, real ones, and an honest one that does not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients.talker import ask, gone, order, until, with_registry
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, serving
+from tsx_archiver import ArchiveSpec, write_archive
+from tsx_runtime import wire
+from tsx_runtime.api.describe import describe_version
+from tsx_runtime.core.isolation import config
+from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
+from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.settings.schema import ModelSettings, Settings
+from tsx_runtime.settings.sources import load_settings
+
+MISSING = "; ".join(lacking(Isolation()))
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}")
+
+# Runs what it is sent, and answers with what came of it.
+HANDLER = """
+import ctypes, os, resource, signal, socket, subprocess, sys, tempfile, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(number, *arguments):
+    if libc.syscall(ctypes.c_long(number), *arguments) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return 0
+
+def c(name, *arguments):
+    result = getattr(libc, name)(*arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+def attempt(code):
+    try:
+        return str(eval(code))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [attempt((row.get("data") or row["body"]).decode()) for row in data]
+"""
+
+# What the handler does with names that the fixture fills in. All of these work in a worker that is not isolated.
+ATTACKS = {
+    "reads a file beside the store": "open('{secret}').read()",
+    "reads another model's archive": "open('{store}/other.mar', 'rb').read(2)",
+    "lists the model store": "os.listdir('{store}')",
+    "appends to a file elsewhere": "open('{victim}', 'a').write('x')",
+    "truncates a file elsewhere": "os.truncate('{victim}', 0)",
+    "renames a file elsewhere": "os.rename('{victim}', '{victim}')",
+    "links to a file elsewhere": "os.link('{victim}', '{victim}.link')",
+    "makes a directory elsewhere": "os.makedirs('{victim}.d', exist_ok=True)",
+    "removes a file elsewhere": "os.remove('{victim}.remove')",
+    "changes a file's mode": "os.chmod('{victim}', 0o666)",
+    "changes a file's mode by a descriptor": "os.fchmod(os.open('handler.py', os.O_RDONLY), 0o644)",
+    "changes a file's owner": "os.chown('{victim}', os.getuid(), os.getgid())",
+    "changes a file's time": "os.utime('{victim}')",
+    "writes to its model's directory": "open('new', 'w').write('x')",
+    "writes to the temporary directory": "open('{tmp}/tsx-test-isolation', 'w').write('x')",
+    "writes to shared memory": "open('/dev/shm/tsx-test-isolation', 'w').write('x')",
+    "connects by TCP": "socket.create_connection(('127.0.0.1', {port}))",
+    "sends by UDP": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))",
+    "listens": "socket.create_server(('127.0.0.1', 0))",
+    "connects to a unix socket": "socket.socket(socket.AF_UNIX).connect('{unix}')",
+    "sends to a unix socket": "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x', '{unix}.dgram')",
+    "sends to a unix socket from a pair": "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', '{unix}.dgram')",
+    "connects to an abstract socket": "socket.socket(socket.AF_UNIX).connect('{abstract}')",
+    "reads the front end's environment": "open('/proc/{front}/environ').read()",
+    "reads the front end's memory": "open('/proc/{front}/mem', 'rb') and open('/proc/{front}/maps').read()",
+    "reads what the front end has open": "os.readlink('/proc/{front}/fd/0')",
+    "signals the front end": "os.kill({front}, 0)",
+    "signals another process": "os.kill({neighbour}, signal.SIGCONT)",
+    "signals a process by a descriptor": "signal.pidfd_send_signal(os.pidfd_open({neighbour}), signal.SIGCONT)",
+    "signals whom SIGIO goes to": "__import__('fcntl').fcntl(socket.socketpair()[0], 8, {neighbour})",
+    "traces another process": "c('ptrace', 0x4206, {neighbour}, None, None)",
+    "limits another process": "resource.prlimit({neighbour}, resource.RLIMIT_CORE, (0, 0))",
+    "pins another process": "os.sched_setaffinity({neighbour}, os.sched_getaffinity({neighbour}))",
+    "slows another process down": "os.setpriority(os.PRIO_PROCESS, {neighbour}, 1)",
+    "leaves its process group": "subprocess.run(['true'], start_new_session=True)",
+    "makes shared memory of System V": "c('shmget', 0x7e57, 1, 0o1600)",
+    "finds a secret in its environment": "os.environ['TSX_TEST_PRIVATE']",
+    "finds the server's home": "os.listdir('{home}')",
+}
+# What may not work in any worker, for want of root, or would do harm in one that is not isolated.
+ONLY_ISOLATED = {
+    "mounts": "c('mount', b'none', b'.', b'tmpfs', 0, None)",
+    "makes namespaces": "call({unshare}, 0x10000000)",
+    "makes a raw socket": "socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)",
+    "makes a packet socket": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "makes an io_uring": "call(425, 1, None)",
+    "loads BPF": "call({bpf}, 0, None, 0)",
+    "handles page faults": "call({userfaultfd}, 0)",
+    "reads the password hashes": "open('/etc/shadow').read()",
+    "changes a mode by the newest call": "call(452, -100, b'{victim}', 0o666, 0)",
+    "outlives its parent": "c('prctl', 1, 0, 0, 0, 0)",
+    "types into the terminal": "c('ioctl', 1, 0x5412, b'x')",
+    "becomes another user": "os.setuid(12345)",
+}
+NUMBERS = (
+    {"unshare": 272, "bpf": 321, "userfaultfd": 323} if os.uname().machine == "x86_64" else {"unshare": 97, "bpf": 280, "userfaultfd": 282}
+)
+REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory) -> Iterator[dict[str, object]]:
+    """What attackers aim at: files, sockets, and processes of the same user."""
+    place = tmp_path_factory.mktemp("attacked")
+    store = place / "store"
+    store.mkdir()
+    make_model(store / "other.mar", HANDLER)
+    (place / "secret").write_text("the key")
+    for name in ("victim", "victim.remove"):
+        (place / name).write_text("whole")
+    neighbour = subprocess.Popen(["sleep", "600"])
+    abstract = f"\0tsx-test-{os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+        socket.socket(socket.AF_UNIX) as hidden,
+    ):
+        unix.bind(str(place / "unix"))
+        datagrams.bind(str(place / "unix.dgram"))
+        hidden.bind(abstract)
+        unix.listen()
+        hidden.listen()
+        yield {
+            "store": store,
+            "secret": place / "secret",
+            "victim": place / "victim",
+            "tmp": place,
+            "home": Path.home(),
+            "unix": place / "unix",
+            "abstract": "\\0" + abstract[1:],
+            "port": tcp.getsockname()[1],
+            "front": os.getpid(),
+            "neighbour": neighbour.pid,
+            **NUMBERS,
+        }
+    neighbour.kill()
+    neighbour.wait()
+    Path("/dev/shm/tsx-test-isolation").unlink(missing_ok=True)
+    subprocess.run(["ipcrm", "-M", "0x7e57"], capture_output=True, check=False)
+
+
+def answers_of(directory: Path, questions: Mapping[str, str], **settings: object) -> dict[str, str]:
+    answers: dict[str, str] = {}
+
+    async def test(registry):
+        version = await registry.register_path(make_model(directory / "hostile.mar", HANDLER), order())
+        for name, question in questions.items():
+            answers[name] = await ask(version, question)
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TSX_TEST_PRIVATE", "the key")
+    with patch.context():
+        with_registry(test, worker_preload=False, cache_dir=directory / "cache", **settings)
+    patch.undo()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def isolated(names, tmp_path_factory) -> dict[str, str]:
+    questions = {name: code.format(**names) for name, code in {**ATTACKS, **ONLY_ISOLATED}.items()}
+    return answers_of(tmp_path_factory.mktemp("isolated"), questions, isolation="on")
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, *ONLY_ISOLATED])
+def test_an_isolated_archive_is_refused_when_it(attack, isolated, names):
+    assert REFUSED.search(isolated[attack]), isolated[attack]
+    assert names["victim"].read_text() == "whole"
+
+
+@pytest.fixture(scope="module")
+def free(names, isolated, tmp_path_factory) -> dict[str, str]:
+    """After the others: these attacks succeed."""
+    questions = {name: code.format(**names) for name, code in ATTACKS.items()}
+    return answers_of(tmp_path_factory.mktemp("free"), questions)
+
+
+# A forked worker has the environment in which this process started its first server, maybe for another test.
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "finds a secret in its environment"])
+def test_without_isolation_the_same_attack_succeeds_when_it(attack, free):
+    assert "Error" not in free[attack], free[attack]
+
+
+# With Landlock as it was at first, a filter of system calls does what it lacked.
+OLD_KERNEL = """
+import json, os, sys
+sys.path.append(sys.argv[1])
+from tsx_runtime.sandbox import enter, landlock
+landlock.abi = lambda: 1
+enter.enter(json.loads(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    "attack", ["os.kill({neighbour}, 18)", "os.truncate('handler.py', 0)", "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)"]
+)
+def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
+    (tmp_path / "handler.py").write_text("whole")
+    (tmp_path / "scratch").mkdir()
+    code = f"import os, sys; os.chdir(sys.argv[1]); print(open('handler.py').read(), flush=True); {attack.format(**names)}"
+    cell = {
+        "command": [sys.executable, "-c", code, str(tmp_path)],
+        "scratch": str(tmp_path / "scratch"),
+        "read": [*config.SYSTEM, *config.python_paths(), str(tmp_path)],
+        "devices": config.DEVICES,
+        "network": False,
+        "group": None,
+        "output": None,
+        "label": "",
+    }
+    root = Path(config.__file__).parents[3]
+    ended = subprocess.run([sys.executable, "-c", OLD_KERNEL, str(root), json.dumps(cell)], capture_output=True, text=True, check=False)
+    assert ended.stdout == "whole\n", ended.stderr
+    assert "PermissionError: [Errno 1]" in ended.stderr
+    assert (tmp_path / "handler.py").read_text() == "whole"
+
+
+def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(isolated_talk):
+    status = isolated_talk["status"]
+    assert re.search(r"NoNewPrivs:\s1\n", status)
+    assert re.search(r"Seccomp:\s2\n", status)
+    assert re.search(r"CapEff:\s0+\n", status)
+    assert re.search(r"CapBnd:\s0+\n", status) or os.getuid()
+    opened = json.loads(isolated_talk["descriptors"].replace("'", '"'))
+    assert len([name for name in opened if name.startswith("socket:")]) <= 3  # its own, and where it prints if that is one
+    assert not [name for name in opened if str(Path.cwd()) in name]
+
+
+def test_an_isolated_worker_has_what_an_honest_handler_needs(isolated_talk):
+    assert isolated_talk["temporary"].startswith(isolated_talk["home"])
+    assert isolated_talk["program"] == "written\n"
+    assert isolated_talk["pair"] == "b'x'"
+    assert isolated_talk["thread"] == "None"
+    assert isolated_talk["time"] == "True"
+
+
+HONEST = {
+    "status": "open('/proc/self/status').read()",
+    "descriptors": "[os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')]",
+    "home": "os.path.expanduser('~')",
+    "temporary": "tempfile.NamedTemporaryFile().name",
+    "program": "subprocess.run('cd; echo written > a; cp a b; cat b', shell=True, capture_output=True, text=True).stdout",
+    "pair": "(lambda a, b: a.send(b'x') and b.recv(1))(*socket.socketpair())",
+    "thread": "__import__('threading').Thread(target=int).start()",
+    "time": "time.localtime().tm_year > 2000",
+}
+
+
+@pytest.fixture(scope="module")
+def isolated_talk(tmp_path_factory) -> dict[str, str]:
+    return answers_of(tmp_path_factory.mktemp("honest"), HONEST, isolation="on")
+
+
+STREAMING = """
+import sys
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    send_intermediate_predict_response(["one "], context.request_ids, "", 200, context)
+    return [sys.prefix]
+"""
+
+
+def test_workers_stream_from_an_environment_of_their_own(tmp_path):
+    async def test(registry):
+        path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
+        version = await registry.register_path(path, order(initial_workers=2))
+        job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
+        version.submit(job)
+        answer = await asyncio.wait_for(job.done, 90)
+        streamed = (await answer.whole(1 << 20)).decode()
+        assert streamed.startswith(f"one {tmp_path / 'cache'}")
+        assert len({worker.pid for worker in version.workers}) == 2
+
+    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache")
+
+
+def test_what_the_administrator_names_is_allowed(names, tmp_path):
+    models = {
+        "hostile": ModelSettings(
+            isolation="on", isolation_network=True, isolation_paths=[names["secret"]], isolation_variables=["TSX_TEST_PRIVATE"]
+        )
+    }
+    questions = {"tcp": ATTACKS["connects by TCP"], "file": ATTACKS["reads a file beside the store"]}
+    questions |= {"variable": ATTACKS["finds a secret in its environment"], "packets": ONLY_ISOLATED["makes a packet socket"]}
+    questions |= {"store": ATTACKS["lists the model store"]}
+    answers = answers_of(tmp_path, {name: code.format(**names) for name, code in questions.items()}, models=models)
+    assert "raddr" in answers["tcp"]
+    assert answers["file"] == answers["variable"] == "the key"
+    assert "PermissionError" in answers["packets"]
+    assert "PermissionError" in answers["store"]
+
+
+def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order())
+        scratch = Path(await ask(version, HONEST["home"]))
+        child = int(await ask(version, "subprocess.Popen(['sleep', '600']).pid"))
+        deep = "[os.mkdir('d') or os.chdir('d') for _ in range(3000)]"  # a path longer than any call takes
+        await ask(version, f"os.chdir(os.environ['HOME']) or open('big', 'w').write('x') and {deep}")
+        assert (scratch / "big").exists()
+        await until(lambda: version.stats.recycled["requests"])
+        await until(lambda: gone(child))
+        await until(lambda: not scratch.exists())
+        assert Path(await ask(version, HONEST["home"])) != scratch
+
+    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", heartbeat_interval=1)
+
+
+def test_a_description_says_what_holds(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(make_model(tmp_path / "m.mar", HANDLER), order(initial_workers=0))
+        assert describe_version(version, {}, {}).isolation == version.isolation.describe()
+        assert version.isolation.describe()["network"] is False
+        other = await registry.register_path(make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0))
+        assert describe_version(other, {}, {}).isolation is None
+
+    with_registry(test, models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache")
+
+
+def test_a_model_sets_anew_what_is_set_for_all():
+    models = {"free": ModelSettings(isolation="off"), "online": ModelSettings(isolation_network=True, isolation_cpus=0.5)}
+    settings = Settings(isolation="on", isolation_memory=512, isolation_processes=64, models=models)
+    assert isolation_of(settings, "free") is None
+    assert isolation_of(settings, "other") == Isolation(memory=512, processes=64)
+    assert isolation_of(settings, "online") == Isolation(network=True, memory=512, cpus=0.5, processes=64)
+
+
+@pytest.mark.parametrize(("part", "words"), [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")])
+def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
+    monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
+    with pytest.raises(SettingError, match=words):
+        config.check_isolation(Settings(models={"m": ModelSettings(isolation="on")}))
+    config.check_isolation(Settings(models={"m": ModelSettings(isolation="off")}))
+
+
+def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
+    with pytest.raises(SettingError, match=r"isolation_memory: groups cannot be made in .*systemd-run --user"):
+        config.check_isolation(Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none"))
+
+
+def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
+    (tmp_path / "tsx.toml").write_text('isolation_memory = 900\n[models.m]\nisolation = "on"\nisolation_paths = ["/usr"]\n')
+    settings, _ = load_settings({"models.m.isolation_cpus": "1.5"}, {}, tmp_path / "tsx.toml")
+    assert isolation_of(settings, "m") == Isolation(memory=900, cpus=1.5, paths=("/usr",))
+    settings, _ = load_settings({"models.m.isolation": "on", "models.m.isolation_paths": "/usr,/opt"}, {"TSX_ISOLATION_PROCESSES": "9"})
+    assert isolation_of(settings, "m") == Isolation(processes=9, paths=("/usr", "/opt"))
+
+
+def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
+    with pytest.raises(SettingError, match=r"isolation_paths cannot be 'data' .*it takes absolute paths"):
+        load_settings({"isolation_paths": "data"}, {})
+    settings, _ = load_settings({"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {})
+    with pytest.raises(SettingError, match="none of isolation_paths does not exist"):
+        config.check_isolation(settings)
+
+
+def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
+    async def test(registry):
+        group = make_model(tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n")
+        with pytest.raises(BadRequest, match="whose processes need the network"):
+            await registry.register_path(group, order(initial_workers=0))
+        needy = make_model(tmp_path / "needy.mar", HANDLER, requirementsFile="handler.py")
+        with pytest.raises(BadRequest, match="pip would run code"):
+            await registry.register_path(needy, order(initial_workers=0))
+
+    with_registry(test, isolation="on", install_py_dep_per_model=True, cache_dir=tmp_path / "cache")
+
+
+DIGITS = Path(__file__).parents[4] / "examples" / "digits"
+
+
+def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
+    spec = ArchiveSpec(
+        "digits",
+        str(DIGITS / "handler.py"),
+        serialized_file=DIGITS / "digits.pt",
+        extra_files=[DIGITS / "index_to_name.json"],
+        config_file=DIGITS / "model-config.yaml",
+    )
+    archive = write_archive(spec, tmp_path)
+    picture = (DIGITS / "images" / "7.png").read_bytes()
+
+    async def served(**settings: object) -> bytes:
+        async with open_model(archive, Settings(cache_dir=tmp_path / "cache", worker_preload=False, **settings)) as version:
+            job = WaitingJob(wire.request_meta("id", b"", [(b"Content-Type", b"image/png")]), picture, time.monotonic())
+            version.submit(job)
+            return (await asyncio.wait_for(job.done, 90)).body
+
+    isolated, free = asyncio.run(served(isolation="on")), asyncio.run(served())
+    assert isolated == free
+    assert b"seven" in isolated
+
+
+def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
+    make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
+    words = ["serve", tmp_path / "loud.mar", *FREE_PORTS, "--set", "isolation=on", "--set", f"log_location={tmp_path / 'logs'}"]
+    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
+        assert server.stop() == 0
+    assert "as loud as ever" in (tmp_path / "logs" / "model_log.log").read_text()

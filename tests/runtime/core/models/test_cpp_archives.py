@@ -1,0 +1,90 @@
+"""Archives of TorchServe's C++ backend: TorchScript is served, anything else is refused with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.clients.talker import order, with_registry
+from tsx_runtime import wire
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.handlers.torchscript import TorchScriptHandler
+
+
+class Double(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def archive(place: Path, handler: str = "TorchScriptHandler", *, script: bool = True) -> Path:
+    buffer = io.BytesIO()
+    if script:
+        torch.jit.save(torch.jit.script(Double()), buffer)
+    else:
+        torch.save({"weight": torch.zeros(2)}, buffer)
+    model = {"modelName": place.stem, "modelVersion": "1.0", "handler": handler, "serializedFile": "model.pt"}
+    with zipfile.ZipFile(place, "w") as mar:
+        mar.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "LSP", "model": model}))
+        mar.writestr("model.pt", buffer.getvalue())
+    return place
+
+
+def saved(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer.getvalue()
+
+
+def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(tmp_path):
+    path = archive(tmp_path / "double.mar")
+
+    async def test(registry):
+        version = await registry.register_path(path, order(batch_size=4))
+        assert version.runtime == "LSP"
+        bodies = [saved(torch.tensor([1.0, 2.0])), saved(torch.tensor([[3.0]])), b"no tensor", saved(torch.tensor([4.0, 5.0]))]
+        jobs = [WaitingJob(wire.request_meta("id", b"", []), body, 0.0) for body in bodies]
+        for job in jobs:
+            version.submit(job)
+        answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
+        assert [answer.status for answer in answers] == [200, 200, 400, 200]
+        found = [torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist() for index in (0, 1, 3)]
+        assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
+        assert b"torch.save writes it" in await answers[2].whole(1 << 20)
+
+    with_registry(test)
+
+
+@pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
+def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
+    with pytest.raises(BadRows) as caught:
+        TorchScriptHandler().preprocess([{"body": saved(torch.zeros(1))}, {"body": body}])
+    assert list(caught.value.faults) == [1]
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (
+            {"handler": "libmnist:MnistHandler"},
+            "its handler libmnist:MnistHandler is compiled code, which tsx does not run. Pack the model again",
+        ),
+        ({"script": False}, "model.pt holds eager"),
+    ],
+)
+def test_what_only_cpp_can_run_is_refused_with_the_reason(tmp_path, what, text):
+    path = archive(tmp_path / "other.mar", **what)
+
+    async def test(registry):
+        with pytest.raises(BadRequest, match=text):
+            await registry.register_path(path, order())
+        assert not registry.models
+
+    with_registry(test)

@@ -1,0 +1,216 @@
+"""What of a request is written, and how much of it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.support.clients.talker import until
+from tsx_runtime.core.recording.config import RecordTerms
+from tsx_runtime.core.recording.recorder import MOST_WAITING, Keeper, Noted, Recorder
+from tsx_runtime.core.recording.segments import PARTS, Segments
+from tsx_runtime.recordings import Recorded, encode, file_head, read
+
+SECRETS = """Authorization Proxy-Authorization Cookie Set-Cookie X-Api-Key apikey X-Auth-Token X-Amz-Security-Token X-Amz-Date
+X-Csrf-Token X-Session-Id X-Forwarded-For Forwarded X-Real-IP CF-Connecting-IP X-Goog-Iap-Jwt-Assertion X-Password x-signature"""
+
+
+def block(*names: str) -> str:
+    return "".join(f"{name}: v\r\n" for name in names)
+
+
+def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() -> None:
+    names = [*SECRETS.split(), "Host", "Content-Length", "Transfer-Encoding", "Connection", "Expect"]
+    kept = ["Content-Type", "X-Request-Kind", "ts_request_sequence_id", "Accept-Language", "x-tsx-priority"]
+    assert Keeper(None).headers(block(*names, *kept)) == [(name, "v") for name in kept]
+    only = Keeper(["accept-language", "Authorization"])  # which is none of those that can be asked for
+    assert only.headers(block(*names, *kept)) == [("Content-Type", "v"), ("Accept-Language", "v")]
+
+
+def test_parameters_that_tell_who_asked_are_not_kept() -> None:
+    assert Keeper(None).query("a=1&access_token=x&b=2&api%5Fkey=y&api-key=z&&Signature=s") == "a=1&b=2&"
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "size", "age"),
+    [
+        ({}, 100, 100_000_000, 86400),
+        ({"share": "1%", "max_size": "2GB", "max_age": "7d"}, 1, 2 * 10**9, 7 * 86400),
+        ({"share": 0.5, "max_size": 70000, "max_age": 90}, 0.5, 70000, 90),
+        ({"share": "12.5", "max_size": "0.1 mb", "max_age": "1.5h"}, 12.5, 100_000, 5400),
+    ],
+)
+def test_terms_are_numbers_or_texts_for_people(given: dict[str, object], share: float, size: int, age: float) -> None:
+    terms = RecordTerms.model_validate(given)
+    assert (terms.share, terms.max_size, terms.max_age) == (share, size, age)
+    assert RecordTerms.model_validate(terms.model_dump()) == terms
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"share": 0}, {"share": "101%"}, {"max_size": "1 horse"}, {"max_size": 3}, {"max_age": "soon"}, {"max_age": 0}, {"shar": 1}]
+)
+def test_terms_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        RecordTerms.model_validate(wrong)
+
+
+def entry(at: float, size: int) -> Recorded:
+    return Recorded(at, "1.0", "", (), b"x" * size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9000)), max_size=60), st.integers(0, 3))
+def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], restart: int
+) -> None:
+    directory = tmp_path_factory.mktemp("segments") / "m"
+    most, now, written = 20_000, 1_700_000_000.0, []
+    segments = Segments(directory, "m", most, 10**9)
+    for number, (passed, size) in enumerate(steps):
+        now += passed
+        data = encode(entry(now, size))
+        if segments.write(data, now):
+            written.append(now)
+        else:
+            assert len(data) > most // 2
+        if restart and number % 20 == restart:
+            segments.close()
+            segments = Segments(directory, "m", most, 10**9)
+        assert segments.kept().size <= most
+    segments.close()
+    kept = [found.at for found in read(directory)] if written else []
+    assert kept == written[len(written) - len(kept) :]
+    assert kept or not written
+
+
+def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> None:
+    now = 1_700_000_000.0
+    segments = Segments(tmp_path / "m", "m", 1_000_000, 80)
+    segments.write(encode(entry(now, 10)), now)
+    segments.write(encode(entry(now + 1, 10)), now + 1)
+    (file,) = (tmp_path / "m").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o700
+    segments.write(encode(entry(now + 11, 10)), now + 11)  # an eighth of the age later: another file
+    assert segments.kept().files == 2
+    assert segments.kept().oldest == now
+    segments.sweep(file.stat().st_mtime + 200)
+    assert segments.kept().files == 0
+    assert segments.write(encode(entry(now + 500, 10)), now + 500)
+    segments.remove()
+    assert not (tmp_path / "m").exists()
+
+
+def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
+    recorder.note(Noted(at, "1.0", b"id\r\na=1\r\nX-A: b\r\nCookie: c\r\n", body, 200, 0.5, b"x-c: d\r\nset-cookie: e\r\n", b"yes"))
+
+
+def with_recorder(directory: Path, test, **terms: object) -> None:  # type: ignore[no-untyped-def]
+    async def main() -> None:
+        recorder = Recorder("m", RecordTerms.model_validate(terms), directory, Keeper(None))
+        try:
+            await test(recorder)
+        finally:
+            await recorder.close()
+
+    asyncio.run(main())
+
+
+def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path: Path) -> None:
+    async def test(recorder: Recorder) -> None:
+        for at in (3.0, 1.0, 2.0):
+            note(recorder, b"%d" % at, at)
+        await recorder.close()
+        note(recorder)
+
+    with_recorder(tmp_path / "m", test)
+    entries = list(read(tmp_path))
+    assert [entry.body for entry in entries] == [b"1", b"2", b"3"]
+    assert entries[0] == Recorded(1.0, "1.0", "a=1", (("X-A", "b"),), b"1", 200, 0.5, (("x-c", "d"),), b"yes", "m")
+
+
+def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    write = Segments.write
+    monkeypatch.setattr(Segments, "write", lambda *what: go.wait(30) and write(*what))
+
+    async def test(recorder: Recorder) -> None:
+        body = b"x" * (MOST_WAITING // 4)
+        for _ in range(6):
+            note(recorder, body)
+        assert recorder.dropped == {"slow": 3}
+        go.set()
+        await until(lambda: recorder.recorded == 3)
+        note(recorder, body)
+        await until(lambda: recorder.recorded == 4)
+
+    with_recorder(tmp_path / "m", test, max_size="1GB")
+
+
+def test_where_the_disk_is_full_requests_are_not_recorded_and_counted_and_what_came_whole_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import resource
+
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.REST", 0.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def test(recorder: Recorder) -> None:
+        note(recorder, b"a")
+        await until(lambda: recorder.recorded == 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+        try:
+            for count in (1, 2):
+                note(recorder, b"b" * 2000)
+                await until(lambda count=count: recorder.dropped == {"disk": count})  # type: ignore[misc]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert recorder.problem is not None
+        note(recorder, b"c")
+        await until(lambda: recorder.recorded == 2)
+        assert recorder.problem is None
+
+    with_recorder(tmp_path / "m", test)
+    assert [entry.body for entry in read(tmp_path)] == [b"a", b"c"]
+    assert caplog.text.count("cannot be recorded") == 1
+
+
+def test_a_request_that_cannot_be_written_ends_nothing_and_its_traceback_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encoded(entry: Recorded) -> bytes:
+        if entry.body == b"odd":
+            raise ValueError("odd")
+        return encode(entry)
+
+    monkeypatch.setattr("tsx_runtime.core.recording.recorder.encode", encoded)
+
+    async def test(recorder: Recorder) -> None:
+        for body in (b"odd", b"odd", b"even"):
+            note(recorder, body)
+        await until(lambda: recorder.recorded == 1)
+        assert recorder.dropped == {"disk": 2}
+
+    with_recorder(tmp_path / "m", test)
+    assert [entry.body for entry in read(tmp_path)] == [b"even"]
+    assert caplog.text.count("Traceback") == 1
+
+
+def test_one_request_that_would_push_out_all_others_is_not_recorded(tmp_path: Path) -> None:
+    async def test(recorder: Recorder) -> None:
+        note(recorder, b"x" * (64 << 10))
+        await until(lambda: recorder.dropped == {"size": 1})
+
+    with_recorder(tmp_path / "m", test, max_size=64 << 10)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_file_has_a_head_that_leaves_room(tmp_path: Path) -> None:
+    assert len(file_head("m" * 255)) < (64 << 10) // PARTS

@@ -1,0 +1,258 @@
+"""The registry with real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+from tests.support.clients.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
+from tests.support.models import make_model
+from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.errors import (
+    BadRequest,
+    CannotRemoveDefault,
+    CleanupTimeout,
+    Conflict,
+    LoadFailed,
+    ModelNotFound,
+    ModelVersionNotFound,
+    Unavailable,
+    WorkerDied,
+)
+
+
+def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_is_not_registered(tmp_path):
+    async def test(registry):
+        path = talker(tmp_path / "m", "import nothing_of_that_name\n")
+        with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:
+            await registry.register_path(path, order())
+        assert "handler.py" in caught.value.traceback
+        assert not registry.models
+
+    with_registry(test)
+
+
+def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
+    handler = (
+        "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
+    )
+
+    async def test(registry):
+        version = await registry.register_path(make_model(tmp_path / "m", handler), order())
+        assert await ask(version, "HOME") == ""
+        assert await ask(version, "PATH") != ""
+
+    with_registry(test, blacklist_env_vars="HOM.|ATH")  # whole names: PATH stays
+
+
+def test_versions_stand_side_by_side(tmp_path):
+    async def test(registry):
+        one = await registry.register_path(talker(tmp_path / "1"), order())
+        two = await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
+        assert registry.find("talker") is one
+        registry.set_default("talker", "2.0")
+        assert registry.find("talker") is two
+        assert registry.find("talker", "1.0") is one
+        with pytest.raises(Conflict, match=r"Model version 2.0 is already registered for model talker"):
+            await registry.register_path(tmp_path / "2", order())
+        with pytest.raises(CannotRemoveDefault):
+            await registry.unregister("talker")
+        with pytest.raises(ModelVersionNotFound, match=r"Model version 9 does not exist for model talker"):
+            registry.set_default("talker", "9")
+        await registry.unregister("talker", "1.0")
+        await registry.unregister("talker")
+        with pytest.raises(ModelNotFound):
+            registry.find("talker")
+
+    with_registry(test)
+
+
+def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeout(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        go = tmp_path / "go"
+        job = submit(version, f"until {go}")
+        with pytest.raises(CleanupTimeout, match="Timed out while cleaning resources: talker"):
+            await registry.unregister("talker")
+        assert registry.find("talker") is version
+        go.touch()
+        await registry.unregister("talker")
+        assert (await job.done).status == 200
+
+    with_registry(test, unregister_model_timeout=1)
+
+
+def test_unregistering_does_not_wait_for_requests_to_stop_coming(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        go = tmp_path / "go"
+        accepted = [submit(version, f"until {go}") for _ in range(3)]
+        unregistering = asyncio.create_task(registry.unregister("talker"))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelNotFound):  # what comes now would keep it busy for ever
+            registry.find("talker")
+        with pytest.raises(Conflict):
+            await registry.register_path(tmp_path / "m", order())
+        go.touch()
+        await asyncio.wait_for(unregistering, TIMEOUT)
+        assert [job.done.result().status for job in accepted] == [200] * 3
+        await registry.register_path(tmp_path / "m", order())
+
+    with_registry(test)
+
+
+def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.5)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        pid = version.workers[0].pid
+        os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
+        unregistering = asyncio.create_task(registry.unregister("talker"))
+        await until(lambda: not version.workers)
+        unregistering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unregistering
+        await until(lambda: gone(pid) and not registry._background)
+        await registry.register_path(tmp_path / "m", order())
+
+    with_registry(test)
+
+
+def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(tmp_path):
+    hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
+
+    async def test(registry):
+        registering = asyncio.create_task(registry.register_path(talker(tmp_path / "m", hanging), order()))
+        await until((tmp_path / "m" / "began").exists)
+        pid = registry.find("talker").workers[0].pid
+        registering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await registering
+        await until(lambda: gone(pid) and not registry._background)
+        assert not registry.models
+
+    with_registry(test)
+
+
+def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(tmp_path, monkeypatch):
+    file = tmp_path / "m.mar"
+    began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
+
+    def fetch(*what, **how):
+        began.set()
+        assert goes_on.wait(TIMEOUT)
+        file.touch()
+        came.set()
+        return file
+
+    async def test(registry):
+        monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
+        monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
+        registering = asyncio.create_task(registry.register(RegisterOrder(url="https://models.example/m.mar")))
+        await until(began.is_set)
+        registering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await registering
+        goes_on.set()
+        await until(lambda: came.is_set() and not file.exists())
+
+    with_registry(test)
+
+
+def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leaves(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        pid, go = version.workers[0].pid, tmp_path / "go"
+        job = submit(version, f"until {go}")
+        await until(lambda: version.workers[0].channel.batches)
+        scaling = asyncio.create_task(registry.scale("talker", None, 0))
+        await asyncio.sleep(0)
+        assert not version.workers
+        scaling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scaling
+        go.touch()
+        assert (await asyncio.wait_for(job.done, TIMEOUT)).status == 200
+        await until(lambda: gone(pid))
+
+    with_registry(test)
+
+
+def test_closing_ends_a_model_that_is_being_unregistered(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        job = submit(version, "hang")
+        await until(lambda: version.workers[0].channel.batches)
+        pid = version.workers[0].pid
+        unregistering = asyncio.create_task(registry.unregister("talker"))
+        await asyncio.sleep(0)
+        await registry.close()
+        await asyncio.wait_for(unregistering, TIMEOUT)
+        with pytest.raises(WorkerDied):
+            await job.done
+        assert not psutil.pid_exists(pid)
+
+    with_registry(test)
+
+
+def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        quick = submit(version, "slow")
+        await registry.close(drain=TIMEOUT)
+        assert (await quick.done).body == b"slow"
+
+    with_registry(test)
+
+    async def test_late(registry):
+        version = await registry.register_path(talker(tmp_path / "n"), order(initial_workers=2))
+        hanging = [submit(version, "hang") for _ in range(2)]
+        late = submit(version, "late")
+        await until(lambda: all(worker.channel.batches for worker in version.workers))
+        await registry.close(drain=0.05)
+        with pytest.raises(Unavailable, match="stopping"):
+            await late.done
+        for job in hanging:
+            with pytest.raises(WorkerDied):
+                await asyncio.wait_for(job.done, TIMEOUT)
+
+    with_registry(test_late)
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "text"),
+    [
+        ("", BadRequest, "Parameter url is required"),
+        ("missing.mar", ModelNotFound, "Model not found at: missing.mar"),
+        ("../fake.mar", ModelNotFound, "Relative path is not allowed in url: ../fake.mar"),
+        ("a\\..\\b.mar", ModelNotFound, "Relative path is not allowed"),
+        ("/etc/passwd", ModelNotFound, "Relative path is not allowed"),
+        ("http://169.254.169.254/m.mar", ModelNotFound, "does not match any allowed URL"),
+        ("file:///etc/passwd", ModelNotFound, "does not match any allowed URL"),
+        ("text.mar", BadRequest, "text.mar"),
+    ],
+)
+def test_only_archives_in_the_model_store_are_registered(tmp_path, url, error, text):
+    (tmp_path / "text.mar").write_text("this is no archive")
+
+    async def test(registry):
+        with pytest.raises(error, match=text):
+            await registry.register(RegisterOrder(url=url))
+
+    with_registry(test, model_store=tmp_path)
+
+
+def test_names_that_could_leave_their_place_are_refused(tmp_path):
+    async def test(registry):
+        path = talker(tmp_path / "m")
+        for bad in ({"model_name": "../x"}, {"version": "1/2"}, {"model_name": "a b"}):
+            with pytest.raises(BadRequest, match="cannot be used"):
+                await registry.register_path(path, order(**bad))
+
+    with_registry(test)

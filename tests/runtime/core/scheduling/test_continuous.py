@@ -1,0 +1,191 @@
+"""`join` as properties: requests that come to a worker which works on others. Its dispatcher against a peer on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.core.scheduling.test_batching import NOW, FakeJob, FakeWorker, ids, is_over, queues, waiting
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, submit
+from tests.support.clients.talker import until
+from tsx_runtime import wire
+from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
+from tsx_runtime.core.scheduling.queue import Limits, Suspects, urgency
+from tsx_runtime.errors import WorkerDied
+
+workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4)
+limits = st.builds(Limits, max_items=st.integers(1, 4))
+
+
+@given(queues, workers, limits)
+def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued, some, caps):
+    queue = waiting(queued)
+    result = join(queue, some, NOW, caps)
+    sent = [job for _, jobs in result.batches for job in jobs]
+    assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
+    assert ids(result.skipped) == ids(filter(is_over, queued))
+    left = sorted((job for job in queued if not is_over(job)), key=urgency)
+    assert ids(sent) == ids(left[: len(sent)])
+
+
+@given(queues, workers, limits)
+def test_no_request_waits_while_a_worker_has_room_and_none_gets_more_than_fits(queued, some, caps):
+    queue = waiting(queued)
+    for worker, jobs in join(queue, some, NOW, caps).batches:
+        worker.batches += len(jobs)
+        assert worker.batches <= caps.max_items
+    assert not queue.jobs or all(worker.batches >= caps.max_items for worker in some)
+
+
+def test_requests_spread_over_the_workers_with_the_fewest_under_way():
+    busy, idle = FakeWorker(2), FakeWorker(0)
+    jobs = [FakeJob() for _ in range(4)]
+    assert sorted(len(taken) for _, taken in join(waiting(jobs), [busy, idle], NOW, Limits(8)).batches) == [1, 3]
+
+
+def test_nobody_joins_suspects_while_they_are_in_quarantine():
+    suspects, other = [FakeJob(), FakeJob()], FakeJob()
+    queue = waiting([other])
+    queue.suspect([Suspects(suspects, 1)])
+    free, busy = FakeWorker(1), FakeWorker(2)
+    result = join(queue, [free, busy], NOW, Limits(4))
+    assert result.retries == [(free, Suspects(suspects, 1))]
+    assert result.batches == [(busy, [other])]
+    assert not join(waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, Limits(4)).batches
+
+
+def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
+    queue = waiting([FakeJob(), FakeJob()])
+    group = Suspects([FakeJob(), FakeJob()], 1)
+    queue.suspect([group])
+    least, most = FakeWorker(2), FakeWorker(2)
+    assert [worker for worker, _ in join(queue, [least, most], NOW, Limits(3)).batches] == [most]
+    assert not join(queue, [least], NOW, Limits(3)).batches
+    least.batches = 1
+    assert join(queue, [least], NOW, Limits(3)).retries == [(least, group)]
+
+
+@given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 3))
+def test_the_guilty_are_found_and_the_others_tried_again(left: int, blamed: int, begun: int):
+    """Whoever is not in a group, or innocent, is refused."""
+    jobs = [FakeJob() for _ in range(left)]
+    groups = blame(jobs, jobs[:blamed], left + begun)
+    again = [job for group in groups for job in group.jobs]
+    assert len(ids(again)) == len(set(ids(again)))
+    assert all(group.deaths > 0 for group in groups)
+    if blamed and left:
+        assert ids(again) == ids(jobs[:blamed] if min(blamed, left) > 1 else [])
+        assert all(len(group.jobs) == 1 for group in groups)
+    elif left == 1 and not begun:
+        assert not groups
+    else:
+        assert ids(again) == ids(jobs)
+        assert all(len(group.jobs) <= (left + 1) // 2 or left == 1 for group in groups)
+
+
+ERROR = WorkerDied("Worker died.")
+
+
+async def serving() -> tuple[JoiningDispatcher, OpenChannel, Peer]:
+    dispatcher = JoiningDispatcher('Model "m" [Version 1.0]', Limits(8), Bounds())
+    dispatcher.accept(True)
+    return dispatcher, *await one_more(dispatcher)
+
+
+async def one_more(dispatcher: JoiningDispatcher) -> tuple[OpenChannel, Peer]:
+    channel, peer = await connect(dispatcher)
+    assert isinstance(channel, OpenChannel)
+    dispatcher.add(channel)
+    return channel, peer
+
+
+async def die(channel: OpenChannel, peer: Peer):
+    """What it had under way, for its supervisor."""
+    peer.close()
+    await asyncio.wait_for(channel.closed, TIMEOUT)
+    return channel.sent.popleft()
+
+
+def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
+    async def main():
+        dispatcher, channel, peer = await serving()
+        jobs = submit(dispatcher, b"a", b"b")
+        await peer.read()
+        dispatcher.accept(False)
+        dispatcher.take_back(await die(channel, peer), channel.streaming, ERROR)
+        for job in jobs:
+            with pytest.raises(WorkerDied):
+                await answer(job)
+        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        assert not channel.batches
+
+    asyncio.run(main())
+
+
+def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for_no_later_death():
+    async def main():
+        dispatcher, channel, peer = await serving()
+        a, b = submit(dispatcher, b"a", b"b")
+        await peer.read()
+        dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
+        channel, peer = await one_more(dispatcher)
+        assert bytes((await peer.read()).items[0][2]) == b"a"  # in quarantine
+        dispatcher.take_back(await die(channel, peer), set(), ERROR)
+        channel, peer = await one_more(dispatcher)
+        await peer.reply(await peer.read())
+        assert await answer(b) == b"b"
+        [c] = submit(dispatcher, b"c")
+        assert {bytes((await peer.read()).items[0][2]) for _ in range(2)} == {b"a", b"c"}
+        dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
+        channel, peer = await one_more(dispatcher)
+        for _ in range(2):
+            await peer.reply(await peer.read())
+        assert [await answer(a), await answer(c)] == [b"a", b"c"]
+
+    asyncio.run(main())
+
+
+def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
+    async def main():
+        dispatcher, _, peer = await serving()
+        [late] = submit(dispatcher, b"late")
+        await peer.read()
+        dispatcher.response_timeout = 0.2
+        dispatcher.change(dispatcher.limits, dispatcher.bounds)
+        end = time.monotonic() + TIMEOUT
+        while not late.done.done():  # the worker lives
+            assert time.monotonic() < end
+            [other] = submit(dispatcher, b"other")
+            while (frame := await peer.read()).kind is not wire.Kind.BATCH:
+                pass
+            await peer.reply(frame)
+            await asyncio.wait([other.done], timeout=TIMEOUT)
+        with pytest.raises(WorkerDied, match="responseTimeout"):
+            await answer(late)
+
+    asyncio.run(main())
+
+
+def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
+    async def main():
+        dispatcher, channel, peer = await serving()
+        slow, _ = submit(dispatcher, b"slow", b"other")
+        first = await peer.read()
+        for size in (1, 5 << 20):
+            await peer.write(*wire.encode(wire.Kind.PIECE, first.batch, [(0, b"", b"x" * size)]))
+        parts = (await asyncio.wait_for(slow.done, TIMEOUT)).parts()
+        assert await anext(parts) == b"x"
+        await until(lambda: channel.held)
+        for flight in channel.flights.values():
+            flight.last -= 1000
+        assert len(await anext(parts)) == 5 << 20
+        assert not channel.held
+        assert not channel.overdue(time.monotonic() - 500)
+
+    asyncio.run(main())

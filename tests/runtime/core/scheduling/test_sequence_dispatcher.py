@@ -1,0 +1,50 @@
+"""The dispatcher of stateful models against a peer on a real socket; `test_sequences.py` has its decisions."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, job, submit
+from tsx_runtime import wire
+from tsx_runtime.core.scheduling.channel import Channel
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequences import Terms
+
+
+async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
+    dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', Limits(4), Bounds(), Terms(60.0, most=4), HeaderNames())
+    dispatcher.accept(True)
+    channel, peer = await connect(dispatcher)
+    dispatcher.add(channel)
+    return dispatcher, channel, peer
+
+
+def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():
+    async def main():
+        dispatcher, _, peer = await serving()
+        jobs = submit(dispatcher, b"a", b"b")
+        await peer.reply(await peer.read())
+        assert [await answer(each) for each in jobs] == [b"a", b"b"]
+        assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
+        assert not dispatcher._given
+
+    asyncio.run(main())
+
+
+def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
+    async def main():
+        dispatcher, channel, peer = await serving()
+        first = job(b"a")
+        first.meta += wire.header_block([(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")])
+        dispatcher.submit(first)
+        await peer.reply(await peer.read())
+        assert await answer(first) == b"a"
+        retiring = asyncio.create_task(dispatcher.release(channel))
+        await asyncio.sleep(0)
+        assert not retiring.done()
+        dispatcher.remove(channel)
+        await asyncio.wait_for(retiring, TIMEOUT)
+
+    asyncio.run(main())

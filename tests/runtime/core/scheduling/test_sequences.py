@@ -1,0 +1,316 @@
+"""Sequences as properties: a model that is played with random requests, workers and a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.runtime.core.scheduling.test_batching import FakeJob, FakeWorker
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequences import Mark, Sequences, Terms
+from tsx_runtime.errors import ClientLeft, Unavailable
+
+TERMS = Terms(max_idle=10, timeout=60, most=3, queue=2)
+LIMITS = Limits(2, 40)
+
+
+def mark(id: str = "a", *, start: bool = False, end: bool = False) -> Mark:
+    return Mark(id, start, end)
+
+
+def started(terms: Terms = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
+    """Sequences whose first requests are answered, all by one worker."""
+    sequences: Sequences = Sequences(terms)
+    worker = FakeWorker()
+    for id in ids or ("a",):
+        job = FakeJob()
+        assert sequences.admit(job, mark(id, start=True), 0.0) is None
+        assert sequences.assign([worker], 0.0, Limits(8)) == [(worker, [job])]
+        assert sequences.answered(job, 0.0) == []
+    return sequences, worker
+
+
+class Play(RuleBasedStateMachine):
+    """Each accepted request is sent once, or refused once; of a sequence one at a time, in order, to one worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.sequences: Sequences = Sequences(TERMS)
+        self.workers = [FakeWorker(), FakeWorker()]
+        self.joining = False
+        self.waiting: dict[str, list[FakeJob]] = {}
+        self.under_way: list[tuple[FakeWorker, FakeJob, str]] = []
+        self.place: dict[str, FakeWorker] = {}
+
+    @rule(id=st.sampled_from("abcde"), start=st.booleans(), end=st.booleans(), late=st.none() | st.floats(1, 20))
+    def request(self, id: str, start: bool, end: bool, late: float | None) -> None:
+        self.expire()
+        job = FakeJob(meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late)
+        known = self.sequences._chains.get(id)
+        why = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
+        if why is None:
+            self.waiting.setdefault(id, []).append(job)
+        else:
+            assert not known or known.ending or len(known.waiting) == TERMS.queue or self.now >= known.began + 60
+            assert known or not start or self.sequences.active == TERMS.most
+            assert known or self.sequences.active == TERMS.most or why.startswith(f"Sequence {id} ")
+
+    @rule(joining=st.booleans())
+    def assign(self, joining: bool) -> None:
+        self.expire()
+        for worker, jobs in self.sequences.assign(self.workers, self.now, LIMITS, joining=joining):
+            assert 0 < len(jobs) <= LIMITS.max_items
+            assert joining or worker.batches == 0
+            for job in jobs:
+                id = job.meta.decode()
+                assert self.waiting[id].pop(0) is job
+                assert id not in [other for _, _, other in self.under_way]
+                assert self.place.setdefault(id, worker) is worker
+                self.under_way.append((worker, job, id))
+            worker.batches += len(jobs) if joining else 1
+        for worker in self.workers:  # nobody waits who could be served
+            if worker.batches == 0:
+                assert not [chain for chain in self.sequences._chains.values() if chain.ready and chain.worker in (None, worker)]
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), last=st.booleans())
+    def answer(self, data: st.DataObject, last: bool) -> None:
+        worker, job, id = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove((worker, job, id))
+        worker.batches = len([True for other, _, _ in self.under_way if other is worker])
+        self.refused(self.sequences.answered(job, self.now, last=last))
+        self.forget_ended()
+
+    @rule(index=st.integers(0, 1))
+    def die(self, index: int) -> None:
+        worker, self.workers[index] = self.workers[index], FakeWorker()
+        self.refused(self.sequences.lost(worker, "died"))
+        for entry in [entry for entry in self.under_way if entry[0] is worker]:
+            self.under_way.remove(entry)
+            assert self.sequences.answered(entry[1], self.now) == []
+        self.forget_ended()
+
+    @rule(seconds=st.floats(0.1, 15))
+    def turn_the_clock(self, seconds: float) -> None:
+        self.now += seconds
+        self.expire()
+
+    @precondition(lambda self: any(self.waiting.values()))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from([job for jobs in self.waiting.values() for job in jobs]))
+        job.gone = True
+        self.sequences.some_left = True
+        self.expire()
+
+    def expire(self) -> None:
+        if self.sequences.some_left or self.sequences.earliest <= self.now:
+            self.refused([(job, "") for job in self.sequences.drop_over(self.now)])
+        self.refused(self.sequences.expire(self.now))
+        assert self.sequences.next_end > self.now
+        assert self.sequences.earliest > self.now
+        self.forget_ended()
+
+    def refused(self, refusals: list[tuple[FakeJob, str]]) -> None:
+        for job, _ in refusals:
+            self.waiting[job.meta.decode()].remove(job)
+
+    def forget_ended(self) -> None:
+        self.place = {id: worker for id, worker in self.place.items() if id in self.sequences._chains}
+
+    @invariant()
+    def what_waits_here_waits_there(self) -> None:
+        assert {id: jobs for id, jobs in self.waiting.items() if jobs} == {
+            chain.id: list(chain.waiting) for chain in self.sequences._chains.values() if chain.waiting
+        }
+        assert len(self.sequences) == sum(map(len, self.waiting.values()))
+        assert self.sequences.size == sum(len(job.body) for jobs in self.waiting.values() for job in jobs)
+        assert self.sequences.active <= TERMS.most
+
+
+Play.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestPlay = Play.TestCase
+
+
+def test_the_first_request_of_an_id_starts_a_sequence_also_where_it_does_not_say_so():
+    assert Sequences(TERMS).admit(FakeJob(), mark(), 0.0) is None
+
+
+def test_a_new_sequence_goes_to_the_idle_worker_with_the_fewest():
+    sequences, first = started()
+    second = FakeWorker()
+    job = FakeJob()
+    sequences.admit(job, mark("b", start=True), 1.0)
+    assert sequences.assign([first, second], 1.0, LIMITS) == [(second, [job])]
+
+
+def test_a_sequence_waits_for_its_own_worker_while_another_idles():
+    sequences, worker = started()
+    worker.batches = 1
+    sequences.admit(FakeJob(), mark(), 1.0)
+    assert sequences.assign([worker, FakeWorker()], 1.0, LIMITS) == []
+
+
+def test_a_worker_that_leaves_serves_its_sequences_and_gets_no_new_one():
+    sequences, worker = started()
+    old, new = FakeJob(), FakeJob()
+    sequences.admit(new, mark("b", start=True), 1.0)
+    sequences.admit(old, mark("a"), 1.0)
+    assert sequences.assign([worker], 1.0, LIMITS, leaving=[worker]) == [(worker, [old])]
+
+
+def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
+    sequences, _ = started()
+    assert sequences.next_end == 10.0
+    assert sequences.expire(10.0) == []
+    why = "Sequence a has expired: no request of it came for 10 s (sequenceMaxIdleMSec)"
+    assert sequences.admit(FakeJob(), mark(), 11.0) == why
+    assert sequences.admit(FakeJob(), mark(), 11.0) is None  # it was told
+
+
+def test_many_that_expire_at_once_are_ended_in_several_calls():
+    sequences, _ = started(Terms(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500)))
+    left = []
+    while sequences.next_end <= 10.0:
+        sequences.expire(10.0)
+        left.append(sequences.active)
+    assert left == [1500, 500, 0]
+
+
+def test_who_starts_a_sequence_anew_need_not_be_told_that_it_was_lost():
+    sequences, worker = started()
+    sequences.lost(worker, "is over")
+    assert sequences.admit(FakeJob(), mark(start=True), 1.0) is None
+
+
+def test_a_sequence_is_over_after_its_time_however_busy_it_is():
+    sequences, worker = started()
+    for now in range(5, 60, 5):
+        job = FakeJob()
+        assert sequences.admit(job, mark(), now) is None
+        sequences.assign([worker], now, LIMITS)
+        sequences.answered(job, now)
+    assert sequences.admit(FakeJob(), mark(), 60.0) == "Sequence a is over: it was started more than 60 s ago (sequenceTimeoutMSec)"
+
+
+def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
+    sequences, worker = started()
+    job = FakeJob()
+    sequences.admit(job, mark(), 1.0)
+    sequences.assign([worker], 1.0, LIMITS)
+    assert sequences.expire(100.0) == []
+    assert sequences.active == 1
+    assert sequences.answered(job, 100.0) == []
+
+
+def test_the_last_request_closes_its_sequence_once_it_is_answered():
+    sequences, worker = started()
+    job = FakeJob()
+    sequences.admit(job, mark(end=True), 1.0)
+    closed = "Sequence a is closed: a request before this one has said that it was the last"
+    assert sequences.admit(FakeJob(), mark(), 1.0) == closed
+    sequences.assign([worker], 1.0, LIMITS)
+    sequences.answered(job, 2.0)
+    assert sequences.active == 0
+    assert sequences.admit(FakeJob(), mark(), 3.0) is None
+
+
+def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
+    sequences, _ = started(Terms(10, None, most=1, queue=1))
+    assert sequences.admit(FakeJob(), mark("b", start=True), 1.0) == "1 sequences are active, which is the most (maxNumSequence)"
+    sequences.admit(FakeJob(), mark(), 1.0)
+    too_many = "1 requests of sequence a wait, which is the most (maxSequenceJobQueueSize)"
+    assert sequences.admit(FakeJob(), mark(), 1.0) == too_many
+
+
+def test_a_lost_worker_ends_its_sequences_and_no_others():
+    sequences, worker = started()
+    other, job, waits = FakeWorker(), FakeJob(), FakeJob()
+    sequences.admit(job, mark("b", start=True), 1.0)
+    sequences.assign([other], 1.0, LIMITS)
+    sequences.admit(waits, mark(), 1.0)
+    assert sequences.lost(worker, "is over: its worker has died") == [(waits, "Sequence a is over: its worker has died")]
+    assert sequences.active == 1
+
+
+@given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=8))
+def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bodies: list[bytes]):
+    sequences: Sequences = Sequences(Terms(10, None, most=8, queue=1))
+    for number, body in enumerate(bodies):
+        sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
+    ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, Limits(8, 20))
+    assert len(jobs) == 1 or sum(len(job.body) for job in jobs) <= 20
+
+
+def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> None:
+    """Counted in calls of Python functions, not in seconds."""
+    few, many = (calls_of_a_turn(count) for count in (10, 5000))
+    assert many < few + 20
+
+
+def calls_of_a_turn(count: int) -> int:
+    sequences, worker = started(Terms(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count)))
+    seen = 0
+
+    def count_call(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event == "call" or event == "c_call"
+
+    job = FakeJob()
+    sys.setprofile(count_call)
+    try:
+        assert sequences.admit(job, mark("5"), 1.0) is None
+        sequences.expire(1.0)
+        batches = sequences.assign([worker], 1.0, LIMITS)
+        len(sequences)
+        sequences.answered(job, 1.0)
+    finally:
+        sys.setprofile(None)
+    assert batches == [(worker, [job])]
+    return seen
+
+
+def test_sequences_that_ended_leave_nothing_behind() -> None:
+    sequences: Sequences = Sequences(Terms(max_idle=3600, timeout=7200, most=2, queue=1))
+    worker = FakeWorker()
+    for number in range(1000):
+        job = FakeJob()
+        assert sequences.admit(job, mark(str(number), end=True), number) is None
+        sequences.assign([worker], number, LIMITS)
+        sequences.answered(job, number)
+    assert sequences.active == 0
+    assert sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set)) < 100
+
+
+def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_told_so() -> None:
+    async def main() -> None:
+        dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS, HeaderNames())
+        dispatcher.accept(True)
+        jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
+        for job in jobs:
+            dispatcher.submit(job)
+        dispatcher.leave(jobs[0])
+        with pytest.raises(Unavailable, match="Its sequence was never begun"):
+            await jobs[1].done
+        with pytest.raises(ClientLeft):
+            await jobs[0].done
+        await dispatcher.quiet()
+        assert len(dispatcher.sequences) == 0
+
+    asyncio.run(main())
+
+
+def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():
+    long = "a" * 10_000
+    sequences, worker = started(TERMS, long)
+    sequences.lost(worker, "is over")
+    assert sequences.admit(FakeJob(), mark(long), 1.0) is None

@@ -1,0 +1,115 @@
+"""Workers of two processes under torchrun, on the CPU with gloo: who gets requests, who answers, and what a death does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+
+from tests.support.clients.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
+from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.errors import LoadFailed, OutOfResources
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun workers need sockets that are passed on")
+
+HANDLER = """
+import datetime, json, os
+import torch
+import torch.distributed as dist
+
+class Handler:
+    def initialize(self, context):
+        self.rank = int(os.environ["LOCAL_RANK"])
+        if FAILS and self.rank == 1:
+            raise RuntimeError("no weights for this rank")
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        pids = [None] * dist.get_world_size()
+        dist.all_gather_object(pids, os.getpid())
+        self.told = {"pids": pids, "gpu": context.system_properties["gpu_id"]}
+        self.told |= {"threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+
+    def handle(self, data, context):
+        words = [row["body"].decode() for row in data]
+        Path(f"called-{self.rank}").touch()
+        if "boom" in words:
+            raise ValueError("boom")
+        if not PIPELINE:
+            total = torch.tensor([float(self.rank + 1)])
+            dist.all_reduce(total)
+            self.told["sum"] = total.item()
+        return ["x" * 2_000_000 if word == "big" else json.dumps(self.told) for word in words]
+"""
+TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS: 1\n"
+
+
+def handler(*, fails: bool = False, pipeline: bool = False) -> str:
+    return f"from pathlib import Path\nFAILS, PIPELINE = {fails}, {pipeline}\n{HANDLER}"
+
+
+async def told(version) -> dict:
+    return json.loads(await ask(version, ""))
+
+
+def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(tmp_path):
+    directory = talker(tmp_path / "m", handler(), config=TENSOR)
+
+    async def test(registry):
+        version = await registry.register_path(directory, order(batch_size=4))
+        first = await told(version)
+        assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
+        assert len(set(first["pids"])) == 2
+        answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
+        assert {answer.status for answer in answers} == {200}
+        for _ in range(3):  # what another rank returns goes nowhere, and fills nothing
+            assert len(await ask(version, "big")) == 2_000_000
+        failed = await submit(version, "boom").done
+        assert failed.status == 503
+        assert (await told(version))["pids"] == first["pids"]  # the ranks are in step still
+        [worker] = version.workers
+        assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
+
+        os.kill(first["pids"][1], signal.SIGSTOP)  # so that the batch is under way when the rank dies
+        lost = submit(version, "")
+        await until(lambda: worker.channel.batches)
+        os.kill(first["pids"][1], signal.SIGKILL)
+        with pytest.raises(OutOfResources):  # and not what the collective of rank 0 said when its peer was gone
+            await asyncio.wait_for(lost.done, TIMEOUT)
+        await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
+        second = await told(version)
+        assert not set(second["pids"]) & set(first["pids"])
+        await until(lambda: not [pid for pid in first["pids"] if not gone(pid)])
+        assert "exit code 137" in version.last_error
+
+        await registry.unregister("talker")
+        await until(lambda: not [pid for pid in second["pids"] if not gone(pid)])
+
+    with_registry(test)
+
+
+@pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
+def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(tmp_path, mode):
+    directory = talker(tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}")
+
+    async def test(registry):
+        version = await registry.register_path(directory, order())
+        pids = (await told(version))["pids"]
+        assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
+        version.workers[0].kill("the test wants it")
+        await until(lambda: not [pid for pid in pids if not gone(pid)])
+
+    with_registry(test)
+
+
+def test_a_rank_that_cannot_load_is_named_with_its_reason(tmp_path):
+    directory = talker(tmp_path / "m", handler(fails=True), config=TENSOR)
+
+    async def test(registry):
+        with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
+            await registry.register_path(directory, order())
+
+    with_registry(test)

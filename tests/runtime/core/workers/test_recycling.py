@@ -1,0 +1,153 @@
+"""Workers that have served long enough are replaced by fresh ones, and no request notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.api.describe import describe_version
+from tsx_runtime.core.workers.worker import WorkerState
+
+LEAK = """
+import os
+held = []
+
+def handle(data, context):
+    if data is None:
+        return None
+    if data[0]["body"] == b"leak":
+        held.append(os.urandom(1) * (200 << 20))
+    return [str(os.getpid()) for _ in data]
+"""
+
+HANGING = "import time\nfrom pathlib import Path\nif Path('hang').exists():\n    Path('began').touch()\n    time.sleep(600)\n"
+
+WITH_STATE = """
+import os, time
+from pathlib import Path
+switch = Path("switch")
+
+def handle(data, context):
+    if data is None:
+        if switch.exists():
+            raise RuntimeError("no more of these")
+        return None
+    return [str(os.getpid()) for _ in data]
+"""
+
+
+def test_a_worker_is_replaced_after_its_requests_while_requests_come_without_a_gap(tmp_path):
+    async def test(registry):
+        path = talker(tmp_path / "m", config="maxWorkerRequests: 20\nbatchSize: 4\n")
+        version = await registry.register_path(path, order(initial_workers=2))
+        pids = {worker.pid for worker in version.workers}
+        asked = 0
+        while version.stats.recycled["requests"] < 3:
+            answers = await asyncio.gather(*(ask(version, "pid") for _ in range(8)))
+            asked += len(answers)
+            pids |= set(map(int, answers))
+            assert version.workers[0].state is version.workers[1].state is WorkerState.READY
+        assert version.stats.answers == {200: asked}
+        assert not version.stats.refusals
+        assert version.stats.restarts == 0
+        assert version.last_error is None
+        now = {worker.pid for worker in version.workers}
+        await until(lambda: not any(map(psutil.pid_exists, pids - now)))
+        described = describe_version(version, {}, {})
+        assert described.max_worker_requests == 20
+        assert described.worker_recycles == {"requests": version.stats.recycled["requests"]}
+
+    with_registry(test, heartbeat_interval=1)
+
+
+def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_took_over(tmp_path):
+    async def test(registry):
+        go = tmp_path / "go"
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        old = version.workers[0].pid
+        held = submit(version, f"until {go}")
+        await until(lambda: version.stats.recycled["age"])
+        assert int(await ask(version, "pid")) == version.workers[0].pid != old
+        assert psutil.pid_exists(old)
+        assert not held.done.done()
+        go.touch()
+        assert (await asyncio.wait_for(held.done, TIMEOUT)).body.decode() == f"until {go}"
+
+    with_registry(test, heartbeat_interval=1, max_worker_age=1)
+
+
+def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(tmp_path):
+    async def test(registry):
+        go, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
+        version = await registry.register_path(directory, order())
+        held = submit(version, f"until {go}")
+        await until(lambda: version.stats.recycled["age"])
+        (directory / "hang").touch()
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until((directory / "began").exists)
+        assert version.workers[0].state is WorkerState.LOADING
+        scaling = asyncio.create_task(registry.scale("talker", None, 0))
+        await asyncio.sleep(0)
+        go.touch()
+        assert (await asyncio.wait_for(held.done, TIMEOUT)).status == 200
+        await asyncio.wait_for(scaling, TIMEOUT)
+
+    with_registry(test, heartbeat_interval=1, max_worker_age=1)
+
+
+def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_told(tmp_path, caplog):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", LEAK), order(max_worker_memory=700))
+        first = await ask(version, "leak")
+        for _ in range(3):  # 800 MB in all, whatever a process of Python takes by itself
+            await ask(version, "leak")
+        await until(lambda: version.stats.recycled)
+        assert await ask(version, "x") != first
+        assert version.stats.recycled == {"memory": 1}
+        small = await registry.register_path(talker(tmp_path / "s", LEAK, name="small"), order(max_worker_memory=1))
+        assert "maxWorkerMemory, which is 1, cannot hold" in caplog.text
+        pid = await ask(small, "x")
+        await until(lambda: small.workers[0].channel.pings)  # it was looked at
+        assert await ask(small, "x") == pid
+
+    with_registry(test, heartbeat_interval=1)
+
+
+def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.TRY_AGAIN", 0)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", WITH_STATE), order())
+        first = await ask(version, "x")
+        (tmp_path / "m" / "switch").touch()
+        await until(lambda: version.last_error)
+        assert "no more of these" in version.last_error
+        assert await ask(version, "x") == first
+        assert not version.stats.recycled
+        (tmp_path / "m" / "switch").unlink()
+        await until(lambda: version.stats.recycled["age"])
+        assert await ask(version, "x") != first
+
+    with_registry(test, heartbeat_interval=1, max_worker_age=1)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", HANGING + WITH_STATE), order())
+        (tmp_path / "m" / "hang").touch()
+        await until((tmp_path / "m" / "began").exists)
+        assert await ask(version, "x") == str(version.workers[0].pid)
+        pids = [version.workers[0].pid, version.workers[0].successor.pid]
+        if drain:
+            await asyncio.wait_for(registry.scale("talker", None, 0), TIMEOUT)
+        else:
+            await asyncio.wait_for(registry.close(), TIMEOUT)
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+    with_registry(test, heartbeat_interval=1, max_worker_age=1)

@@ -1,0 +1,255 @@
+"""Workers that are stuck, and processes that die beside them: found from outside, replaced, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import sys
+from multiprocessing import forkserver
+
+import psutil
+import pytest
+
+from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.workers.instance import Running
+from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.errors import WorkerDied
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc")
+
+FAST = {"heartbeat_interval": 1}
+
+STUCK = """
+import os, signal, threading, time
+from pathlib import Path
+
+class Stubborn:  # unpickled under the interpreter's lock: nothing else runs
+    pass
+
+def hold(seconds):
+    import re
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        re.match(r"(a+)+$", "a" * 21 + "b")  # about a tenth of a second each, without letting go
+
+def handle(data, context):
+    if data is None:
+        return None
+    word = data[0]["body"].decode()
+    if word == "stop myself":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if word.startswith("hold "):
+        threading.Thread(target=hold, args=(float(word[5:]),), daemon=True).start()
+    return [row["body"].decode() for row in data]
+"""
+
+
+def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(tmp_path):
+    async def test(registry):
+        go = tmp_path / "go"
+        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=4))
+        jobs = [submit(version, f"until {go}") for _ in range(4)]
+        await until(lambda: version.workers[0].channel.batches)
+        os.kill(version.workers[0].pid, signal.SIGSTOP)
+        await until(lambda: version.workers[0].restarts)
+        go.touch()
+        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
+        assert [answer.body.decode() for answer in answers] == [f"until {go}"] * 4
+        assert version.stats.batches == 1  # once more as one batch: nobody was suspected
+        assert version.stats.stuck == {"stopped": 1}
+
+    with_registry(test, **FAST)
+
+
+def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
+        with pytest.raises(WorkerDied, match="SIGSTOP"):
+            await asyncio.wait_for(submit(version, "stop myself").done, TIMEOUT)
+        assert version.stats.stuck == {"stopped": 2}
+        assert await ask(version, "next") == "next"
+
+    with_registry(test, **FAST)
+
+
+def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", NEVER), order())
+        await until(lambda: version.workers[0].restarts)
+        assert version.stats.stuck["silent"] >= 1
+
+    with_registry(test, heartbeat_interval=1, heartbeat_timeout=1)
+
+
+NEVER = """
+import ctypes, threading
+
+def handle(data, context):
+    if data is None:  # a library that waits for something and keeps the interpreter's lock
+        threading.Timer(1.0, lambda: ctypes.PyDLL(None).sleep(600)).start()
+        return None
+    return ["OK"] * len(data)
+"""
+
+
+def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
+        assert await ask(version, "hold 3") == "hold 3"
+        channel = version.workers[0].channel
+        await until(lambda: channel.pings)
+        await until(lambda: not channel.pings)
+        assert not version.stats.stuck
+        assert not version.stats.restarts
+
+    with_registry(test, **FAST)
+
+
+def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(tmp_path):
+    async def test(registry):
+        go = tmp_path / "go"
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        job = submit(version, f"until {go}")
+        await until(lambda: version.workers[0].channel.batches)
+        first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
+        os.kill(first, signal.SIGKILL)
+        await registry.scale("talker", None, 2)  # the new one is from a new fork server
+        go.touch()
+        assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {go}"
+        assert worker in {each.pid for each in version.workers}
+        assert forkserver._forkserver._forkserver_pid != first
+        assert not version.stats.restarts
+        os.kill(worker, signal.SIGKILL)  # an orphan's end is seen as well
+        await until(lambda: version.stats.restarts == 1)
+        await until(lambda: all(each.state is WorkerState.READY for each in version.workers))
+
+    with_registry(test)
+
+
+def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+        await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
+        assert [each.state for each in version.workers] == [WorkerState.READY] * 2
+
+    with_registry(test)
+
+
+def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            os.kill(version.workers[0].pid, signal.SIGKILL)
+            await until(lambda: version.stats.restarts > 5)
+            assert "could not be started" in version.last_error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert await ask(version, "again") == "again"
+
+    with_registry(test, **FAST)
+
+
+LEFT_BEHIND = """
+import os, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    if data[0]["body"] == b"fork":
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)  # with the worker's socket open
+        with open("child", "w") as file:
+            file.write(str(pid))
+        os._exit(3)
+    return ["OK"] * len(data)
+"""
+
+
+def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
+        with pytest.raises(WorkerDied, match="exit code 3"):
+            await asyncio.wait_for(submit(version, "fork").done, TIMEOUT)
+        assert await ask(version, "next") == "OK"
+
+    try:
+        with_registry(test)
+    finally:
+        os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
+
+
+def test_restarts_leave_no_descriptor_behind(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        gc.disable()  # or it would hide what is left to it
+        counts = []
+        for number in range(30):
+            with pytest.raises(WorkerDied):
+                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            assert await ask(version, "good") == "good"
+            assert version.stats.restarts == number + 1
+            counts.append(psutil.Process().num_fds())
+        assert counts[-1] <= counts[0], counts
+        assert len(registry._starter._alive) <= 2
+
+    try:
+        with_registry(test)
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
+    async def test(registry):
+        good = await registry.register_path(talker(tmp_path / "good"), order(initial_workers=2))
+        bad = [
+            await registry.register_path(
+                talker(tmp_path / f"bad{number}", "import os\nos._exit(7)\n", name=f"bad{number}"), order(), wait=False
+            )
+            for number in range(4)
+        ]
+        asked = 0
+        while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
+            assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [f"{number}" for number in range(8)]
+            asked += 8
+        assert asked
+        assert good.stats.answers == {200: asked}
+        assert not good.stats.refusals
+        assert not good.stats.restarts
+        for version in bad:
+            assert "exit code 7" in version.last_error
+
+    with_registry(test, heartbeat_interval=1)
+
+
+def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog):
+    looked, look = [], Running.is_stopped
+
+    def fails_first(running):
+        looked.append(running)
+        if len(looked) == 1:
+            raise ValueError("nobody foresaw this")
+        return look(running)
+
+    monkeypatch.setattr(Running, "is_stopped", fails_first)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        await until(lambda: looked)
+        os.kill(version.workers[0].pid, signal.SIGSTOP)
+        await until(lambda: version.workers[0].restarts)
+        assert await ask(version, "hello") == "hello"
+
+    with_registry(test, **FAST)
+    assert "the watch over worker 9000 failed, and is begun anew" in caplog.text
+    assert "nobody foresaw this" in caplog.text

@@ -1,0 +1,363 @@
+"""Supervision with real worker processes: death, time-outs, load errors, scaling."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.workers.instance import Running, describe_exit
+from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
+from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.errors import (
+    BadRequest,
+    LoadFailed,
+    NoWorker,
+    OutOfResources,
+    QueueFull,
+    WorkerDied,
+)
+from tsx_runtime.settings.schema import Settings
+
+FRONT_END = """
+import asyncio, time
+from pathlib import Path
+from tsx_runtime import wire
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.settings.schema import Settings
+
+async def main():
+    async with open_model(Path({directory!r}), Settings(worker_preload=False), workers=2) as version:
+        print(*[worker.pid for worker in version.workers], flush=True)
+        job = WaitingJob(wire.request_meta("id", b"", []), b"hang", time.monotonic())
+        version.submit(job)
+        await job.done
+
+asyncio.run(main())
+"""
+
+
+def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(tmp_path):
+    async def main():
+        async with open_model(talker(tmp_path / "m"), Settings()) as version:
+            assert await ask(version, "hello") == "hello"
+            [worker] = version.workers
+            assert worker.state is WorkerState.READY
+            assert worker.memory() > 0
+            modules = json.loads(await ask(version, "modules"))
+            assert not [name for name in modules if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))]
+            assert "ts" not in sys.modules
+        assert not psutil.pid_exists(worker.pid)
+
+    asyncio.run(main())
+
+
+def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
+    async def main():
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
+            assert int(await ask(version, "threads")) <= max(1, cores // 2)
+        async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
+            assert await ask(version, "threads") in {"3", str(cores)}  # MKL gives no more than there are cores, where nobody came before it
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "text"), [("exit", WorkerDied, "Worker died.*exit code 3"), ("kill", OutOfResources, "Out of resources")]
+)
+def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(tmp_path, how, error, text):
+    async def main():
+        async with open_model(talker(tmp_path / "m"), Settings()) as version:
+            job = submit(version, "exit" if how == "exit" else "hang")
+            waiting = submit(version, "next")
+            if how == "kill":
+                await until(lambda: version.workers[0].channel.batches)
+                os.kill(version.workers[0].pid, signal.SIGKILL)
+            with pytest.raises(error, match=text):
+                await asyncio.wait_for(job.done, TIMEOUT)
+            assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
+            assert version.workers[0].restarts == version.stats.restarts == 1
+
+    asyncio.run(main())
+
+
+def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=8))
+        jobs = [submit(version, "exit" if number == 2 else f"{number}") for number in range(8)]
+        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT)
+        guilty = answers.pop(2)
+        assert isinstance(guilty, WorkerDied)
+        assert "it is the cause" in guilty.message
+        assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
+        assert version.workers[0].restarts == 3
+
+    with_registry(test)
+
+
+def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250)
+    )  # longer than this test, shorter than after which a worker is given up
+
+    async def main():
+        async with open_model(talker(tmp_path / "m"), Settings()) as version:
+            for _ in range(3):
+                with pytest.raises(WorkerDied):
+                    await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+                assert await ask(version, "good") == "good"
+            with pytest.raises(WorkerDied):
+                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
+                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+            await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(response_timeout=1))
+        job = submit(version, "hang")
+        with pytest.raises(WorkerDied, match=r"did not answer within 1 s \(responseTimeout\)"):
+            await asyncio.wait_for(job.done, TIMEOUT)
+        assert await ask(version, "again") == "again"
+
+    with_registry(test)
+
+
+def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", "1 / 0\n"), order(), wait=False)
+        waiting = submit(version, "x")
+        await until(lambda: version.workers[0].state is WorkerState.FAILED)
+        assert "ZeroDivisionError" in version.last_error
+        assert version.workers[0].restarts == 2
+        for job in (waiting, submit(version, "y")):
+            with pytest.raises(NoWorker, match=r"given up.*has the last error"):
+                await asyncio.wait_for(job.done, TIMEOUT)
+
+    with_registry(test)
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0))
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        start, failures = Running.start, []
+
+        async def fail_often(*what):
+            if len(failures) < 2 * SAME_LOAD_ERROR:
+                failures.append(what)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await start(*what)
+
+        monkeypatch.setattr(Running, "start", fail_often)
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until(lambda: failures)
+        assert await ask(version, "again") == "again"
+        assert len(failures) == 2 * SAME_LOAD_ERROR
+
+    with_registry(test)
+
+
+def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
+    crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", crashing), order(), wait=False)
+        await until(lambda: version.workers[0].state is WorkerState.FAILED)
+        assert "exit code 9" in version.last_error
+
+    with_registry(test)
+
+
+def test_who_is_refused_while_a_worker_backs_off_or_loads_is_told_how_long_that_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(job_queue_size=1))
+        [worker] = version.workers
+        assert version.retry_after() == 1
+        usual = worker.load_seconds
+        submit(version, "exit")
+        await until(lambda: worker.state is WorkerState.BACKING_OFF)
+        submit(version, "waits")
+        with pytest.raises(QueueFull) as caught:
+            await asyncio.wait_for(submit(version, "too many").done, TIMEOUT)
+        assert 200 - TIMEOUT < caught.value.retry_after <= 201 + usual
+        assert version.retry_after() <= 201 + usual
+        for state, since, left in (
+            (WorkerState.LOADING, 0.0, usual),
+            (WorkerState.LOADING, 10 * usual, 10 * usual),  # longer than it takes: as long again
+            (WorkerState.UNLOADING, 0.0, None),
+            (WorkerState.FAILED, 0.0, None),
+        ):
+            worker.state, worker.since = state, 0.0
+            assert worker.seconds_until_ready(since, usual) == left
+        assert version.retry_after() is None
+        worker.state = WorkerState.LOADING
+        assert worker.seconds_until_ready(7.0, None) == 7.0
+
+    with_registry(test)
+
+
+def test_a_worker_that_dies_while_it_loads_is_told_with_how_it_ended(tmp_path):
+    async def test(registry):
+        with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
+            await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
+
+    with_registry(test)
+
+
+LINGERING = """
+import threading, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    if data[0]["body"] == b"break":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return ["OK"] * len(data)
+"""
+
+
+def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.1)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())
+        pid = version.workers[0].pid
+        assert (await asyncio.wait_for(submit(version, "break").done, TIMEOUT)).status == 507
+        await until(lambda: version.workers[0].restarts)
+        assert await ask(version, "next") == "OK"
+        assert not psutil.pid_exists(pid)
+
+    with_registry(test)
+
+
+UNHEARD = """
+import os, socket, stat, time
+
+def handle(data, context):
+    if data is None:
+        return None
+    if any(row["body"] == b"hang up" for row in data):
+        for fd in range(3, 256):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is not open
+        time.sleep(600)
+    return [row["body"] for row in data]
+"""
+
+
+def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(tmp_path, monkeypatch):
+    """Nobody waits for its end, and of its batch the guilty one alone is refused."""
+    monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order())
+        jobs = [submit(version, "hang up"), submit(version, "good")]
+        assert (await asyncio.wait_for(jobs[1].done, TIMEOUT)).body == b"good"
+        with pytest.raises(WorkerDied, match="it closed its connection to the server, but did not end"):
+            await asyncio.wait_for(jobs[0].done, TIMEOUT)
+
+    with_registry(test)
+
+
+def test_loading_has_a_timeout_of_its_own(tmp_path):
+    async def test(registry):
+        path = talker(tmp_path / "m", "import time\ntime.sleep(600)\n")
+        with pytest.raises(LoadFailed, match="not loaded within 1 s; raise startupTimeout"):
+            await registry.register_path(path, order(startup_timeout=1))
+
+    with_registry(test)
+
+
+def test_workers_are_added_and_taken_away_and_none_means_refusal(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order())
+        first = version.workers[0].pid
+        await registry.scale("talker", None, 3)
+        assert len({worker.pid for worker in version.workers}) == 3
+        await registry.scale("talker", None, 1, 2)  # the maximum caps, the minimum does not take away
+        assert len(version.workers) == 2
+        await registry.scale("talker", None, 1)
+        assert [worker.pid for worker in version.workers] == [first]
+        await registry.scale("talker", None, 0)
+        with pytest.raises(NoWorker):
+            await ask(version, "x")
+        with pytest.raises(BadRequest, match="max_worker cannot be less than min_worker"):
+            await registry.scale("talker", None, 3, 1)
+
+    with_registry(test)
+
+
+def test_a_worker_that_is_taken_away_answers_what_it_has_first(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(initial_workers=2))
+        go = tmp_path / "go"
+        jobs = [submit(version, f"until {go}") for _ in range(2)]
+        await until(lambda: all(worker.channel.batches for worker in version.workers))
+        scaling = asyncio.create_task(registry.scale("talker", None, 0))
+        await until(lambda: not version.workers)
+        go.touch()
+        await scaling
+        assert [(await job.done).body.decode() for job in jobs] == [f"until {go}"] * 2
+
+    with_registry(test)
+
+
+def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):
+    talker(tmp_path / "m")
+    script = FRONT_END.format(directory=str(tmp_path / "m"))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:
+        pids = [int(pid) for pid in front.stdout.readline().split()]
+        front.kill()
+    assert len(pids) == 2
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=TIMEOUT)
+    assert not alive
+
+
+def test_exits_are_told_in_words():
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-11) == "killed by SIGSEGV"
+    assert "out of memory" in describe_exit(-9)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux")
+def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
+    pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core", heartbeat_interval=1)
+
+    async def main():
+        first, *_ = have = sorted(os.sched_getaffinity(0))
+        async with open_model(talker(tmp_path / "m"), pinned) as version:
+            [worker] = version.workers
+            assert psutil.Process(worker.pid).cpu_affinity() == have
+            assert await ask(version, "threads") == str(len(have))
+            before = worker.pid
+            await version.scale(2, 2)
+            await until(lambda: version.stats.recycled["cores"] == 1)
+            shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
+            assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
+            assert first in shares[0]
+            assert worker.pid != before
+
+    asyncio.run(main())

@@ -1,0 +1,239 @@
+"""Clients that send ahead of the answers that they wait for: what is held for them, in which order they are answered, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from tests.runtime.conftest import TALKER, RunningServer
+from tests.support.clients.rawhttp import RawConnection, chunked, request
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, serving
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.fast_lane.heads import Head
+from tsx_runtime.http.fast_lane.pipelining import AHEAD, END, SLICE
+from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.semantics.urls import Target
+from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.settings.schema import Settings
+
+READ = 256 << 10  # bytes that the event loop reads at once
+PREDICT = request(target=b"/predictions/talker", body=b"0123456789")
+LIVEZ = request(b"GET", b"/livez")
+
+
+class Transport(asyncio.Transport):
+    """A socket whose client takes all that is written, and has `data` to send."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+        self.sent = 0
+        self.paused = self.closing = False
+        self.resumed = 0
+        self.written = bytearray()
+
+    def deliver(self, connection: FastLane) -> bool:
+        """One read, if the connection is read from."""
+        if self.paused or self.closing or self.sent == len(self.data):
+            return False
+        read = self.data[self.sent : self.sent + READ]
+        self.sent += len(read)
+        connection.data_received(read)
+        return True
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+        self.resumed += 1
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+
+class Model:
+    """A route that answers when the test says so."""
+
+    name = "talker"
+    client_timeout = 0.0
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+        self.submitted = 0
+
+    def submit(self, job: Any) -> None:
+        self.jobs.append(job)
+        self.submitted += 1
+
+
+def connected(data: bytes, app: Any = None) -> tuple[FastLane, Transport, Model]:
+    own = ServerApp("piped", ResponseCounts(), Settings()) if app is None else app
+    config = uvicorn.Config(own, ws="none", lifespan="off", log_config=None, access_log=False)
+    config.load()
+    connection = FastLane(config, ServerState(), {})
+    model = Model()
+    head = Head(Target("talker", None), b"", 10, True, 0, None, False, "", [], None, None)
+    known = {PREDICT[:-10]: (head, model)}
+    connection.lane.heads = SimpleNamespace(known=known, look_up=known.get, read=lambda raw: None)  # type: ignore[assignment]
+    transport = Transport(data)
+    connection.connection_made(transport)
+    return connection, transport, model
+
+
+def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_left_and_not_at_each_answer() -> None:
+    async def main() -> None:
+        connection, transport, model = connected(PREDICT * 20_000)  # 1.6 MB
+        held = 0
+        while model.submitted < 20_000:
+            while transport.deliver(connection):
+                held = max(held, len(connection._ahead))
+            await asyncio.sleep(0)
+            assert len(model.jobs) <= 1  # one at a time, so the answers keep their order
+            for job in model.jobs:
+                job.answer(200, b"", b"ok")
+            model.jobs.clear()
+        assert held <= AHEAD + 2 * READ
+        assert transport.resumed <= len(transport.data) // READ + 2
+        assert transport.written.count(b"200 OK") == 20_000
+
+    asyncio.run(main())
+
+
+def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop() -> None:
+    async def main() -> None:
+        body = bytes(10 * READ)
+        head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
+        connection, transport, model = connected(head + body)
+        large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
+        connection.lane.heads.known[head] = (large, model)  # type: ignore[index, union-attr]
+        connection.lane.heads.find_again = lambda head: model  # type: ignore[assignment, union-attr]
+        turns = 0
+        while not model.submitted:
+            assert transport.deliver(connection)
+            while transport.paused and not model.submitted:
+                await asyncio.sleep(0)
+                turns += 1
+        assert turns >= 9
+        assert b"".join(model.jobs[0].body.pieces) == body
+
+    asyncio.run(main())
+
+
+async def ok(scope: Any, receive: Any, send: Any) -> None:
+    body = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message["body"]
+        if not message["more_body"]:
+            break
+    answer = b"%b %d" % (scope["path"].encode(), len(body))
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(answer))]})
+    await send({"type": "http.response.body", "body": answer})
+
+
+class OtherApp(ServerApp):
+    """Answers with the path and the length of the body."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await ok(scope, receive, send)
+
+
+CHUNKED = b"POST /sum HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+AHEAD_OF_UVICORN = {
+    "many small requests": (LIVEZ * 2000, [b"/livez 0"] * 2000),
+    "chunked bodies full of what ends a head": (
+        (CHUNKED + chunked([END * 500]) + LIVEZ * 30) * 20,
+        ([b"/sum 2000"] + [b"/livez 0"] * 30) * 20,
+    ),
+    "empty lines between requests": (b"\r\n\r\n" * 40_000 + LIVEZ + b"\r\n" * 40_000 + LIVEZ, [b"/livez 0"] * 2),
+}
+
+
+@pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
+def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: bytes, answers: list[bytes]) -> None:
+    async def main() -> None:
+        connection, transport, _ = connected(data, OtherApp("other", ResponseCounts(), Settings()))
+        queued = turns = 0
+        while transport.written.count(b"HTTP/1.1 200") < len(answers):
+            transport.deliver(connection)
+            queued = max(queued, len(connection.pipeline))
+            assert len(connection._ahead) <= AHEAD + 2 * READ
+            await asyncio.sleep(0)
+            turns += 1
+            assert turns < 100 * len(answers) + 1000
+        lines = [part.rpartition(b"\r\n\r\n")[2] for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]]
+        assert lines == answers
+        assert queued <= SLICE // len(LIVEZ) + 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_answers_of_both_lanes_keep_the_order_of_their_requests(server: RunningServer, size: int) -> None:
+    sent, expected = [], []
+    for number in range(60):
+        body = b"%d " % number * (1 + number % 5)
+        do = (b"x-do", b"bytes")
+        sent.append(request(target=b"/predictions/talker", headers=[do], body=body))
+        sent.append(request(target=b"/predictions/talker", headers=[do, (b"Transfer-Encoding", b"chunked")]) + chunked([body, b"."]))
+        sent.append(request(b"GET", b"/ping" if number % 3 else b"/livez"))
+        expected += [body, body + b"."]
+    data = b"".join(sent)
+    if size == 1:
+        data = b"".join(sent[:9])
+    host = urlsplit(server.addresses["inference"])
+    with RawConnection((host.hostname or "", host.port or 0)) as connection:
+        connection.send(*(data[at : at + size] for at in range(0, len(data), size)))
+        answers = [connection.answer() for _ in range(9 if size == 1 else len(sent))]
+    assert all(answer is not None and answer.status == 200 for answer in answers)
+    own = [answer.body for at, answer in enumerate(answers) if answer is not None and at % 3 != 2]
+    assert own == expected[: len(own)]
+
+
+def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(tmp_path: Path) -> None:
+    """Without a bound it grew by hundreds of megabytes and answered nobody for seconds."""
+    archive = make_model(tmp_path / "talker.mar", TALKER)
+    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_STATE_DIR": str(tmp_path / "state")}
+    with serving(["serve", archive, *FREE_PORTS], tmp_path, environment) as running:
+        address = running.address("predictions")
+        parts, process = urlsplit(address), psutil.Process(running.process.pid)
+        with httpx.Client(base_url=address, timeout=60) as other, ExitStack() as stack:
+            assert other.get("/livez").status_code == 200
+            before = process.memory_info().rss
+            clients = [stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0))) for _ in range(40)]
+            data, sent, answered = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
+            for client in clients:
+                client.setblocking(False)
+            for _ in range(10):
+                for client in select.select([], clients, [], 0)[1]:
+                    sent[client] += client.send(memoryview(data)[sent[client] :])
+                for client in select.select(clients, [], [], 0)[0]:
+                    answered += client.recv(1 << 20).count(b"200 OK")
+                assert other.post("/predictions/talker", content=b"x").status_code == 200
+                assert process.memory_info().rss - before < 60 << 20
+            assert answered

@@ -1,0 +1,45 @@
+"""A whole server with a uvicorn that is not as the fast lane knows it: one warning, and FastAPI's lane serves everything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.support.clients.rawhttp import RawConnection, request
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, serving
+
+HANDLER = """
+def handle(data, context):
+    return None if data is None else [bytes(row["body"]) for row in data]
+"""
+NEWER = """
+import uvicorn.protocols.http.httptools_impl as theirs
+
+class HttpToolsProtocol(theirs.HttpToolsProtocol):
+    def __init__(self, config, server_state, app_state, _loop=None, novelty=None):
+        super().__init__(config, server_state, app_state, _loop)
+
+theirs.HttpToolsProtocol = HttpToolsProtocol
+"""
+
+
+def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_path: Path) -> None:
+    make_model(tmp_path / "echo", HANDLER)
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "sitecustomize.py").write_text(NEWER)
+    paths = [str(tmp_path / "newer"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
+    with serving(["serve", "echo", *FREE_PORTS, "--set=worker_preload=false"], tmp_path, environment) as server:
+        host, _, port = server.address("predictions").removeprefix("http://").partition(":")
+        with RawConnection((host, int(port))) as connection:
+            connection.send(request(target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"at once"))
+            answers = [connection.answer(), connection.answer()]
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+        warnings = [line for line in server.log.splitlines() if "fast lane" in line]
+    assert [answer and answer.status for answer in answers] == [100, 200]  # uvicorn's own lane says "go on" though all is there
+    assert answers[1] is not None
+    assert answers[1].body == b"at once"
+    assert len(warnings) == 1
+    assert "HttpToolsProtocol(config, server_state, app_state, _loop)" in warnings[0]

@@ -1,0 +1,214 @@
+"""The lines that the metric logs get, which TorchServe's benchmark scripts take apart by their colons."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+
+import pytest
+
+from tests.runtime.core.telemetry.test_metricsconfig import USUAL
+from tests.support.logs import lines_of
+from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
+from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
+from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.metrics.torchserve_log import MetricLog, metric_tasks
+from tsx_runtime.settings.schema import Settings
+
+SHAPE = re.compile(
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"
+)
+
+
+def told_by(start_server, **settings):
+    """Lines by metric after some requests, each as (value as the scripts find it, dimensions, request ids)."""
+    with lines_of("TS_METRICS", "MODEL_METRICS") as lines, start_server(**settings) as server:
+        server.register("talker.mar", initial_workers=1)
+        ids = [
+            server.inference.post("/predictions/talker", headers={"x-do": word}).headers["x-request-id"]
+            for word in ("", "metrics", "raise")
+        ]
+        server.inference.get("/nothing")
+        counts = ResponseCounts()
+        log = server.call(lambda: MetricLog(server.registry, counts, System(server.settings), server.settings))
+        counts.add(200)
+        server.call(log.write)
+        exposed = server.metrics.get("/metrics").text
+    told: dict[str, list[tuple[float, str, str | None]]] = {}
+    for line in lines:
+        match = SHAPE.match(line)
+        assert match, line
+        value = float(line.split("|")[0].split(":")[3])  # as upstream's scripts read it
+        assert value == float(match[3])
+        told.setdefault(match[1], []).append((value, match[4], match[6]))
+    return told, ids, exposed
+
+
+@pytest.fixture(scope="module")
+def told(start_server):
+    return told_by(start_server, metrics_mode="log")
+
+
+def test_batches_are_told_one_by_one(told):
+    lines, _, _ = told
+    for name in ("QueueTime", "WorkerThreadTime"):
+        assert [dimensions for _, dimensions, _ in lines[name]] == ["Level:Host"] * 3
+        assert all(value >= 0 for value, _, _ in lines[name])
+    assert lines["ts_inference_requests_total"] == [(3, "model_name:talker,model_version:1.0", None)]
+    assert lines["ts_inference_latency_microseconds"][0][0] > lines["ts_queue_latency_microseconds"][0][0] > 0
+    assert (1, "Level:Host", None) in lines["Requests2XX"]
+    ((_, dimensions, _),) = lines["WorkerLoadTime"]
+    assert dimensions == "WorkerName:W-9000-talker_1.0,Level:Host"
+
+
+def test_what_handlers_report_names_the_requests_of_its_batch(told):
+    lines, ids, _ = told
+    assert [request for _, _, request in lines["PredictionTime"]] == ids
+    assert lines["Seen"] == [(2, "ModelName:talker,Level:Model", ids[1])]
+    assert lines["Took"] == [(3.5, "ModelName:talker,Level:Model", ids[1])]
+
+
+def test_the_machine_is_told_with_units(told):
+    lines, _, _ = told
+    assert {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"} <= set(
+        lines
+    )
+
+
+def test_the_metrics_address_tells_the_same_numbers(told):
+    _, _, exposed = told
+    assert 'Seen{Hostname="' in exposed
+    assert "PredictionTime{" in exposed
+    assert "# TYPE Size histogram" in exposed
+    assert 'Size_bucket{Hostname="' in exposed
+
+
+def test_a_configuration_says_which_metrics_there_are(start_server, tmp_path):
+    file = tmp_path / "metrics.yaml"
+    file.write_text(USUAL)
+    settings = {"metrics_mode": "legacy", "metrics_config": file, "model_metrics_auto_detect": False}
+    lines, _, exposed = told_by(start_server, **settings)
+    assert set(lines) == {"QueueTime", "Requests2XX", "Size"}
+    assert lines["Requests2XX"] == [(1, "Level:Host", None)]  # the handler's own counter of that name is not declared
+    shown = {line.split()[2] for line in exposed.splitlines() if line.startswith("# TYPE")}
+    assert {"Requests2XX", "QueueTime", "Size", "tsx_workers"} <= shown
+    assert not {"Seen", "Took", "PredictionTime", "WorkerThreadTime", "CPUUtilization", "ts_inference_requests_total"} & shown
+
+
+def test_without_a_log_nothing_is_kept_for_it(server):
+    assert server.registry.find("talker").stats.journal is None
+
+
+def test_a_histogram_has_torchserves_buckets():
+    metric = HandlerMetric("histogram")
+    for value in (0.004, 0.005, 0.3, 99):
+        metric.add(value)
+    assert metric.buckets[0] == 2
+    assert metric.buckets[-1] == 1
+    assert sum(metric.buckets) == metric.count == 4
+
+
+def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MOST", 3)
+    journal = Journal()
+    value = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
+    for _ in range(5):
+        journal.add_batch(0.1, 0.2)
+        journal.add_values([value, value], [])
+    batches, values = journal.take()
+    assert (len(batches), len(values)) == (3, 3)
+    assert journal.take() == ([], [])
+    assert Stats().journal is None
+
+
+def test_a_program_tells_the_machines_numbers():
+    lines = [
+        "CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1",
+        "noise",
+        "Broken.Percent:1.2.3|#Level:Host|#hostname:box",
+        "GPUMemoryUsed.Megabytes:3e2|#Level:Host,DeviceId:1|#hostname:b",
+    ]
+    assert parse_lines("\n".join(lines)) == [
+        SystemMetric("CPUUtilization", "Percent", 12.5),
+        SystemMetric("GPUMemoryUsed", "Megabytes", 300.0, (("DeviceId", "1"),)),
+    ]
+
+
+def test_the_users_own_program_stands_in_for_the_measuring(tmp_path, start_server, until):
+    program = tmp_path / "numbers.sh"
+    program.write_text(
+        "echo 'CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1'\necho 'Requests2XX.Count:9|#Level:Host|#hostname:b'\n"
+    )
+    system = System(Settings(system_metrics_cmd=f"sh '{program}'", metric_time_interval=1))
+    assert system.read() == []
+    with start_server() as server:
+        following = server.call(lambda: _task(system.follow()))
+        until(system.read)
+        server.call(lambda: following.cancel())
+    assert system.read()[0] == SystemMetric("CPUUtilization", "Percent", 12.5)
+
+
+@pytest.mark.parametrize("command", ["/no/such/program", "false", "sh '"])
+def test_a_program_that_fails_is_told_and_no_more(command, caplog, start_server, until):
+    system = System(Settings(system_metrics_cmd=command))
+    with start_server() as server, caplog.at_level(logging.WARNING, "tsx.metrics"):
+        following = server.call(lambda: _task(system.follow()))
+        until(lambda: "system_metrics_cmd" in caplog.text)
+        server.call(lambda: following.cancel())
+    assert system.read() == []
+
+
+def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
+    begun = tmp_path / "begun"
+    system = System(Settings(system_metrics_cmd=f"sh -c 'echo $$ > {begun}; exec sleep 600'"))
+
+    async def stop_while_it_runs() -> None:
+        following = asyncio.ensure_future(system.follow())
+        await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(stop_while_it_runs())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+
+
+def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
+    with start_server(metrics_mode="log") as server:
+        server.register("talker.mar", initial_workers=1)
+        log = server.call(lambda: MetricLog(server.registry, ResponseCounts(), System(server.settings), server.settings))
+        server.call(log.write)
+        assert len(log._loaded) == 1
+        server.call(lambda: server.registry.unregister("talker"))
+        server.call(log.write)
+        assert not log._loaded
+
+
+def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch, caplog, until):
+    def fail(self):
+        raise ZeroDivisionError("no such number")
+
+    monkeypatch.setattr(System, "read", fail)
+
+    async def write(server) -> None:
+        async with metric_tasks(server.registry, ResponseCounts(), System(server.settings), server.settings):
+            await asyncio.to_thread(until, lambda: "metrics are not told any more" in caplog.text)
+            monkeypatch.undo()
+
+    with start_server(metrics_mode="log") as server:
+        server.call(lambda: write(server))
+    assert "no such number" in caplog.text
+
+
+def _task(work):
+    return asyncio.ensure_future(work)
+
+
+def test_the_machine_can_be_left_out(start_server):
+    with start_server(disable_system_metrics=True) as server:
+        text = server.metrics.get("/metrics").text
+        assert "Requests2XX" in text
+        assert "CPUUtilization" not in text

@@ -1,0 +1,216 @@
+"""What the variables of a function and its events mean: pure functions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.platforms.lambda_api import balancer, function_url, messages, rest_api
+from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.targets.aws_lambda import batch_events
+from tsx_runtime.targets.aws_lambda.batch_events import Answered, Queue
+from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, Own, homes, read_environment
+from tsx_runtime.targets.aws_lambda.events import Ask, asks_of, is_http, is_sqs, is_warm_up, message, ordered_failures
+from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
+from tsx_runtime.targets.aws_lambda.results import Result, Results, s3_key, sqs_message
+from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
+from tsx_runtime.targets.aws_lambda.runtime_client import Poller
+
+
+def test_a_variable_of_the_functions_own_goes_before_the_platforms_default() -> None:
+    said = read_environment({"TSX_CACHE_DIR": "/mnt/cache", "TSX_LAMBDA_BASE_PATH": "api/", "TSX_MODEL_DIR": "/srv"})
+    assert (said.variables["TSX_CACHE_DIR"], said.variables["TSX_STATE_DIR"]) == ("/mnt/cache", "/tmp/tsx/state")
+    assert not {"TSX_LAMBDA_BASE_PATH", "TSX_MODEL_DIR"} & set(said.variables)  # no settings of a server
+    assert said.own.base_path == "/api"
+    assert said.order["max_batch_delay"] == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "own"),
+    [
+        ({}, False),
+        ({"AWS_LAMBDA_MAX_CONCURRENCY": "16"}, True),
+        ({"TSX_LAMBDA_ANSWERS": "streamed"}, True),
+        ({"TSX_LAMBDA_RUNTIME": "tsx"}, True),
+        ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "1"}, False),
+    ],
+)
+def test_the_client_is_amazons_where_that_will_do(env: dict[str, str], own: bool) -> None:
+    assert read_environment(env).own.uses_own_client is own
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"TSX_LAMBDA_RUNTIME": "awslambda"}, "is 'awslambda'; did you mean 'awslambdaric'"),
+        ({"TSX_LAMBDA_ANSWERS": "?"}, r"is '\?'. It is one of buffered, streamed"),
+        ({"TSX_LAMBDA_RESULTS": "bucket"}, "takes s3://BUCKET/PREFIX"),
+        ({"TSX_LAMBDA_INIT_WAIT": "long"}, "takes a number"),
+        ({"TSX_LAMBDA_STREAM": "1"}, "TSX_LAMBDA_STREAM is no setting"),
+        ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "TSX_LAMBDA_ANSWERS": "streamed"}, "which awslambdaric cannot do"),
+        ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "4"}, "gets 4 invocations at once"),
+    ],
+)
+def test_a_variable_that_means_nothing_says_what_it_takes(env: dict[str, str], text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        read_environment(env)
+
+
+def test_only_on_demand_is_the_model_not_waited_for_to_the_end() -> None:
+    assert read_environment({}).own.init_wait == INIT_WAIT
+    assert read_environment({"AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency"}).own.init_wait is None
+    assert read_environment({"AWS_LAMBDA_INITIALIZATION_TYPE": "lambda-managed-instances", "TSX_LAMBDA_INIT_WAIT": "3"}).own.init_wait == 3
+
+
+def test_libraries_write_where_a_function_may() -> None:
+    assert homes({"HOME": "/root", "HF_HOME": "/mnt/models"})["HOME"] == "/tmp"
+    assert "HF_HOME" not in homes({"HF_HOME": "/mnt/models"})
+    assert all(place.startswith("/tmp") for place in homes({}).values())
+
+
+def test_events_are_told_apart() -> None:
+    for event in (rest_api("/"), function_url("/"), balancer("/")):
+        assert (is_http(event), is_sqs(event), is_warm_up(event)) == (True, False, False)
+    assert is_sqs(messages(["x"]))
+    assert not is_sqs({"Records": []})
+    assert not is_warm_up({"warmup": False})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=9,
+)
+
+
+@given(json_values)
+def test_any_json_is_one_request_several_or_an_error_that_is_told(event: Any) -> None:
+    try:
+        asks, together = asks_of(event)
+    except BadRequest:
+        return
+    assert together or len(asks) == 1
+    assert all(isinstance(ask.body, bytes) for ask in asks)
+
+
+def test_an_input_that_looks_like_a_wrapped_one_but_has_more_keys_is_an_input() -> None:
+    assert asks_of({"body": "x", "title": "y"}).asks == [Ask(b'{"body": "x", "title": "y"}', (("content-type", "application/json"),))]
+    with pytest.raises(BadRequest, match="is said to be base64"):
+        asks_of({"body": "no base64!", "isBase64Encoded": True})
+
+
+def test_attributes_of_a_message_are_headers() -> None:
+    [record] = messages(["AAE="], {"content-transfer-encoding": "base64", "Content-Type": "image/png", "tsx-model": "m"})["Records"]
+    assert message(record) == Ask(b"\0\1", (("content-type", "image/png"),), "m")
+    [record] = messages(["hello"])["Records"]
+    assert message(record).headers == (("content-type", "text/plain"),)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1))
+def test_what_comes_again_is_what_failed_and_what_follows_it_in_its_group(told: list[tuple[str, bool]]) -> None:
+    records = messages(["x"] * len(told), groups=[group for group, _ in told])["Records"]
+    failed = {record["messageId"] for record, (_, good) in zip(records, told, strict=True) if not good}
+    again = ordered_failures(records, failed)
+    assert failed <= set(again)
+    for group in "abc":
+        own = [record["messageId"] in again for record, (name, _) in zip(records, told, strict=True) if name == group]
+        assert own == sorted(own)  # all good ones before the first that comes again
+    unordered = messages(["x"] * len(told))["Records"]
+    assert set(ordered_failures(unordered, failed)) == failed
+
+
+def test_answers_of_messages_have_names_and_keep_their_order() -> None:
+    result = Result("id-1", "group", 200, "application/json; charset=utf-8", b"{}")
+    assert s3_key("s3://bucket/some/place/", result) == ("bucket", "some/place/id-1.json")
+    assert s3_key("s3://bucket", result._replace(content_type="x/y")) == ("bucket", "id-1.bin")
+    told = sqs_message("https://sqs/1/q.fifo", result)
+    assert (told["MessageBody"], told["MessageGroupId"], told["MessageDeduplicationId"]) == ("{}", "group", "id-1")
+    assert sqs_message("https://sqs/1/q", result._replace(body=b"\xff"))["MessageBody"] == "/w=="
+
+
+def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
+    """Making two at once fails now and then."""
+    making, met = threading.Barrier(2), []
+
+    def client(service: str) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            met.append(making.wait(0.2))
+        return SimpleNamespace(send_message=lambda **message: None)
+
+    async def send() -> None:
+        results = Results(client)
+        await asyncio.gather(*(results.send("https://sqs/1/q", Result("id", "", 200, "", b"x")) for _ in range(4)))
+
+    asyncio.run(send())
+    assert met == []
+
+
+def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() -> None:
+    class Api:
+        """It has an invocation whenever one is asked for."""
+
+        answered: ClassVar[list[str]] = []
+        closed = False
+
+        async def next(self) -> Invocation:
+            return Invocation({"lambda-runtime-aws-request-id": str(len(self.answered))}, b"{}")
+
+        def parts(self, id: str) -> None:
+            """Nothing is streamed."""
+
+        async def answer(self, id: str, body: bytes) -> None:
+            self.answered.append(id)
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def answer(*event: Any) -> str:
+        assert len(api.answered) < 2, "it takes another, which would be lost"
+        if len(api.answered) == 1:
+            assert poller.leave()
+        return "answer"
+
+    api = Api()
+    poller = Poller(cast("Any", SimpleNamespace(over="", own=Own(), answer=answer)), cast("Any", api))
+    asyncio.run(poller.run())
+    assert (api.answered, api.closed, poller.leave()) == (["0", "1"], True, False)
+
+
+def test_an_answer_without_a_type_is_what_it_looks_like() -> None:
+    assert [looks_like(body) for body in (b'{"a": 1}', b"seven", b"\xff\xfe")] == [
+        "application/json",
+        "text/plain; charset=utf-8",
+        "application/octet-stream",
+    ]
+    told = prelude(200, [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")])
+    assert told == b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}' + b"\0" * 8
+    assert Answered(200, "", b"").status == 200
+
+
+def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    sent: list[Result] = []
+
+    async def ask_all(_registry: object, asks: list[Any], seconds: float) -> list[Any]:
+        given.append(seconds)
+        return [Answered(200, "text/plain", b"yes"), too_late()]
+
+    class Kept:
+        async def send(self, place: str, result: Result) -> None:
+            sent.append(result)
+
+    monkeypatch.setattr(batch_events, "ask_all", ask_all)
+    told: list[str] = []
+    queue = Queue(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
+    answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))
+    assert given[0] <= 55
+    assert [result.message for result in sent] == ["message-0"]
+    assert answer == {"batchItemFailures": [{"itemIdentifier": "message-1"}]}
+    assert told == ["late"]

@@ -1,0 +1,285 @@
+"""A container as SageMaker runs it: the real entry below a double of the host, asked by boto3's own client of the runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, EventStreamError
+
+from tests.support.models import make_model
+from tests.support.platforms.aws import aws
+from tests.support.platforms.sagemaker_host import STOP, Host, container, unpack
+from tests.support.platforms.sagemaker_runtime import Loader, runtime
+
+pytestmark = pytest.mark.usefixtures("uncounted")
+
+# Says how many came with it; the word decides what else it does.
+HANDLER = """
+import json, os, time
+from pathlib import Path
+
+ATTRIBUTES, SESSION = "X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Session-Id"
+
+def handle(data, context):
+    if data is None:
+        Path(os.environ["HELD"] + ".loading").touch()
+        wait(os.environ["HELD"])
+        return None
+    return [answer(idx, row["body"], len(data), context) for idx, row in enumerate(data)]
+
+def wait(file):
+    end = time.monotonic() + 60
+    while not Path(file).exists() and time.monotonic() < end:
+        time.sleep(0.005)
+
+def answer(idx, body, together, context):
+    if body == "bad" or body == "bad,1":
+        context.set_response_status(422, "no", idx)
+        return {"code": 422, "type": "X", "message": "this is bad"}
+    if isinstance(body, dict) and "wait" in body:
+        Path(body["wait"] + ".begun").touch()
+        wait(body["wait"])
+    if isinstance(body, dict) and "stream" in body:
+        from ts.handler_utils.utils import send_intermediate_predict_response
+        for number in range(3):
+            send_intermediate_predict_response([f"part {number};"], {idx: context.get_request_id(idx)}, "", 200, context)
+        if body["stream"] == "broken":
+            raise ValueError("broken")
+        return "end"
+    if context.get_request_header(idx, ATTRIBUTES):
+        context.set_response_header(idx, ATTRIBUTES, "seen " + context.get_request_header(idx, ATTRIBUTES))
+    if context.get_request_header(idx, SESSION) == "NEW_SESSION":
+        context.set_response_header(idx, "X-Amzn-SageMaker-New-Session-Id", "s1; Expires=2030-01-01T00:00:00Z")
+    if isinstance(body, str):
+        return [body.upper(), together]
+    return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
+"""
+LARGE, ROOM = 260 << 20, 450  # bytes of a large model; MB that all may take: one of these, and some that are small
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Host, Any, Path]]:
+    place = tmp_path_factory.mktemp("e")
+    unpack(make_model(place / "echo.mar", HANDLER, config="batchSize: 4\n"), place)
+    held = place / "held"
+    with container(place, *free_ports(1), {"HELD": str(held)}) as host:
+        host.wait_until(lambda: held.with_suffix(".loading").exists())
+        told = host.get("/ping")
+        assert (told.status, json.loads(told.body)) == (503, {"status": "echo is loading"})
+        held.touch()
+        host.wait_until_healthy()
+        with runtime(host, output="s3://answers/out") as client:
+            yield host, client, place
+
+
+def invoke(client: Any, body: bytes, content_type: str = "application/json", **more: str) -> Any:
+    return client.invoke_endpoint(EndpointName="e", Body=body, ContentType=content_type, **more)
+
+
+def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session(endpoint: tuple[Host, Any, Path]) -> None:
+    answered = invoke(endpoint[1], b'"a"', CustomAttributes="trace=1", SessionId="NEW_SESSION")
+    assert json.loads(answered["Body"].read()) == ["A", 1]
+    assert answered["CustomAttributes"] == "seen trace=1"
+    assert answered["NewSessionId"] == "s1; Expires=2030-01-01T00:00:00Z"
+
+
+def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(endpoint: tuple[Host, Any, Path]) -> None:
+    with pytest.raises(ClientError) as caught:
+        invoke(endpoint[1], b'"bad"')
+    assert caught.value.response["Error"]["Code"] == "ModelError"
+    assert caught.value.response["OriginalStatusCode"] == 422
+    assert json.loads(caught.value.response["OriginalMessage"])["message"] == "this is bad"
+
+
+def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) -> None:
+    answered = endpoint[1].invoke_endpoint_with_response_stream(EndpointName="e", Body=b'{"stream": 1}', ContentType="application/json")
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in answered["Body"]) == b"part 0;part 1;part 2;end"
+
+
+def test_a_stream_that_breaks_off_is_told(endpoint: tuple[Host, Any, Path]) -> None:
+    given = {"EndpointName": "e", "Body": b'{"stream": "broken"}', "ContentType": "application/json"}
+    events = iter(endpoint[1].invoke_endpoint_with_response_stream(**given)["Body"])
+    with pytest.raises(EventStreamError, match="ModelStreamError"):
+        list(events)
+
+
+def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_order(endpoint: tuple[Host, Any, Path]) -> None:
+    body = b"\n".join(b'{"n": %d}' % number for number in range(40)) + b"\n\n"
+    answered = invoke(endpoint[1], body, "application/jsonlines", CustomAttributes="job")
+    lines = [json.loads(line) for line in answered["Body"].read().decode().splitlines()]
+    assert [line["got"] for line in lines] == [{"n": number} for number in range(40)]
+    assert max(line["together"] for line in lines) == 4
+    assert (answered["ContentType"], answered["CustomAttributes"]) == ("application/jsonlines", "seen job")
+
+
+def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(endpoint: tuple[Host, Any, Path]) -> None:
+    answered = invoke(endpoint[1], b"a,1\r\nb,2\r\n", "text/csv; charset=utf-8")
+    assert [line.rpartition(b",")[0] for line in answered["Body"].read().splitlines()] == [b'"A,1"', b'"B,2"']
+    assert answered["ContentType"] == "text/csv"
+    answered = invoke(endpoint[1], b"a,1\nb,2\n", "text/csv", Accept="application/jsonlines")
+    assert [json.loads(line)[0] for line in answered["Body"].read().splitlines()] == ["A,1", "B,2"]
+
+
+def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Path]) -> None:
+    with pytest.raises(ClientError) as caught:
+        invoke(endpoint[1], b"a,1\n\nbad,1\nb,2\n", "text/csv")
+    assert caught.value.response["OriginalStatusCode"] == 422
+    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith("Line 3: this is bad None of the lines is answered")
+    with pytest.raises(ClientError, match="The request has no line"):
+        invoke(endpoint[1], b"\n \n", "application/jsonlines")
+
+
+def test_it_is_well_while_its_worker_is_busy(endpoint: tuple[Host, Any, Path], tmp_path: Path) -> None:
+    host = endpoint[0]
+    word = tmp_path / "go"
+    with host.begun("/invocations", json.dumps({"wait": str(word)}).encode(), {"Content-Type": "application/json"}) as answer:
+        host.wait_until(lambda: word.with_suffix(".begun").exists())
+        ping = host.get("/ping")
+        assert (ping.status, ping.body) == (200, b"")
+        word.touch()
+        assert answer().status == 200
+
+
+def test_a_job_is_told_how_to_send_its_records(endpoint: tuple[Host, Any, Path]) -> None:
+    told = json.loads(endpoint[0].get("/execution-parameters").body)
+    assert told == {"MaxConcurrentTransforms": 2, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+
+
+def test_metrics_are_where_requests_are_and_management_is_not(endpoint: tuple[Host, Any, Path]) -> None:
+    assert b"ts_inference_requests_total" in endpoint[0].get("/metrics").body
+    assert endpoint[0].get("/models").status == 404
+
+
+def test_an_asynchronous_request_goes_from_s3_to_s3(endpoint: tuple[Host, Any, Path]) -> None:
+    with aws() as account:
+        account.emptied()
+        s3 = boto3.client("s3")
+        for bucket in ("inputs", "answers"):
+            s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+        s3.put_object(Bucket="inputs", Key="a", Body=b"x" * (7 << 20))
+        with runtime(endpoint[0], output="s3://answers/out") as client:
+            given = {"InputLocation": "s3://inputs/a", "ContentType": "application/octet-stream", "InferenceId": "one"}
+            told = client.invoke_endpoint_async(EndpointName="e", **given)
+            assert told["OutputLocation"] == "s3://answers/out/one.out"
+        assert json.loads(s3.get_object(Bucket="answers", Key="out/one.out")["Body"].read()) == {"got": 7 << 20, "together": 1}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Host, Loader, Any]]:
+    place = tmp_path_factory.mktemp("m")
+    for name in ("a", "b", "c", "broken", "large1", "large2"):
+        text = HANDLER.replace("answer(idx, row", "take(idx, row") + f"\n\ndef take(idx, body, together, context):\n    return '{name}'\n"
+        text += f"\nheld = b'x' * {LARGE}\n" if name.startswith("large") else ""
+        model = make_model(place / f"{name}.mar", "1 / 0" if name == "broken" else text)
+        with tarfile.open(place / f"{name}.tar.gz", "w:gz") as packed:
+            packed.add(model, model.name)
+    (place / "held").touch()
+    given = {"SAGEMAKER_MULTI_MODEL": "true", "TSX_SAGEMAKER_MODELS_MEMORY": str(ROOM), "HELD": str(place / "held")}
+    with container(place, *free_ports(1), given) as host:
+        host.wait_until_healthy()
+        loader = Loader(host, place, place / "models")
+        with runtime(host, loader) as client:
+            yield host, loader, client
+
+
+def ask(client: Any, target: str) -> bytes:
+    answered = invoke(client, b"{}", TargetModel=target)
+    body: bytes = answered["Body"].read()
+    return body
+
+
+def test_many_models_are_loaded_as_they_are_asked_for(many: tuple[Host, Loader, Any]) -> None:
+    host, loader, client = many
+    assert [ask(client, f"{name}.tar.gz") for name in "aba"] == [b"a", b"b", b"a"]
+    listed = json.loads(host.get("/models").body)["models"]
+    assert [each["modelName"] for each in listed] == sorted(loader.loaded, key=[each["modelName"] for each in listed].index)
+    name = loader.loaded[0]
+    assert json.loads(host.get(f"/models/{name}").body)["modelName"] == name
+    assert host.load(name, listed[0]["modelUrl"]).status == 409
+    workers = host.processes()
+    loader.unload(name)
+    assert len(host.processes()) == len(workers) - 1  # its memory is free on return
+    assert host.delete(f"/models/{name}").status == host.get(f"/models/{name}").status == 404
+    assert host.post(f"/models/{name}/invoke", b"{}", {}).status == 404
+
+
+def test_a_model_that_does_not_load_is_refused_and_another_may_come(many: tuple[Host, Loader, Any]) -> None:
+    _, _, client = many
+    with pytest.raises(ClientError) as caught:
+        ask(client, "broken.tar.gz")
+    assert caught.value.response["OriginalStatusCode"] == 500
+    assert "division by zero" in caught.value.response["OriginalMessage"]
+    assert ask(client, "c.tar.gz") == b"c"
+
+
+def test_any_text_is_a_name(many: tuple[Host, Loader, Any]) -> None:
+    host, loader, client = many
+    ask(client, "a.tar.gz")
+    url = json.loads(host.get(f"/models/{loader.loaded[-1]}").body)["modelUrl"]
+    assert host.load("_ a/b?%", url).status == 200
+    name = "_%20a%2Fb%3F%25"
+    assert host.post(f"/models/{name}/invoke", b"{}", {}).body == b"a"
+    lines = host.post(f"/models/{name}/invoke", b"1\n2\n", {"Content-Type": "application/jsonlines"})
+    assert lines.body == b'"a"\n"a"\n'
+    assert host.delete(f"/models/{name}").status == 200
+    assert host.load("x", "/nowhere").status == host.post("/models", b"[]", {}).status == 400
+
+
+def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_others(many: tuple[Host, Loader, Any], tmp_path: Path) -> None:
+    host, loader, client = many
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", (ROOM << 20) + 1)
+    refused = host.load("huge", str(tmp_path))
+    assert refused.status == 507
+    assert f"it needs {ROOM} MB at least, and" in json.loads(refused.body)["message"]
+    for name in list(loader.loaded):
+        loader.unload(name)
+    assert ask(client, "large1.tar.gz") == b"large1"
+    first = loader.loaded[-1]
+    assert ask(client, "large2.tar.gz") == b"large2"
+    assert first in loader.unloaded
+    assert len(host.processes()) >= len(loader.loaded)
+
+
+def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+    code = short_path / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "inference.py").write_text(
+        "import time\nfrom pathlib import Path\n"
+        "def model_fn(model_dir): return Path(model_dir).name\n"
+        "def input_fn(data, content_type): return data.encode() if isinstance(data, str) else data\n"
+        "def batch_predict_fn(inputs, model):\n"
+        "    while b'first' in inputs and not (Path(place, 'begun').touch() or Path(place, 'go').exists()): time.sleep(0.005)\n"
+        "    return [f'{each.decode()} of {len(inputs)}' for each in inputs]\n"
+        "def output_fn(prediction, accept): return prediction, 'text/plain'\n"
+        f"place = {str(short_path)!r}\n"
+    )
+    with container(short_path, *free_ports(1), {"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_LINES": "true"}) as host:
+        host.wait_until_healthy()
+        kind = {"Content-Type": "text/plain"}
+        with host.begun("/invocations", b"first", kind) as first:
+            host.wait_until((short_path / "begun").exists)
+            with host.begun("/invocations", b"a", kind) as one, host.begun("/invocations", b"b", kind) as other:
+                host.wait_until(lambda: re.search(rb"\ntsx_queue_depth{[^}]*} 2\.0\n", host.get("/metrics").body) is not None)
+                (short_path / "go").touch()
+                assert [each().body for each in (first, one, other)] == [b"first of 1", b"a of 2", b"b of 2"]
+        lines = host.invoke(b"x\ny\n", "text/csv").body.splitlines()
+        assert [line.partition(b" ")[0] for line in lines] == [b"x", b"y"]
+        (short_path / "go").unlink()
+        (short_path / "begun").unlink()
+        with host.begun("/invocations", b"first", kind) as last:
+            host.wait_until((short_path / "begun").exists)
+            host.process.send_signal(signal.SIGTERM)
+            host.wait_until(lambda: "stopping: no new requests" in host.log)
+            (short_path / "go").touch()
+            assert last().body == b"first of 1"  # what was accepted is answered
+        assert host.process.wait(STOP) == 0

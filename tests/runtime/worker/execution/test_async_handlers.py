@@ -1,0 +1,124 @@
+"""Asynchronous handlers in a real worker process: requests overlap, and are answered when they are done."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.runtime.worker.conftest import StartWorker, Worker
+from tests.runtime.worker.execution.test_continuous import answers, send
+from tsx_runtime import wire
+from tsx_runtime.wire import Kind
+
+HANDLER = """
+    import asyncio, time
+    from ts.handler_utils.utils import send_intermediate_predict_response
+
+    class Handler:
+        async def initialize(self, context):
+            self.loop = asyncio.get_running_loop()
+            self.gate = asyncio.Event()
+            context.cache = {"seen": 0}
+
+        async def handle(self, data, context):
+            assert asyncio.get_running_loop() is self.loop
+            assert len(data) == 1
+            context.cache["seen"] += 1
+            word = data[0]["body"].decode()
+            if word == "wait":
+                try:
+                    await self.gate.wait()
+                except asyncio.CancelledError:
+                    context.cache["cancelled"] = context.get_request_id(0)
+                    raise
+                return [f"{context.get_request_id(0)} waited"]
+            if word == "open":
+                self.gate.set()
+            if word == "block":
+                time.sleep(0.2)
+            if word == "raise":
+                raise ValueError("no such prompt")
+            if word == "exit":
+                raise SystemExit(3)
+            if word == "cancelled":  # by a library that the handler uses
+                raise asyncio.CancelledError
+            if word == "pieces":
+                context.set_response_header(0, "x-first", "yes")
+                for part in "abc":
+                    send_intermediate_predict_response([part], context.request_ids, "Intermediate", 200, context)
+                    await asyncio.sleep(0)
+                return [""]
+            if word == "two":
+                return ["a", "b"]
+            if word == "cache":
+                return [context.cache]
+            return [word]
+"""
+
+
+@pytest.fixture
+def worker(start_worker: StartWorker) -> Worker:
+    return start_worker(HANDLER, mode="async")
+
+
+def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
+    send(worker, "wait", "wait", "a")
+    assert answers(worker, 1) == {3: (200, "", ["a"])}
+    send(worker, "open", first=4)
+    assert answers(worker, 3) == {4: (200, "", ["open"]), 1: (200, "", ["id-1 waited"]), 2: (200, "", ["id-2 waited"])}
+
+
+def test_parts_go_out_as_they_are_sent_and_the_return_value_is_the_last(worker: Worker) -> None:
+    send(worker, "pieces")
+    assert answers(worker, 1) == {1: (200, "x-first: yes\r\nts_stream_next: true\r\n", ["a", "b", "c", ""])}
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("raise", "ValueError: no such prompt"),
+        ("exit", "SystemExit: 3"),
+        ("two", "number of batch response mismatched"),
+        ("cancelled", "was cancelled before it was answered"),
+    ],
+)
+def test_a_request_that_fails_fails_alone(worker: Worker, word: str, says: str) -> None:
+    send(worker, "wait", word)
+    status, _, (body,) = answers(worker, 1)[2]
+    assert status == 503
+    assert says in body
+    send(worker, "open", first=3)
+    assert answers(worker, 2)[1] == (200, "", ["id-1 waited"])
+
+
+def test_a_cancelled_request_is_told_so_and_closed(worker: Worker) -> None:
+    send(worker, "wait", "a")
+    assert 2 in answers(worker, 1)
+    worker.send(Kind.CANCEL, 1)
+    assert answers(worker, 1)[1][0] == 503
+    send(worker, "cache", first=3)
+    assert json.loads(answers(worker, 1)[3][2][0]) == {"seen": 3, "cancelled": "id-1"}
+
+
+def test_a_sign_of_life_comes_from_the_loop_and_the_worker_ends_with_its_front_end(worker: Worker) -> None:
+    send(worker, "wait")
+    worker.send(Kind.PING, 0)
+    assert worker.receive().kind is Kind.PONG
+    assert worker.close() == 0
+
+
+def test_a_handler_that_is_no_coroutine_serves_as_well(start_worker: StartWorker) -> None:
+    worker = start_worker("def handle(data, context):\n    return data and ['plain']", mode="async")
+    send(worker, "a", "b")
+    assert answers(worker, 2) == {1: (200, "", ["plain"]), 2: (200, "", ["plain"])}
+
+
+def test_a_request_that_is_cancelled_before_its_task_has_begun_is_closed_as_well(worker: Worker) -> None:
+    """Both frames come in one turn of the loop: with one write, behind a request that holds the loop up."""
+    frames = []
+    for number, word in ((1, "block"), (2, "wait")):
+        frames += wire.encode(Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())])
+    frames += wire.encode(Kind.CANCEL, 2)
+    worker.sock.sendall(b"".join(bytes(part) for part in frames))
+    assert {batch: status for batch, (status, _, _) in answers(worker, 2).items()} == {1: 200, 2: 503}

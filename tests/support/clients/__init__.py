@@ -1,0 +1,1 @@
+"""Clients that send exactly the bytes that a test gives them."""

@@ -1,0 +1,1 @@
+"""Doubles of platforms, which speak their documented protocols."""

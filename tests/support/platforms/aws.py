@@ -1,0 +1,181 @@
+"""AWS on this machine: moto's server, with what it lacks of SageMaker and is documented filled in.
+
+`UpdateEndpoint` is not there, instance types are those of 2020, and what is created is there at once: here endpoints take as many looks
+as a test says, fail with a reason, and go back where a test says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any
+from urllib.request import Request, urlopen
+
+import boto3
+import pytest
+
+from tests.support.platforms.aws_lambda import patch_lambda
+
+REGION, ACCOUNT = "eu-central-1", "123456789012"
+NAMED_OTHERWISE = {  # by IAM than by the API
+    "lambda:Invoke": "lambda:InvokeFunction",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectsV2": "s3:ListBucket",
+    "s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
+    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
+    "sagemaker-runtime:InvokeEndpoint": "sagemaker:InvokeEndpoint",
+}
+
+
+@dataclass
+class Course:
+    """How endpoints get on: for how many looks they are changing, and whether they then fail."""
+
+    looks: int = 0
+    failure: str = ""
+    left: dict[str, int] = field(default_factory=dict)
+    target: dict[str, tuple[str, str]] = field(default_factory=dict)  # by endpoint: the configuration it moves to, and its way
+    calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
+    provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)  # by function:alias
+    providers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alarmed: list[tuple[str, datetime]] = field(default_factory=list)  # alarms that went off, and when
+    asked: list[str] = field(default_factory=list)  # what tsx asked of AWS, as `service:Operation`, in order
+    before: Callable[[str, str], None] = lambda operation, what: None  # called with each of these and with what it says
+    after: Callable[[str, str], None] = lambda operation, what: None  # once it is carried out, and before its answer is known
+    said: str = ""  # by the last of them
+
+
+class Account:
+    """What boto3 finds by the environment; `emptied` begins anew."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.course = Course()
+
+    def emptied(self) -> Course:
+        urlopen(Request(f"{self.url}/moto-api/reset", method="POST")).close()
+        self.course = Course()
+        return self.course
+
+
+@contextmanager
+def aws() -> Generator[Account, None, None]:
+    """One server and one session of boto3, whose descriptions of the services take half a second to read, for many tests."""
+    from moto.sagemaker.models import FakeEndpointConfig
+    from moto.sagemaker.responses import SageMakerResponse
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    account = Account(f"http://{host}:{port}")
+    make = boto3.session.Session
+    with pytest.MonkeyPatch.context() as patch:
+        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION, "ENDPOINT_URL": account.url}
+        for name, value in given.items():
+            patch.setenv(f"AWS_{name}", value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        patch.setattr("boto3.session.Session", cache(lambda **which: _heard(make(**which), account)))
+        patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
+        patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, account.course), raising=False)
+        for name in ("create_endpoint", "describe_endpoint"):
+            patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
+        patch_lambda(patch, account)
+        patch.setattr(logging.getLogger("werkzeug"), "level", logging.ERROR)
+        try:
+            yield account
+        finally:
+            account.emptied()
+            server.stop()
+
+
+def _heard(session: Any, account: Account) -> Any:
+    """Tells the test what is asked of AWS."""
+
+    def before(model: Any, params: Any, **rest: Any) -> None:
+        operation, course = f"{model.service_model.service_name}:{model.name}", account.course
+        course.asked.append(operation)
+        course.said = (
+            f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
+        )
+        course.before(operation, course.said)
+
+    def after(model: Any, **rest: Any) -> None:
+        account.course.after(f"{model.service_model.service_name}:{model.name}", account.course.said)
+
+    make = session.client
+    made: dict[Any, Any] = {}
+
+    def client(service: str, **how: Any) -> Any:
+        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"))
+        if which not in made:  # it takes as long to make as to use ten times
+            made[which] = make(service, **how)
+        return made[which]
+
+    session.client = client
+    session.events.register("before-call", before)
+    session.events.register("after-call", after)
+    return session
+
+
+def _endpoint(response: Any) -> Any:
+    name = response._get_param("EndpointName")
+    response.sagemaker_backend.describe_endpoint(name)  # raises where there is none
+    return response.sagemaker_backend.endpoints[name]
+
+
+def _update(response: Any, course: Course) -> Any:
+    """https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_UpdateEndpoint.html"""
+    from moto.core.responses import ActionResult
+    from moto.sagemaker.exceptions import ValidationError
+
+    endpoint, config = _endpoint(response), response._get_param("EndpointConfigName")
+    response.sagemaker_backend.describe_endpoint_config(config)
+    name = endpoint.endpoint_name
+    if course.left.get(name):
+        raise ValidationError(f"Cannot update in-progress endpoint {name}.")
+    course.calls.append(f"UpdateEndpoint {config}")
+    course.target[name] = (config, "update")
+    _begin(endpoint, course, "Updating")
+    return ActionResult({"EndpointArn": endpoint.arn})
+
+
+def _watched(name: str, real: Any, account: Account) -> Any:
+    def create_endpoint(response: Any) -> Any:
+        answer, course = real(response), account.course
+        endpoint = _endpoint(response)
+        course.calls.append(f"CreateEndpoint {endpoint.endpoint_config_name}")
+        course.target[endpoint.endpoint_name] = (endpoint.endpoint_config_name, "create")
+        _begin(endpoint, course, "Creating")
+        return answer
+
+    def describe_endpoint(response: Any) -> Any:
+        endpoint, course = _endpoint(response), account.course
+        name = endpoint.endpoint_name
+        if course.left.get(name, 0) > 0:
+            course.left[name] -= 1
+        elif name in course.target:
+            _settle(endpoint, course, *course.target.pop(name))
+        return real(response)
+
+    return create_endpoint if name == "create_endpoint" else describe_endpoint
+
+
+def _begin(endpoint: Any, course: Course, status: str) -> None:
+    endpoint.endpoint_status = status
+    course.left[endpoint.endpoint_name] = course.looks
+
+
+def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
+    """A creation that fails is Failed; an update that fails goes back, and says why."""
+    if course.failure:
+        endpoint.endpoint_status = "Failed" if way == "create" else "InService"
+        endpoint.failure_reason = course.failure
+        return
+    endpoint.endpoint_status, endpoint.endpoint_config_name, endpoint.failure_reason = "InService", config, None

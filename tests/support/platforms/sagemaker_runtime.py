@@ -1,0 +1,222 @@
+"""SageMaker's runtime API in front of a container's host, for boto3's own client: real-time, streamed, asynchronous, many models.
+
+What it does is documented: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Operations_Amazon_SageMaker_Runtime.html and
+mms-container-apis.html. 6 MiB each way; an answer of 4xx or 5xx is a ModelError, 424; a stream is an event stream; an asynchronous input
+comes from S3, and its answer goes there; a model that is asked for is loaded first, in the place of others where there is no memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import struct
+import tarfile
+import threading
+import zlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+from urllib.parse import quote, urlsplit
+
+import boto3
+
+from tests.support.platforms.sagemaker_host import INVOCATION, MOST, Host
+
+PASSED_ON = (  # of a client's headers; all others are taken away
+    "content-type",
+    "accept",
+    "x-amzn-sagemaker-custom-attributes",
+    "x-amzn-sagemaker-session-id",
+    "x-amzn-sagemaker-inference-id",
+    "x-amzn-sagemaker-target-model",
+)
+GIVEN_BACK = ("content-type", "x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id")
+ASYNCHRONOUS = 3600.0  # seconds
+MOST_ASYNCHRONOUS = 1 << 30
+OUT_OF_MEMORY, THERE_ALREADY = 507, 409
+
+
+class ModelFailed(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Loader:
+    """Models of a prefix, which are archives below `store`: unpacked and loaded when they are first asked for, the oldest unloaded."""
+
+    def __init__(self, host: Host, store: Path, place: Path) -> None:
+        self._host, self._store, self._place = host, store, place
+        self.loaded: list[str] = []  # opaque names, the least recently used first
+        self.unloaded: list[str] = []
+        self._lock = threading.Lock()
+
+    def path_of(self, target: str) -> str:
+        name = hashlib.sha256(target.encode()).hexdigest()[:32]
+        with self._lock:
+            if name in self.loaded:
+                self.loaded.remove(name)
+            else:
+                self._load(name, target)
+            self.loaded.append(name)
+        return f"/models/{name}/invoke"
+
+    def _load(self, name: str, target: str) -> None:
+        directory = self._place / name / "model"
+        if not directory.exists():
+            with tarfile.open(self._store / target) as packed:
+                packed.extractall(directory)
+        body = json.dumps({"model_name": name, "url": str(directory)}).encode()
+        while True:
+            answered = self._host.post("/models", body, {"Content-Type": "application/json"})
+            if answered.status in (200, THERE_ALREADY):
+                return
+            if answered.status != OUT_OF_MEMORY or not self.loaded:
+                raise ModelFailed(answered.status, answered.body.decode())
+            self.unload(self.loaded[0])
+
+    def unload(self, name: str) -> None:
+        assert self._host.delete(f"/models/{quote(name, safe='')}").status == 200
+        self.loaded.remove(name)
+        self.unloaded.append(name)
+
+
+class Runtime(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, *words: object) -> None:
+        """Nothing is told."""
+
+    def do_POST(self) -> None:  # the library's name
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        kind = urlsplit(self.path).path.rpartition("/")[2]
+        given = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
+        if len(body) > MOST:
+            self._refuse(400, "ValidationError", {"Message": f"the body has {len(body)} bytes; {MOST} are the most"})
+            return
+        try:
+            if kind == "async-invocations":
+                self._asynchronous(given)
+            elif kind == "invocations-response-stream":
+                accept = self.headers.get("x-amzn-sagemaker-accept")
+                self._stream(body, {**given, **({"Accept": accept} if accept else {})})
+            else:
+                self._invoke(body, given)
+        except ModelFailed as failed:
+            self._refuse(424, "ModelError", _model_error(failed.status, str(failed)))
+
+    def _path(self) -> str:
+        target = self.headers.get("x-amzn-sagemaker-target-model")
+        return "/invocations" if target is None or self.server.loader is None else self.server.loader.path_of(target)
+
+    def _invoke(self, body: bytes, given: Mapping[str, str]) -> None:
+        answered = self.server.host.post(self._path(), body, given)
+        if answered.status >= 400:
+            raise ModelFailed(answered.status, answered.body.decode("utf-8", "replace"))
+        if len(answered.body) > MOST:
+            raise ModelFailed(500, f"the model's answer has {len(answered.body)} bytes; {MOST} are the most")
+        back = {name: value for name, value in answered.headers.items() if name in GIVEN_BACK}
+        self._answer(200, answered.body, {**back, "x-Amzn-Invoked-Production-Variant": "AllTraffic"})
+
+    def _stream(self, body: bytes, given: Mapping[str, str]) -> None:
+        """Parts as they come; a stream that breaks off ends with ModelStreamError."""
+        with self.server.host.opened(self._path(), body, given, INVOCATION) as answer:
+            if answer.status >= 400:
+                raise ModelFailed(answer.status, answer.read().decode("utf-8", "replace"))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+            self.send_header("X-Amzn-SageMaker-Content-Type", answer.getheader("content-type") or "")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            try:
+                while part := answer.read1(65536):
+                    self.wfile.write(event({":event-type": "PayloadPart", ":message-type": "event"}, part))
+            except (OSError, http.client.HTTPException) as error:
+                told = json.dumps({"Message": str(error), "ErrorCode": "StreamBroken"}).encode()
+                self.wfile.write(event({":exception-type": "ModelStreamError", ":message-type": "exception"}, told))
+            self.close_connection = True
+
+    def _asynchronous(self, given: dict[str, str]) -> None:
+        content_type = self.headers.get("x-amzn-sagemaker-content-type")
+        headers = {**given, "Content-Type": content_type or "application/octet-stream"}
+        source, inference = self.headers["x-amzn-sagemaker-inputlocation"], self.headers.get("x-amzn-sagemaker-inference-id") or "1"
+        to = f"{self.server.output}/{inference}.out"
+        task = threading.Thread(target=self.server.run, args=(source, to, headers))
+        task.start()
+        self.server.tasks.append(task)
+        self._answer(202, json.dumps({"InferenceId": inference}).encode(), {"X-Amzn-SageMaker-OutputLocation": to})
+
+    def _refuse(self, status: int, kind: str, told: Mapping[str, Any]) -> None:
+        self._answer(status, json.dumps(told).encode(), {"x-amzn-errortype": kind, "content-type": "application/json"})
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: Host, loader: Loader | None, output: str) -> None:
+        super().__init__(("127.0.0.1", 0), Runtime)
+        self.host, self.loader, self.output = host, loader, output
+        self.tasks: list[threading.Thread] = []
+
+    def run(self, source: str, to: str, headers: Mapping[str, str]) -> None:
+        """One asynchronous invocation, from S3 to S3; beside an answer that is an error there is a `.failure`."""
+        s3 = boto3.client("s3")
+        bucket, _, key = source.removeprefix("s3://").partition("/")
+        body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        assert len(body) <= MOST_ASYNCHRONOUS
+        with self.host.opened("/invocations", body, headers, ASYNCHRONOUS) as answer:
+            bucket, _, key = to.removeprefix("s3://").partition("/")
+            s3.put_object(Bucket=bucket, Key=key if answer.status < 400 else f"{key}.failure", Body=answer.read())
+
+
+def _model_error(status: int, message: str) -> dict[str, Any]:
+    text = f"Received client error ({status}) from primary with message {json.dumps(message)}."
+    return {"Message": text, "OriginalStatusCode": status, "OriginalMessage": message, "LogStreamArn": "arn:aws:logs:::log-group:none"}
+
+
+def event(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """One message of an event stream: lengths, a checksum of them, headers, payload, a checksum of all. Texts are type 7.
+
+    https://docs.aws.amazon.com/transcribe/latest/dg/event-stream.html
+    """
+    block = b"".join(
+        struct.pack(">B", len(name)) + name.encode() + struct.pack(">BH", 7, len(value)) + value.encode() for name, value in headers.items()
+    )
+    begin = struct.pack(">II", 16 + len(block) + len(payload), len(block))
+    whole = begin + struct.pack(">I", zlib.crc32(begin)) + block + payload
+    return whole + struct.pack(">I", zlib.crc32(whole))
+
+
+@contextmanager
+def runtime(host: Host, loader: Loader | None = None, output: str = "") -> Generator[Any, None, None]:
+    """boto3's client of an endpoint; the name of the endpoint is of no account. `output`: where asynchronous answers go."""
+    server = _Server(host, loader, output)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    address = cast("tuple[str, int]", server.server_address)
+    own = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "eu-central-1"}
+    with patch.dict(os.environ, {"AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{address[1]}"}):
+        client = boto3.client("sagemaker-runtime", **own)
+    try:
+        yield client
+    finally:
+        for task in server.tasks:
+            task.join(INVOCATION)
+        client.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
