@@ -216,7 +216,7 @@ def test_a_model_file_that_cannot_be_served_is_explained(
 
 
 def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(start_worker: StartWorker, tmp_path: Any) -> None:
-    script = tmp_path / "atomic_file.py"
+    script = tmp_path / "whole.py"
     script.write_text("import torch\nclass Twice(torch.nn.Module):\n    def forward(self, x): return x * 2\n")
     sys.path.insert(0, str(tmp_path))
     try:
@@ -226,8 +226,8 @@ def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(start_worker: St
     finally:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("whole", None)
-    files = {"whole.pth": (tmp_path / "whole.pth").read_bytes(), "atomic_file.py": script.read_bytes()}
-    model = {"serializedFile": "whole.pth", "modelFile": "atomic_file.py"}
+    files = {"whole.pth": (tmp_path / "whole.pth").read_bytes(), "whole.py": script.read_bytes()}
+    model = {"serializedFile": "whole.pth", "modelFile": "whole.py"}
     refused = start_worker(ROWS, files=files, model=model)
     assert "would run code from it" in refused.report["message"]
     assert "`weightsOnly: false` in model-config.yaml" in refused.report["message"]
