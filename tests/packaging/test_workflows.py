@@ -83,7 +83,7 @@ def test_paths_that_a_file_names_exist(file: Path) -> None:
 
 def test_workflows_call_the_scripts_that_people_call() -> None:
     called = {word for file in WORKFLOWS for word in PATH.findall(file.read_text(encoding="utf-8")) if word.startswith("scripts/")}
-    assert {"scripts/test", "scripts/release"} <= called
+    assert {"scripts/test", "scripts/docs", "scripts/release"} <= called
 
 
 def test_tests_run_on_each_python_that_is_supported(project: dict[str, Any], pythons: list[str]) -> None:
