@@ -25,7 +25,7 @@ PACKAGES = [
     "cli/tsx_cli",
     "templates/tsx_templates",
 ]
-CLOSED = {"runtime/tsx_runtime/worker/ts", "runtime/tsx_runtime/grpc/protos"}  # one line for all that is inside
+CLOSED = {"runtime/tsx_runtime/grpc/protos"}  # one line for all that is inside
 ELSEWHERE = {
     "packages/tsx-serve-torchserve-shims": "The names that TorchServe's users import, a distribution of its own: the extra `torchserve`",
     "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",

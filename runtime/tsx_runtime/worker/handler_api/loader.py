@@ -149,13 +149,14 @@ def import_file(path: Path, what: str = "Handler") -> ModuleType:
     return own_modules.import_file(path, lambda module, execute: _imported(f"{what} {path.name}", execute))
 
 
-def classes_of(module: ModuleType, parent: type | None = None) -> list[type]:
-    """The classes that are defined in the module itself."""
-    return [
+def classes_of(module: ModuleType, parent_class: type | None = None) -> list[type]:
+    """The classes that are defined in the module itself; with `parent_class`, those derived from it."""
+    own = [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
-        if member.__module__ == module.__name__ and (parent is None or (issubclass(member, parent) and member is not parent))
+        if member.__module__ == module.__name__ or module.__name__.startswith("ts.")  # whose classes stand elsewhere: ts_shim.py
     ]
+    return [member for member in own if parent_class is None or (issubclass(member, parent_class) and member is not parent_class)]
 
 
 def _find_installed(name: str) -> str | None:

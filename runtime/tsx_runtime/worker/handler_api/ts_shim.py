@@ -1,42 +1,97 @@
-"""Makes `import ts` mean tsx's own carrier of TorchServe's names, in workers and nowhere else."""
+"""TorchServe's package `ts`, for handlers: its names, and where tsx has what they mean.
+
+Workers install it; so does the distribution in `packages/` for scripts. The server and the commands have no `ts`.
+"""
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import importlib
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
+from itertools import accumulate
 from types import ModuleType
 
-DIRECTORY = Path(__file__).resolve().parents[1] / "ts"
+# module of `ts` -> module of tsx -> the names that it has from there; `name=ours` where tsx calls it differently
+NAMES: dict[str, dict[str, str]] = {
+    "ts": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
+    "ts.context": {"tsx_runtime.worker.handler_api.context": "Context RequestProcessor"},
+    "ts.handler_utils.distributed.deepspeed": {"tsx_runtime.worker.handlers.deepspeed": "get_ds_engine"},
+    "ts.handler_utils.distributed.pt_pippy": {"tsx_runtime.worker.handlers.pippy": "get_pipeline_driver initialize_rpc_workers"},
+    "ts.handler_utils.hf_batch_streamer": {"tsx_runtime.worker.codecs.text_streamer": "TextIteratorStreamerBatch"},
+    "ts.handler_utils.micro_batching": {"tsx_runtime.worker.execution.micro_batching": "MicroBatching"},
+    "ts.handler_utils.text_utils": {"tsx_runtime.worker.handlers.steps.text_cleaning": "ngrams_iterator"},
+    "ts.handler_utils.timer": {"tsx_runtime.worker.handlers.steps.timing": "timed"},
+    "ts.handler_utils.utils": {
+        "tsx_runtime.worker.handler_api.utils": "import_class",
+        "tsx_runtime.worker.codecs.streaming": "send_intermediate_predict_response",
+    },
+    "ts.metrics.caching_metric": {"tsx_runtime.worker.handler_api.metrics": "CachingMetric"},
+    "ts.metrics.dimension": {"tsx_runtime.worker.handler_api.metrics": "Dimension"},
+    "ts.metrics.metric": {"tsx_runtime.worker.handler_api.metrics": "Metric"},
+    "ts.metrics.metric_cache_errors": {
+        "tsx_runtime.worker.exceptions": "MetricsCacheKeyError MetricsCacheTypeError MetricsCacheValueError",
+    },
+    "ts.metrics.metric_type_enum": {"tsx_runtime.worker.handler_api.metrics": "MetricTypes"},
+    "ts.metrics.process_memory_metric": {"tsx_runtime.worker.handler_api.utils": "check_process_mem_usage get_cpu_usage"},
+    "ts.protocol.otf_message_handler": {"tsx_runtime.worker.codecs.streaming": "send_intermediate_predict_response"},
+    "ts.service": {"tsx_runtime.worker.exceptions": "PredictionException"},
+    "ts.torch_handler.base_handler": {"tsx_runtime.worker.handlers.base": "BaseHandler"},
+    "ts.torch_handler.dali_handler": {"tsx_runtime.worker.handlers.dali": "DALIHandler"},
+    "ts.torch_handler.dali_image_classifier": {"tsx_runtime.worker.handlers.dali": "DALIHandler DALIImageClassifier"},
+    "ts.torch_handler.densenet_handler": {"tsx_runtime.worker.handlers.base": "DenseNetHandler=BaseHandler"},
+    "ts.torch_handler.distributed.base_deepspeed_handler": {"tsx_runtime.worker.handlers.deepspeed": "BaseDeepSpeedHandler"},
+    "ts.torch_handler.distributed.base_pippy_handler": {"tsx_runtime.worker.handlers.pippy": "BasePippyHandler"},
+    "ts.torch_handler.image_classifier": {"tsx_runtime.worker.handlers.image_classifier": "ImageClassifier"},
+    "ts.torch_handler.image_segmenter": {"tsx_runtime.worker.handlers.image_segmenter": "ImageSegmenter"},
+    "ts.torch_handler.object_detector": {"tsx_runtime.worker.handlers.object_detector": "ObjectDetector"},
+    "ts.torch_handler.request_envelope.base": {"tsx_runtime.worker.codecs.envelopes": "BaseEnvelope"},
+    "ts.torch_handler.request_envelope.body": {"tsx_runtime.worker.codecs.envelopes": "BodyEnvelope"},
+    "ts.torch_handler.request_envelope.json": {"tsx_runtime.worker.codecs.envelopes": "JSONEnvelope"},
+    "ts.torch_handler.request_envelope.kserve": {"tsx_runtime.worker.codecs.envelopes": "KServeEnvelope"},
+    "ts.torch_handler.request_envelope.kservev2": {"tsx_runtime.worker.codecs.envelopes": "KServev2Envelope"},
+    "ts.torch_handler.text_classifier": {"tsx_runtime.worker.handlers.text_classifier": "TextClassifier"},
+    "ts.torch_handler.text_handler": {
+        "tsx_runtime.worker.handlers.text": "TextHandler",
+        "tsx_runtime.worker.handlers.steps.text_cleaning": "CLEANUP_REGEX",
+    },
+    "ts.torch_handler.unit_tests.test_utils.mock_context": {"tsx_runtime.worker.handler_api.testing": "MockContext"},
+    "ts.torch_handler.unit_tests.test_utils.model_dir": {"tsx_runtime.worker.handler_api.testing": "copy_files download_model"},
+    "ts.torch_handler.vision_handler": {"tsx_runtime.worker.handlers.vision": "VisionHandler"},
+    "ts.utils.util": {
+        "tsx_runtime.worker.exceptions": "PredictionException",
+        "tsx_runtime.worker.handler_api.utils": "check_valid_pt2_backend",
+        "tsx_runtime.worker.handlers.steps.labels": "load_label_mapping map_class_to_label",
+        "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
+    },
+    "ts.version": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
+}
+PACKAGES = {package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)}
 
 
-class ShimFinder:
-    """Finds `ts` and what is below it; of a name that is not carried it says so."""
+class ShimFinder(MetaPathFinder, Loader):
+    """Makes the modules of `ts`; of one that the table does not have it says so."""
 
-    @staticmethod
-    def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname == "ts":
-            return importlib.util.spec_from_file_location("ts", DIRECTORY / "__init__.py", submodule_search_locations=[str(DIRECTORY)])
-        if not fullname.startswith("ts."):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None:
-            raise ModuleNotFoundError(
-                f"tsx does not carry TorchServe's module {fullname!r}. It carries: {', '.join(carried())}", name=fullname
-            )
-        return spec
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname in NAMES or fullname in PACKAGES:
+            spec = ModuleSpec(fullname, self, origin=__file__, is_package=fullname in PACKAGES)
+            spec.has_location = True  # so that `ts.__file__` shows whose `ts` this is
+            return spec
+        if fullname.startswith("ts."):
+            carried = ", ".join(sorted(NAMES.keys() - PACKAGES))
+            raise ModuleNotFoundError(f"tsx does not carry TorchServe's module {fullname!r}. It carries: {carried}", name=fullname)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        for source, names in NAMES.get(module.__name__, {}).items():
+            found = importlib.import_module(source)
+            for name, _, ours in (each.partition("=") for each in names.split()):
+                setattr(module, name, getattr(found, ours or name))
+                vars(module).setdefault("__all__", []).append(name)
 
 
 def install() -> None:
     """Before any other finder, so that it also holds where TorchServe itself is installed. A second call changes nothing."""
-    if not any(finder is ShimFinder for finder in sys.meta_path):
-        sys.meta_path.insert(0, ShimFinder)
-
-
-def carried() -> list[str]:
-    """The names of all modules that can be imported from `ts`."""
-    files = (path.relative_to(DIRECTORY.parent).with_suffix("") for path in DIRECTORY.rglob("*.py") if path.name != "__init__.py")
-    return sorted(".".join(path.parts) for path in files)
+    if not any(isinstance(finder, ShimFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ShimFinder())

@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import os
+import subprocess
 import sys
 import textwrap
 import threading
@@ -15,8 +16,12 @@ import pytest
 
 from tests.runtime.worker.conftest import StartWorker
 from tsx_runtime.worker.handler_api import ts_shim
+from tsx_runtime.worker.handler_api.testing import copy_files, download_model
+from tsx_runtime.worker.handler_api.utils import check_process_mem_usage, import_class
 
+SHIMS = Path(__file__).parents[4] / "packages" / "tsx-serve-torchserve-shims" / "src"
 NAMES = {
+    "ts": ["__version__"],
     "ts.context": ["Context", "RequestProcessor"],
     "ts.handler_utils.distributed.deepspeed": ["get_ds_engine"],
     "ts.handler_utils.distributed.pt_pippy": ["get_pipeline_driver", "initialize_rpc_workers"],
@@ -61,9 +66,25 @@ NAMES = {
     ],
     "ts.version": ["__version__"],
 }
+EVERY_WAY = """
+import importlib, importlib.util, json, pickle, sys
+import ts.context, ts.handler_utils.utils, ts.metrics.process_memory_metric, ts.service, ts.utils.util
+
+heavy = [name for name in ("numpy", "psutil", "torch") if name in sys.modules]
+found = {}
+for name in json.loads(sys.argv[1]):
+    star = {}
+    exec(f"import {name} as module\\nfrom {name} import *", star)
+    module = star["module"]
+    assert module is importlib.import_module(name) and module is eval(name)
+    assert all(pickle.loads(pickle.dumps(star[each])) == getattr(module, each) for each in module.__all__)
+    found[name] = sorted(module.__all__)
+print(json.dumps([heavy, found, importlib.util.find_spec("ts.launcher").origin]))
+import ts.wfdl
+"""
 
 
-def test_every_carried_name_imports_in_a_worker(start_worker: StartWorker) -> None:
+def test_every_name_imports_in_a_worker(start_worker: StartWorker) -> None:
     imports = "\n".join(f"from {module} import {', '.join(names)}" for module, names in NAMES.items())
     worker = start_worker(
         f"{imports}\nimport ts\nfrom tsx_runtime.worker import exceptions\n"
@@ -75,13 +96,25 @@ def test_every_carried_name_imports_in_a_worker(start_worker: StartWorker) -> No
     assert json.loads(worker.ask(b"")[0].body) == ["0.12.0", True, True]
 
 
-def test_the_list_of_carried_modules_is_complete() -> None:
-    assert ts_shim.carried() == sorted(NAMES)
+def test_the_list_of_names_is_complete() -> None:
+    assert ts_shim.NAMES.keys() == NAMES.keys()
+
+
+def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> None:
+    command = [sys.executable, "-c", EVERY_WAY, json.dumps(list(NAMES))]
+    environment = {**os.environ, "PYTHONPATH": str(SHIMS)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert json.loads(done.stdout) == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
+    assert "tsx does not carry TorchServe's module 'ts.wfdl'. It carries: ts.context, ts.handler_utils." in done.stderr
 
 
 def test_nothing_of_it_is_seen_outside_of_workers() -> None:
     assert "ts" not in sys.modules
-    assert ts_shim.ShimFinder not in sys.meta_path
+    assert not any(isinstance(finder, ts_shim.ShimFinder) for finder in sys.meta_path)
+
+
+def test_a_handler_that_is_named_by_its_module_in_ts_is_served(start_worker: StartWorker) -> None:
+    assert "the archive names no serialized file" in start_worker(handler="ts.torch_handler.densenet_handler").report["message"]
 
 
 def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
@@ -117,15 +150,11 @@ def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
 
 @pytest.mark.parametrize("name", ["NoSuchClass", "json.NoSuchClass"])
 def test_a_class_that_is_not_there_is_an_import_error(name: str) -> None:
-    from tsx_runtime.worker.ts.handler_utils.utils import import_class
-
     with pytest.raises(ImportError, match="NoSuchClass"):
         import_class(name)
 
 
 def test_processes_are_told_with_their_resident_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    from tsx_runtime.worker.ts.metrics.process_memory_metric import check_process_mem_usage
-
     check_process_mem_usage(io.StringIO(f"{os.getpid()},{1 << 30}\n"))
     (own, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
     assert (int(own), gone) == (os.getpid(), [str(1 << 30), "0"])
@@ -133,8 +162,6 @@ def test_processes_are_told_with_their_resident_bytes(capsys: pytest.CaptureFixt
 
 
 def test_a_model_for_a_unit_test_is_downloaded_once(tmp_path: Path) -> None:
-    from tsx_runtime.worker.ts.torch_handler.unit_tests.test_utils.model_dir import copy_files, download_model
-
     class Once(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the name that http.server calls
             self.send_response(200)

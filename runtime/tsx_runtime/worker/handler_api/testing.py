@@ -1,7 +1,13 @@
-"""`ts.torch_handler.unit_tests.test_utils.mock_context`: a context for unit tests of a handler, outside of a server."""
+"""For unit tests of a handler, outside of a server: a context, and files for it. TorchServe's `ts.torch_handler.unit_tests.test_utils`."""
 
-from pathlib import Path
+from __future__ import annotations
+
+import shutil
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -9,7 +15,7 @@ from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
-__all__ = ["MockContext"]
+TIMEOUT = 60  # seconds without a byte
 
 
 class MockContext(Context):
@@ -47,3 +53,23 @@ def _has_gpu() -> bool:
     import torch  # here: the context itself needs no torch
 
     return torch.cuda.is_available()
+
+
+def copy_files(src_dir: str | Path, dst_dir: str | Path, files: Mapping[str, str]) -> None:
+    """`files` has the name in `dst_dir` for each name in `src_dir`."""
+    for source, target in files.items():
+        shutil.copy(Path(src_dir) / source, Path(dst_dir) / target)
+
+
+def download_model(model_url: str, model_dir: str | Path) -> None:
+    """The file behind an http or https address, under its own name; one that is there already is kept."""
+    parts = urlsplit(model_url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{model_url!r} is no http or https address")
+    target = Path(model_dir) / PurePosixPath(parts.path).name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.part")
+        with urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer, partial.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+        partial.replace(target)

@@ -1,1 +1,0 @@
-"""`ts.handler_utils`."""

@@ -1,1 +1,0 @@
-"""`ts.torch_handler.distributed`."""

@@ -1,5 +1,0 @@
-"""`ts.torch_handler.request_envelope.base`."""
-
-from tsx_runtime.worker.codecs.envelopes import BaseEnvelope
-
-__all__ = ["BaseEnvelope"]

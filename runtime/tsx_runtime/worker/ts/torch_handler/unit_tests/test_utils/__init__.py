@@ -1,1 +1,0 @@
-"""`ts.torch_handler.unit_tests.test_utils`."""
