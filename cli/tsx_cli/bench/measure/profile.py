@@ -1,7 +1,7 @@
 """`--profile`: why a worker is as slow as it is. A flame graph, a trace of torch's, and how long each step takes, as files.
 
-The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. Else it is
-made of what cProfile tells, by the switch `TS_BENCHMARK`. The trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers.
+The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. Else there
+is a profile by cProfile, from the switch `TS_BENCHMARK`. The trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tsx_archiver import OpenArchive
-from tsx_cli.bench.measure.flame import boxes_of, svg_of
 from tsx_cli.bench.measure.latency_curve import CHUNK, chunk_of, point_of
 from tsx_cli.bench.measure.standalone_worker import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
 from tsx_cli.bench.model.configuration import Configuration
@@ -55,8 +54,8 @@ def profile(
         told.files.append(steps)
         flame, why_not = _watched(worker, items, configuration.batch_size, directory, seconds)
     if flame is None:
-        told.notes.append(f"The flame graph is made of what cProfile tells, which slows Python down: {why_not}")
-        told.files += _by_cprofile(order, items, configuration.batch_size, archive.directory, directory, seconds, title)
+        told.notes.append(f"There is no flame graph, but a profile by cProfile, which slows Python down: {why_not}")
+        told.files.append(_by_cprofile(order, items, configuration.batch_size, directory, seconds))
     else:
         told.files.append(flame)
     trace = _traced(order, items, configuration.batch_size, directory)
@@ -132,7 +131,7 @@ def _watched(worker: LoneWorker, items: Sequence[Item], size: int, directory: Pa
     return None, f"py-spy could not look into the worker: {said.strip().splitlines()[-1] if said.strip() else looking.returncode}"
 
 
-def _by_cprofile(order: Order, items: Sequence[Item], size: int, own: Path, directory: Path, seconds: float, title: str) -> list[Path]:
+def _by_cprofile(order: Order, items: Sequence[Item], size: int, directory: Path, seconds: float) -> Path:
     """By the switch that TorchServe's users know."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         with lone_worker(order, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
@@ -140,9 +139,7 @@ def _by_cprofile(order: Order, items: Sequence[Item], size: int, own: Path, dire
         written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
         if written is None:
             raise WorkerFailed("the worker has left no profile")
-        shutil.move(written, directory / PROFILE)
-    (directory / FLAME).write_text(svg_of(boxes_of(directory / PROFILE, own), title), encoding="utf-8")
-    return [directory / FLAME, directory / PROFILE]
+        return Path(shutil.move(written, directory / PROFILE))
 
 
 def _traced(order: Order, items: Sequence[Item], size: int, directory: Path) -> Path | None:

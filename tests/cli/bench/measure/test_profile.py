@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
 import json
 import os
 import pstats
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_cli.bench.measure.flame import Box, boxes_of, svg_of
 from tsx_cli.bench.measure.latency_curve import Sample, point_of
 from tsx_cli.bench.measure.profile import profile, profile_best, steps_of
 from tsx_cli.bench.model.configuration import Configuration
@@ -69,20 +67,16 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -
     )
 
 
-def test_without_py_spy_the_graph_is_made_of_what_cprofile_tells(
-    archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
     told = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], Path("out"), seconds=0.2)
-    assert [file.name for file in told.files] == ["steps.txt", "flame.svg", "worker.prof", "torch-trace.json"]
+    assert [file.name for file in told.files] == ["steps.txt", "worker.prof", "torch-trace.json"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(file.name for file in told.files)
     assert len(told.notes) == 1
     assert "pip install 'tsx-serve[bench]'" in told.notes[0]
     functions = {name for _, _, name in pstats.Stats(str(tmp_path / "out" / "worker.prof")).stats}  # type: ignore[attr-defined]
     assert {"handle", "weigh"} <= functions
-    titles = [node.text or "" for node in ElementTree.parse(tmp_path / "out" / "flame.svg").iter("{http://www.w3.org/2000/svg}title")]
-    assert any(title.startswith("weigh (m/handler.py:") for title in titles)
     assert "batch 2" in (tmp_path / "out" / "steps.txt").read_text()
 
 
@@ -155,42 +149,3 @@ def test_steps_are_a_table_that_adds_up() -> None:
         "",
         "The median of 3 batches of 4; it keeps 2.0 cores busy.",
     ]
-
-
-def fibonacci(number: int) -> int:
-    return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
-
-
-def twice(number: int) -> list[int]:
-    return sorted(fibonacci(number) for _ in range(2))
-
-
-def test_boxes_stand_below_their_callers_and_are_never_wider(tmp_path: Path) -> None:
-    profiler = cProfile.Profile()
-    profiler.runcall(twice, 12)
-    profiler.dump_stats(tmp_path / "made.prof")
-    boxes = boxes_of(tmp_path / "made.prof", Path(__file__).parent)
-    assert boxes[0].label == "twice"
-    assert {box.kind for box in boxes if box.label == "fibonacci"} == {"own"}
-    assert {box.kind for box in boxes if "sorted" in box.label} == {"native"}
-    for box in boxes:
-        assert 0.0 <= box.start <= box.start + box.share <= 1.0 + 1e-9
-        if box.depth:
-            above = [each for each in boxes if each.depth == box.depth - 1 and each.start - 1e-9 <= box.start]
-            assert any(box.start + box.share <= each.start + each.share + 1e-9 for each in above)
-    ElementTree.fromstring(svg_of(boxes, 'a "title" & <more>'))
-
-
-def test_names_are_escaped_and_what_is_too_narrow_has_no_text() -> None:
-    boxes = [Box("<lambda>", "a&b.py:1", "python", 1.0, 0.0, 1.0, 0), Box("narrow", "c.py:1", "python", 0.001, 0.0, 0.001, 1)]
-    root = ElementTree.fromstring(svg_of(boxes, "t"))
-    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "<lambda>" in texts
-    assert "narrow" not in texts
-
-
-@pytest.mark.parametrize("content", [b"", b"no profile"])
-def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "bad.prof").write_bytes(content)
-    with pytest.raises(ValueError, match=r"bad\.prof is no profile"):
-        boxes_of(tmp_path / "bad.prof")
