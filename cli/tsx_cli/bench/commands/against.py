@@ -93,7 +93,7 @@ def show_against(results: Results) -> None:
         rows.append(("stalls", f"{len(stalls)} without any answer; the longest: {shown}"))
     worst = max(rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
     late = f"; {max(each.generator.late_p99_ms for each in rounds):.2f} ms late (p99)" if offered.mode == "open" else ""
-    rows.append(("generator", f"{worst.engine}, {worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
+    rows.append(("generator", f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
     if results.slo is not None:
         rows.append(("bounds", f"{results.slo}: {'hold' if point.holds else 'do not hold'}"))
     print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows)

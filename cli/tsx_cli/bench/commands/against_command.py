@@ -50,7 +50,6 @@ def bench_against(
     rounds: Annotated[int, typer.Option(help="Repetitions; from two on there are confidence intervals.")] = 1,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Until a request is given up.")] = "30s",
     slo: Annotated[str | None, typer.Option(help="Bounds to hold, such as p99<100ms,errors<0.1%.")] = None,
-    engine: Annotated[str, typer.Option(help="tsx, or wrk for closed loops where it is installed.")] = "tsx",
     seed: Annotated[int, typer.Option(help="Of random arrivals and inputs that are made up.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a report: report.html, report.md, results.csv and .json.")
@@ -102,8 +101,7 @@ def bench_against(
         warm_up="auto" if warm_up == "auto" else 0.0 if warm_up in ("0", "0s") else seconds(warm_up, "--warm-up"),
         timeout=seconds(timeout, "--timeout"),
         token=read_token(token),
-        certificate=trusted(certificate, against, engine),
-        engine=engine,
+        certificate=trusted(certificate, against),
         seed=seed,
     )
     progress = progress_line(rounds) if json_to != "-" else None
@@ -122,15 +120,13 @@ def bench_against(
         raise typer.Exit(FAILED)
 
 
-def trusted(given: Path | None, url: str, engine: str = "tsx") -> str | None:
+def trusted(given: Path | None, url: str) -> str | None:
     """The file that is trusted beside what this machine trusts: what is given, else `certificate_file`, as other commands trust it.
 
     Raises UsageError where a file is given that nothing would look at.
     """
     if given is not None and not url.startswith("https:"):
         raise UsageError(f"--certificate: '{url}' is no address of https; leave it out, or write https://")
-    if given is not None and engine == "wrk":
-        raise UsageError("--certificate: wrk looks at no certificate; leave it out, or leave --engine wrk out")
     if given is None and url.startswith("https:"):
         from tsx_cli.common.options import read_settings
 

@@ -9,12 +9,11 @@ from typing import IO, Any, Literal
 
 from tsx_cli.bench.model.results import Offered
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.bench.workload.protocols import GRPC, PROTOCOLS, read_url
+from tsx_cli.bench.workload.protocols import PROTOCOLS, read_url
 from tsx_cli.common.failure import UsageError
 
 Mode = Literal["closed", "open"]
 Arrivals = Literal["constant", "poisson", "recorded"]
-ENGINES = ("tsx", "wrk")
 MOST_CONNECTIONS = 10_000
 MOST_REQUESTS = 50_000_000  # of an open loop: each has its time, kept in memory
 AUTO_SECONDS = 5.0  # that a warm-up may last at most where it is found
@@ -45,7 +44,6 @@ class LoadPlan:
     grace: float = 5.0
     token: str | None = None
     certificate: str | None = None  # a file to trust, beside what this machine trusts
-    engine: str = "tsx"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,7 +79,6 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
     return [
         (not plan.payloads, "there is nothing to send: give --input a file"),
         (plan.protocol not in PROTOCOLS, f"--protocol: '{plan.protocol}' is none; there are {', '.join(PROTOCOLS)}"),
-        (plan.engine not in ENGINES, f"--engine: '{plan.engine}' is none; there are {', '.join(ENGINES)}"),
         (plan.mode not in ("closed", "open"), f"--mode: '{plan.mode}' is none; there are closed and open"),
         (
             plan.arrivals not in ("constant", "poisson", "recorded"),
@@ -105,8 +102,6 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
             f"--speed {plan.speed:g} for {plan.seconds:g} seconds is too much",
         ),
         (not plan.speed > 0, f"--speed: {plan.speed:g} is no speed; give a number above 0"),
-        (plan.engine == "wrk" and open_loop, "wrk knows closed loops only: leave --engine wrk out for an open one"),
-        (plan.engine == "wrk" and plan.protocol in GRPC, "wrk speaks HTTP only: leave --engine wrk out for gRPC"),
     ]
 
 

@@ -83,7 +83,6 @@ def account(plan: LoadPlan, noted: Noted) -> Measured:
     late.add(noted.late)
     late_p99 = 1000 * late.quantile(0.99)
     side = GeneratorSide(
-        engine=plan.engine,
         cpu=noted.cpu,
         starved=noted.starved,
         late_p99_ms=late_p99,

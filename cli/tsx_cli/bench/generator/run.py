@@ -71,10 +71,6 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Mea
 
 def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Measured:
     """In a process of its own. Raises CliError."""
-    if plan.engine == "wrk":
-        from tsx_cli.bench.generator.wrk import run_wrk
-
-        return run_wrk(plan)
     boot = _BOOT.format(path=[place for place in sys.path if place])  # as here, and nothing from the working directory
     command = [sys.executable, "-c", boot]  # in a session of its own: Ctrl-C is for this process, which ends it
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as child:

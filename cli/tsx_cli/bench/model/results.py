@@ -71,7 +71,6 @@ class Offered(Part):
 class GeneratorSide(Part):
     """What the generator says of itself. Where `limited` is said, the figures tell of it and not of the server."""
 
-    engine: str = "tsx"  # or wrk
     cpu: float = 0.0  # of one core
     starved: float = 0.0  # share of the time in which it was ready and got no core
     late_p99_ms: float = 0.0  # after the intended time, of requests that a connection was free for

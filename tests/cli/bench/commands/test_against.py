@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,24 +120,6 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
     assert "is the model called ehco" in done.err
 
 
-@pytest.mark.skipif(shutil.which("wrk") is None, reason="there is no wrk")
-def test_wrk_is_an_engine_too(run: Run) -> None:
-    bodies: set[bytes] = set()
-    Path("in").mkdir()
-    for name in ("a", "b"):
-        (Path("in") / name).write_bytes(name.encode() * 1000)
-    with scripted(lambda number, request: [bodies.add(request.body) or 0.001, OK]) as url:
-        words = ("--against", url, "--model", "m", "--input", "in", "--engine", "wrk", "--connections", 2, "--duration", 1, "--warm-up", 0)
-        done = run("bench", *words, "--json", "-")
-    assert done.code == 0, done.err
-    measured = json.loads(done.out)["trials"][0]["points"][0]["rounds"][0]
-    assert bodies == {b"a" * 1000, b"b" * 1000}
-    assert measured["generator"]["engine"] == "wrk"
-    assert measured["ok"] == measured["sent"] > 0
-    assert 1 <= measured["latency"]["p50_ms"] <= measured["latency"]["p99_ms"] <= measured["latency"]["max_ms"]
-    assert measured["throughput"] <= 2000
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -161,10 +142,6 @@ def test_wrk_is_an_engine_too(run: Run) -> None:
         ((*TEXT, "--input-kind", "text", "--content-type", "a/b"), "--content-type is that of --input"),
         ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
         ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is no address of https"),
-        (
-            ("--against", "https://h", *TEXT[2:], "--input-kind", "text", "--certificate", "c", "--engine", "wrk"),
-            "wrk looks at no certificate",
-        ),
         ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is no target"),
         ((*TEXT, "model.mar"), "unexpected extra argument"),
     ],

@@ -39,7 +39,6 @@ def plan(**more: Any) -> LoadPlan:
     [
         ({"payloads": ()}, "--input"),
         ({"protocol": "soap"}, "--protocol: 'soap'"),
-        ({"engine": "ab"}, "--engine: 'ab'"),
         ({"mode": "ajar"}, "--mode"),
         ({"mode": "open", "rate": 1.0, "arrivals": "normal"}, "--arrivals: 'normal'"),
         ({"connections": 0}, "--connections: 0"),
@@ -58,8 +57,6 @@ def plan(**more: Any) -> LoadPlan:
         ({"mode": "open", "arrivals": "recorded"}, "recorded arrivals need a recording"),
         ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 0.0}, "--speed: 0"),
         ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9}, "--speed 1e+09"),
-        ({"mode": "open", "rate": 1.0, "engine": "wrk"}, "closed loops only"),
-        ({"engine": "wrk", "protocol": "grpc"}, "HTTP only"),
         ({"url": "ftp://there"}, "is not the address of a server"),
         ({"url": "http://:80"}, "is not the address of a server"),
         ({"url": "http://there:99999"}, "is not the address of a server"),
