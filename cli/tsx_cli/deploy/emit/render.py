@@ -14,7 +14,7 @@ from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.tags import tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
-from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests, serving_runtime
+from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
 KINDS: Mapping[str, tuple[str, ...]] = {  # what is written, and the targets that it is for; the first where none is named
@@ -98,11 +98,6 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:
     assert made is not None
     return f"{spec.repository or spec.name}:{made.tag}"
-
-
-def serving_runtime_text(image: str) -> str:
-    """infra/kserve has it, for a cluster's administrator."""
-    return _yaml([serving_runtime(image)])
 
 
 class _Dumper(yaml.SafeDumper):
