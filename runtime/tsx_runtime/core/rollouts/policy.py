@@ -115,10 +115,6 @@ class Decision:
     action: Action
     reason: str
 
-    @property
-    def acts(self) -> bool:
-        return self.action is not Action.WAIT
-
 
 @dataclass(frozen=True)
 class _Finding:
