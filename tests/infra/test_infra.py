@@ -21,7 +21,8 @@ from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.metrics.collection import Reading, build_families
+from tsx_runtime.metrics.collection import Reading, fill
+from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.host import read_system
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -113,8 +114,9 @@ def rendered() -> dict[str, set[str]]:
         process=list(ProcessCollector(registry=None).collect()),
         shares={"m": {"1": 1.0}},
     )
-    found: dict[str, set[str]] = {}
-    for family in build_families(reading).collect():
+    families, found = Families(), dict[str, set[str]]()
+    list(fill(families, reading))
+    for family in families.collect():
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

@@ -56,13 +56,6 @@ class Reading(NamedTuple):
         return [version for model in self.models for version in model.versions.values()]
 
 
-def build_families(reading: Reading) -> Families:
-    families = Families()
-    for _ in fill(families, reading):
-        pass
-    return families
-
-
 def fill(families: Families, reading: Reading) -> Iterator[None]:
     """In steps of about a millisecond; models may come and go between them."""
     versions = reading.versions

@@ -68,9 +68,6 @@ class Families(Collector):
     def kind(self, name: str) -> str | None:
         return self._metrics[name].type if name in self._metrics else None
 
-    def render(self) -> bytes:
-        return b"".join(self.text())
-
     def text(self) -> Iterator[bytes]:
         """prometheus-client adds `_total` to a counter's name; here it has its full name already."""
         for metric in self.collect():
@@ -81,9 +78,6 @@ class Families(Collector):
                         told = b"# %b %b" % (word, metric.name.encode())
                         written = written.replace(told + b"_total ", told + b" ", 1)
                 yield written if piece.is_first else _without_head(written)
-
-    def render_openmetrics(self) -> bytes:
-        return b"".join(self.openmetrics())
 
     def openmetrics(self) -> Iterator[bytes]:
         for metric in _OpenMetrics(self).collect():

@@ -19,7 +19,7 @@ from tests.support.batches import FakeJob, count
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.core.workers.instance import Usage
-from tsx_runtime.metrics.collection import Reading, build_families, fill
+from tsx_runtime.metrics.collection import Reading, fill
 from tsx_runtime.metrics.exposition import PIECE, Families, in_turns
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -36,6 +36,16 @@ def samples_of(text):
             added = sample.name.endswith("_total") and f"\n{sample.name}{{" not in text  # the parser renames counters
             samples.setdefault(sample.name.removesuffix("_total") if added else sample.name, []).append((sample.labels, sample.value))
     return samples
+
+
+def families_of(reading):
+    families = Families()
+    list(fill(families, reading))
+    return families
+
+
+def text_of(families):
+    return b"".join(families.text()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +192,7 @@ def test_names_can_be_asked_for(scraped):
 def test_gpus_are_measured_where_they_tell():
     silent = Gpu("1", "GPU-2", None, None, None, None)
     reading = Reading("host", [], ResponseCounts(), [], {0: Gpu("0", "GPU-1", 37, 12, 500, 2000), 1: silent})
-    samples = samples_of(build_families(reading).render().decode())
+    samples = samples_of(text_of(families_of(reading)))
     labels = {"Level": "Host", "Hostname": "host", "DeviceId": "0"}
     assert samples["GPUUtilization"] == [(labels, 37)]
     assert samples["GPUMemoryUsed"] == [(labels, 500)]
@@ -199,7 +209,7 @@ def test_memory_of_a_gpu_is_told_by_worker():
     version.workers = [SimpleNamespace(id="9000", state=None, load_seconds=None)]
     usage = {"9000": Usage((11, 12), 1000, 2.5, 30)}
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], gpus, usage=usage)
-    samples = samples_of(build_families(reading).render().decode())
+    samples = samples_of(text_of(families_of(reading)))
     [(labels, held)] = samples["tsx_worker_gpu_memory_bytes"]
     assert (labels["worker"], labels["gpu"], held) == ("9000", "0", 12)
     assert [value for _, value in samples["tsx_worker_memory_bytes"]] == [1000]
@@ -210,8 +220,8 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     count(stats, (10.0, 10.0, 12.0), [FakeJob(9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
-    families = build_families(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}))
-    told = list(text_fd_to_metric_families(StringIO(families.render_openmetrics().decode())))
+    families = families_of(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}))
+    told = list(text_fd_to_metric_families(StringIO(b"".join(families.openmetrics()).decode())))
     exemplars = {sample.name: sample for family in told for sample in family.samples if sample.exemplar}
     assert set(exemplars) == {
         "tsx_request_seconds_bucket",
@@ -223,12 +233,12 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     assert pointer.labels["le"] == "2.5"
     assert pointer.exemplar.labels == {"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}
     assert pointer.exemplar.value == pytest.approx(2.02)
-    text = families.render().decode()
+    text = text_of(families)
     assert "4bf92f" not in text
     plain = {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     open_ = {
         line.partition(" # ")[0].rpartition(" ")[0]
-        for line in families.render_openmetrics().decode().splitlines()
+        for line in b"".join(families.openmetrics()).decode().splitlines()
         if not line.startswith("#")
     }
     assert plain == open_
@@ -247,7 +257,7 @@ def test_batches_beyond_the_last_bound_are_counted():
         count(stats, (1.0, 1.0, 2.0), [FakeJob(0.5)] * size)
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
-    buckets = {labels["le"]: value for labels, value in samples_of(build_families(reading).render().decode())["tsx_batch_size_bucket"]}
+    buckets = {labels["le"]: value for labels, value in samples_of(text_of(families_of(reading)))["tsx_batch_size_bucket"]}
     assert (buckets["2.0"], buckets["4.0"], buckets["512.0"], buckets["+Inf"]) == (0, 1, 1, 2)
 
 
@@ -257,7 +267,7 @@ def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
     stats.add_handler_metrics([{"name": "Read", "type": "counter", "unit": name, "value": 1.0, "dimensions": {"File": name}}])
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
-    samples = samples_of(build_families(reading).render().decode())
+    samples = samples_of(text_of(families_of(reading)))
     assert samples["Read"] == [({"File": "caf?.jpg", "Hostname": "host", "ModelVersion": "1"}, 1)]
     assert "Requests2XX" in samples
 
@@ -288,9 +298,7 @@ def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     for number in range(MOST_METRICS):
         stats.add_handler_metrics([delta(f"of_{number}")])
     version = version_with(stats)
-    samples = samples_of(
-        build_families(Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})).render().decode()
-    )
+    samples = samples_of(text_of(families_of(Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {}))))
     assert len(samples["Seen"]) == MOST_LABEL_SETS
     assert samples["Other"][0][1] == MOST_LABEL_SETS + 5
     assert {labels["request"]: value for labels, value in samples["Seen"]}["0"] == MOST_LABEL_SETS + 6
@@ -310,14 +318,12 @@ def test_many_models_are_written_in_pieces_between_which_others_have_their_turn(
     families = Families()
     steps = list(fill(families, Reading("host", models, ResponseCounts(), [], {})))
     assert len(steps) > 4 + 4 * 3
-    for pieces, written in ((families.text(), families.render()), (families.openmetrics(), families.render_openmetrics())):
-        pieces = list(pieces)
+    for pieces in (list(families.text()), list(families.openmetrics())):
         assert all(piece.count(b"\n") <= PIECE + 2 for piece in pieces)
-        assert b"".join(pieces) == written
-        heads = [line for line in written.splitlines() if line.startswith(b"#")]
+        heads = [line for line in b"".join(pieces).splitlines() if line.startswith(b"#")]
         assert len(set(heads)) == len(heads)
-    assert len(samples_of(families.render().decode())["Seen"]) == 4 * 3 * PIECE
-    samples = {line for line in families.render().decode().splitlines() if not line.startswith("#")}
+    assert len(samples_of(text_of(families))["Seen"]) == 4 * 3 * PIECE
+    samples = {line for line in text_of(families).splitlines() if not line.startswith("#")}
     assert samples <= set(generate_latest(families).decode().splitlines())
 
 
@@ -358,7 +364,7 @@ def test_labels_that_prometheus_has_a_meaning_for_are_called_otherwise():
     stats = Stats()
     stats.add_handler_metrics([delta("Seen", __name__="x", le="1"), {**delta("Size", le="1"), "type": "histogram"}])
     reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {})
-    samples = samples_of(build_families(reading).render().decode())
+    samples = samples_of(text_of(families_of(reading)))
     assert {"label_name": "x", "label_le": "1"}.items() <= samples["Seen"][0][0].items()
     assert {labels["label_le"] for labels, _ in samples["Size_bucket"]} == {"1"}
     assert len({labels["le"] for labels, _ in samples["Size_bucket"]}) == len(samples["Size_bucket"])
@@ -369,7 +375,7 @@ def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
     for kind in ("gauge", "counter", "histogram"):
         stats.add_handler_metrics([{**delta("Seen"), "type": kind}])
     reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {})
-    text = build_families(reading).render().decode()
+    text = text_of(families_of(reading))
     assert {"# TYPE Seen gauge", "# TYPE Seen_counter counter", "# TYPE Seen_histogram histogram"} <= set(text.splitlines())
     assert len(samples_of(text)["Seen"]) == 1
 
