@@ -37,7 +37,7 @@ from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import Candidate, Servers, Target
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
-from tsx_cli.bench.model.replica import Replica, as_it_was, fitted, served
+from tsx_cli.bench.model.replica import TURNS, Replica, _in_a_row, fitted, served
 from tsx_cli.bench.model.results import Curve, Offered, Round
 from tsx_cli.bench.model.simulate import Simulated, poisson
 from tsx_cli.bench.model.statistics import latency
@@ -158,7 +158,9 @@ def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> R
     others = served(replica, poisson(rate, OTHERS * len(moments), seed=1), seed=1)
     limited = next((each.round.generator.limited for each in rounds if each.round.generator.limited), None)
     low, high = map(told, replica.quickest_and_slowest)
-    was = as_it_was(replica, [seen_of(replica.configuration, at_random(rate), each.round) for each in rounds])
+    was, loads = replica, [seen_of(replica.configuration, at_random(rate), each.round) for each in rounds]
+    for _ in range(TURNS):  # with batches as long as they were, so that what is left is the simulation's own error
+        was = _in_a_row(was, loads)
     return Row(
         *(str(replica.configuration), load, rate, len(moments), (real.p50_ms, real.p99_ms)),
         *(_both(each) for each in (ours, low, high, told(was), others)),

@@ -128,13 +128,6 @@ def fitted(replica: Replica, loads: Sequence[Seen], alone: Sequence[float] = (),
     return replica._replace(drift=_drift(replica, own))
 
 
-def as_it_was(replica: Replica, loads: Sequence[Seen]) -> Replica:
-    """With batches as long as they were under these, so that what is left is the simulation's own error."""
-    for _ in range(TURNS):
-        replica = _in_a_row(replica, loads)
-    return replica
-
-
 def _factors(alone: Sequence[float], overhead_ms: float) -> tuple[float, ...]:
     times = [each - overhead_ms for each in alone]
     if not times or min(times) <= 0:
