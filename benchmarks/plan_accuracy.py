@@ -90,11 +90,11 @@ class Row(NamedTuple):
 
 
 def rows_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namespace, noise: machine.Noise) -> list[Row]:
-    curve = measure_curve(archive, Configuration(threads=1), SIZES, payloads, budget_seconds=BUDGET)
-    times = ", ".join(f"{point.batch_size}: {point.median_ms:.1f} ms" for point in curve.points)
-    print(f"t(n): {times}, spread {curve.spread:.0%}")
     found = []
     with open_archive(archive) as opened:
+        curve = measure_curve(opened, Configuration(threads=1), SIZES, payloads, budget_seconds=BUDGET)
+        times = ", ".join(f"{point.batch_size}: {point.median_ms:.1f} ms" for point in curve.points)
+        print(f"t(n): {times}, spread {curve.spread:.0%}")
         running = Servers(Target(opened, payloads, options.seconds, seed=options.seed, warm_up=0.0))
         try:
             for configuration in CONFIGURATIONS:

@@ -13,7 +13,7 @@ from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.measure.accuracy import Guard
 from tsx_cli.bench.measure.environment import NOISY
-from tsx_cli.bench.measure.latency_curve import measure_variant
+from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
@@ -143,7 +143,7 @@ class Bench:
             sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
             alone = replace(one, workers=1, batch_size=1)
             self.progress.doing(f"timing batches without a server: {alone.worker}")
-            curve = measure_variant(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share).curve
+            curve = measure_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share)
             self.results.curves.append(curve)
             self.journal.curve(curve)
             times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)

@@ -9,21 +9,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tsx_archiver import OpenArchive, open_archive
+from tsx_archiver import OpenArchive
 from tsx_cli.bench.measure.standalone_worker import LoneWorker, WorkerFailed, batch_of, is_known, items_of, lone_worker, order_of
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.answer_comparison import reason
-from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 
-BUDGET = 20.0  # seconds for all sizes of a curve, without loading
 CHUNK = 0.2  # seconds of batches between two looks at them, at most
 CHUNKS_OF_SHARE = 6  # that the time for a size has room for, at least
 LONG = 0.5  # seconds: what takes no more is measured even when the time is over
@@ -33,8 +29,6 @@ QUICKER = 0.95  # times the median of the chunk before: less, and it is still wa
 CHUNKS = 10  # of warm-up at most
 PRECISE = 0.02  # of the median, that it is known by
 
-OnPoint = Callable[[CurvePoint], None]
-
 
 class Sample(NamedTuple):
     """Of one batch, in seconds; NaN for a step that the handler does not have."""
@@ -43,72 +37,22 @@ class Sample(NamedTuple):
     stages: tuple[float, float, float]
 
 
-class Variant(NamedTuple):
-    """What is known of a worker by itself. `answers`: those of the inputs, in their order, by the size of the batch that they came in."""
-
-    curve: Curve
-    answers: dict[int, list[ComparedAnswer]]
-
-
 def measure_curve(
-    model: Path | OpenArchive,
-    variant: Configuration,
-    batch_sizes: Sequence[int],
-    payloads: Sequence[Payload],
-    *,
-    budget_seconds: float = BUDGET,
-    on_progress: OnPoint | None = None,
+    archive: OpenArchive, variant: Configuration, batch_sizes: Sequence[int], payloads: Sequence[Payload], *, budget_seconds: float
 ) -> Curve:
-    """`model` is an archive or a directory; of `variant`, workers and batch size do not count. What fails is told by `failed`."""
-    return measure_variant(model, variant, batch_sizes, payloads, budget_seconds=budget_seconds, on_progress=on_progress).curve
-
-
-def measure_variant(
-    model: Path | OpenArchive,
-    variant: Configuration,
-    batch_sizes: Sequence[int],
-    payloads: Sequence[Payload],
-    *,
-    budget_seconds: float = BUDGET,
-    answers_at: Sequence[int] = (),
-    on_progress: OnPoint | None = None,
-) -> Variant:
-    """The curve, and the answers in batches of the sizes `answers_at` as far as these run; one worker for all, since loading takes long."""
+    """`budget_seconds` are for all sizes, without loading. Of `variant`, workers and batch size do not count. `failed` says what failed."""
     curve = Curve(device=variant.device, precision=variant.precision, compiled=variant.compiled, threads=variant.threads)
-    answers: dict[int, list[ComparedAnswer]] = {}
-    items = items_of(payloads)
     try:
-        with _opened(model) as archive, lone_worker(order_of(archive, variant, max([*batch_sizes, *answers_at, 1]))) as worker:
+        with lone_worker(order_of(archive, variant, max(batch_sizes))) as worker:
             _check(worker, variant)
             spreads = []
-            for point, spread in _points(worker, items, sorted(set(batch_sizes)), budget_seconds):
+            for point, spread in _points(worker, items_of(payloads), sorted(set(batch_sizes)), budget_seconds):
                 curve.points.append(point)
                 spreads.append(spread)
                 curve.spread = statistics.median(spreads)
-                if on_progress is not None:
-                    on_progress(point)
-            for size in sorted(set(answers_at)):
-                answers[size] = answers_of(worker, items, size)
     except WorkerFailed as error:
         curve.failed = str(error)
-    return Variant(curve, answers)
-
-
-def answers_of(worker: LoneWorker, items: Sequence[Item], size: int) -> list[ComparedAnswer]:
-    """One for each item, which comes in a batch of that size with those after it."""
-    found: list[ComparedAnswer] = []
-    for number in range(math.ceil(len(items) / size)):
-        found += worker.answer(batch_of(items, size, number)).answers
-    return found[: len(items)]
-
-
-@contextmanager
-def _opened(model: Path | OpenArchive) -> Iterator[OpenArchive]:
-    if isinstance(model, OpenArchive):
-        yield model
-        return
-    with open_archive(model) as archive:
-        yield archive
+    return curve
 
 
 def _check(worker: LoneWorker, variant: Configuration) -> None:
@@ -161,9 +105,9 @@ def chunk_of(worker: LoneWorker, items: Sequence[Item], size: int, first: int, s
     ends = time.monotonic() + seconds
     while len(samples) < FEWEST or time.monotonic() < ends:
         reply = worker.answer(batch_of(items, size, first + len(samples)))
-        refused = next((answer for answer in reply.answers if answer.status >= 400), None)
+        refused = next(((status, body) for status, body in reply.answers if status >= 400), None)
         if refused is not None:
-            raise WorkerFailed(f"a batch of {size} was answered {refused.status}: {reason(refused.body)}")
+            raise WorkerFailed(f"a batch of {size} was answered {refused[0]}: {reason(refused[1])}")
         samples.append(Sample(reply.seconds, reply.stages))
     return samples
 

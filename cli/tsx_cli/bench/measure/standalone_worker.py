@@ -29,7 +29,6 @@ from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.core.placement.placement import Machine, launch_of, place_of
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import Item, Kind, LoadOrder
 
@@ -51,9 +50,10 @@ class Order(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
+    """Of one batch: the status and the body, of an answer that streams its last part, of each item. The seconds are the worker's own:
+    in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
 
-    answers: list[ComparedAnswer]
+    answers: list[tuple[int, bytes]]
     seconds: float
     stages: tuple[float, float, float]
 
@@ -148,20 +148,14 @@ class LoneWorker:
     def answer(self, batch: Sequence[Item]) -> Reply:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
         self._send(Kind.BATCH, next(self._batches), batch)
-        pieces: dict[int, list[bytes]] = {}
         late = f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds (responseTimeout)"
         while (frame := self._receive(self._response_timeout, late)).kind is Kind.PIECE:
-            for position, _, piece in frame.items:
-                pieces.setdefault(position, []).append(bytes(piece))
+            pass  # the time of the whole answer counts
         extra = bytes(frame.extra)
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
         if any(metric["name"] == OUT_OF_MEMORY for metric in json.loads(extra[wire.TIMES.size :] or b"[]")):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
-        answers = [
-            ComparedAnswer(status, _headers(head), b"".join([*pieces.get(position, []), bytes(body)]))
-            for position, (status, head, body) in enumerate(frame.items)
-        ]
-        return Reply(answers, seconds, (stages[0], stages[1], stages[2]))
+        return Reply([(status, bytes(body)) for status, _, body in frame.items], seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
         """Of the process and all that it has started, so far."""
@@ -221,10 +215,6 @@ class LoneWorker:
             how = f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
         words = self.last_words()
         return f"the worker ended ({how})" + (f": {words}" if words else "")
-
-
-def _headers(block: wire.Buffer) -> dict[str, str]:
-    return {name.lower(): value for name, value in wire.parse_header_block(str(block, "latin-1"))}
 
 
 def items_of(payloads: Sequence[Payload]) -> list[Item]:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from tsx_archiver import open_archive
 from tsx_cli.bench.measure import standalone_worker
-from tsx_cli.bench.measure.latency_curve import Sample, measure_curve, measure_variant, point_of, precise, quartiles, settled, spread_of
+from tsx_cli.bench.measure.latency_curve import Sample, measure_curve, point_of, precise, quartiles, settled, spread_of
 from tsx_cli.bench.measure.standalone_worker import batch_of, items_of
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Curve
 from tsx_cli.bench.workload.payloads import Payload
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
@@ -45,9 +46,8 @@ TELLING = """
 
         def handle(self, rows, context):
             texts = self.inference(self.preprocess(rows))
-            if "b" in texts:
-                context.set_response_header(texts.index("b"), "seen", context.get_request_header(texts.index("b"), "x-mark"))
-            return [f"{text} of {len(texts)}" for text in texts]
+            marks = [context.get_request_header(place, "x-mark") or "" for place in range(len(texts))]
+            return [f"{text}{mark} of {len(texts)}" for text, mark in zip(texts, marks)]
 """
 
 Write = Callable[..., Path]
@@ -69,19 +69,14 @@ def model(tmp_path: Path) -> Write:
     return write
 
 
-def test_times_and_steps_are_the_workers_own_and_answers_those_of_each_input(model: Write) -> None:
-    seen: list[int] = []
-    variant = measure_variant(
-        model(TELLING),
-        HERE,
-        (4, 1, 4),
-        PAYLOADS,
-        budget_seconds=1.0,
-        answers_at=(1, 2),
-        on_progress=lambda point: seen.append(point.batch_size),
-    )
-    curve = variant.curve
-    assert (curve.failed, seen, [point.batch_size for point in curve.points]) == (None, [1, 4], [1, 4])
+def measured(directory: Path, variant: Configuration, sizes: Sequence[int], seconds: float = 0.3) -> Curve:
+    with open_archive(directory) as archive:
+        return measure_curve(archive, variant, sizes, PAYLOADS, budget_seconds=seconds)
+
+
+def test_times_and_steps_are_the_workers_own(model: Write) -> None:
+    curve = measured(model(TELLING), HERE, (4, 1, 4), 1.0)
+    assert (curve.failed, [point.batch_size for point in curve.points]) == (None, [1, 4])
     for point in curve.points:
         assert point.low_ms <= point.median_ms <= point.high_ms
         assert point.samples >= 3
@@ -89,9 +84,12 @@ def test_times_and_steps_are_the_workers_own_and_answers_those_of_each_input(mod
         assert 4 * point.batch_size <= point.inference_ms <= point.median_ms
         assert point.preprocess_ms is not None
         assert point.postprocess_ms is None
-    assert [answer.body for answer in variant.answers[1]] == [b"a of 1", b"b of 1", b"c of 1"]
-    assert [answer.body for answer in variant.answers[2]] == [b"a of 2", b"b of 2", b"c of 2"]
-    assert [answer.headers for answer in variant.answers[2]] == [{}, {"seen": "!"}, {}]
+
+
+def test_answers_are_those_of_each_input(model: Write) -> None:
+    with open_archive(model(TELLING)) as archive, standalone_worker.lone_worker(standalone_worker.order_of(archive, HERE, 2)) as worker:
+        answers = worker.answer(batch_of(items_of(PAYLOADS), 2, 0)).answers
+    assert answers == [(200, b"a of 2"), (200, b"b! of 2")]
 
 
 def test_what_dies_of_its_size_ends_the_curve_and_keeps_what_was_measured(model: Write) -> None:
@@ -104,7 +102,7 @@ def test_what_dies_of_its_size_ends_the_curve_and_keeps_what_was_measured(model:
                 os._exit(3)
             return data and ["ok"] * len(data)
     """
-    curve = measure_curve(model(source), HERE, (1, 2, 4, 8), PAYLOADS, budget_seconds=0.5)
+    curve = measured(model(source), HERE, (1, 2, 4, 8))
     assert [point.batch_size for point in curve.points] == [1, 2]
     assert curve.failed is not None
     assert curve.failed.startswith("the worker ended (exit code 3)")
@@ -118,7 +116,7 @@ def test_a_batch_that_had_to_be_cut_for_memory_is_a_failure(model: Write) -> Non
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
             return data and ["ok"] * len(data)
     """
-    curve = measure_curve(model(source), HERE, (1, 2), PAYLOADS, budget_seconds=0.3)
+    curve = measured(model(source), HERE, (1, 2))
     assert [point.batch_size for point in curve.points] == [1]
     assert curve.failed == "a batch of 2 does not fit the memory of cpu"
 
@@ -134,9 +132,9 @@ STREAMS = """
 """
 
 
-def test_an_answer_that_streams_is_all_its_parts(model: Write) -> None:
-    told = measure_variant(model(STREAMS), HERE, (), PAYLOADS[:1], answers_at=(1,))
-    assert (told.curve.failed, told.answers[1][0].body) == (None, b"one two")
+def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
+    curve = measured(model(STREAMS), HERE, (1,))
+    assert (curve.failed, len(curve.points)) == (None, 1)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_an_answer_that_streams_is_all_its_parts(model: Write) -> None:
     ],
 )
 def test_what_cannot_be_measured_says_why(model: Write, source: str, config: dict[str, Any], variant: Configuration, said: str) -> None:
-    curve = measure_curve(model(source, **config), variant, (1, 2), PAYLOADS, budget_seconds=0.3)
+    curve = measured(model(source, **config), variant, (1, 2))
     assert (curve.points, curve.precision) == ([], variant.precision)
     assert curve.failed is not None
     assert re.search(said, curve.failed, re.DOTALL)
@@ -175,7 +173,7 @@ def test_what_no_lone_worker_can_do_is_told_without_starting_one(
 ) -> None:
     monkeypatch.setattr(standalone_worker, "gpu_count", lambda: 0)
     monkeypatch.setattr("subprocess.Popen", None)
-    curve = measure_curve(model("", **config), variant, (1,), PAYLOADS)
+    curve = measured(model("", **config), variant, (1,))
     assert said in (curve.failed or "")
 
 
