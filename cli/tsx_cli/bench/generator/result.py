@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tsx_cli.bench.generator.load import SLOT, Mark
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
-from tsx_cli.bench.model.results import GeneratorSide, Latency, Round
+from tsx_cli.bench.model.results import GeneratorSide, Round
 from tsx_cli.bench.model.statistics import warm_up_end
 
 BUSY = 0.9  # of the time: beyond it the generator is the limit
@@ -37,38 +37,23 @@ class Noted(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A round, and what it was made from: all answers in each 100 ms, the warm-up's too, and exact enough counts to be put together."""
+    """A round, and the latencies that it was made from, exact enough to be added to those of other rounds."""
 
     round: Round
-    slots: array[int]
     histogram: Histogram  # of accepted answers
     refused: Histogram
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "round": self.round.model_dump(mode="json"),
-            "slots": list(self.slots),
-            "histogram": self.histogram.as_json(),
-            "refused": self.refused.as_json(),
-        }
+        return {"round": self.round.model_dump(mode="json"), "histogram": self.histogram.as_json(), "refused": self.refused.as_json()}
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Measured:
-        histograms = (Histogram.of_json(given[name]) for name in ("histogram", "refused"))
-        return cls(Round.model_validate(given["round"]), array("L", given["slots"]), *histograms)
-
-
-def merge(rounds: Iterable[Measured]) -> Latency:
-    """Of all rounds together."""
-    whole = Histogram()
-    for each in rounds:
-        whole.merge(each.histogram)
-    return whole.latency()
+        return cls(Round.model_validate(given["round"]), *(Histogram.of_json(given[name]) for name in ("histogram", "refused")))
 
 
 def account(plan: LoadPlan, noted: Noted) -> Measured:
     marks = [Mark(noted.start, 0, 0, 0, Counter()), *noted.marks]
-    slots = array("L", (after.answers - before.answers for before, after in pairwise(marks[:-1])))
+    slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
     begin, end = marks[skipped], marks[-2]
     accepted, refused = Histogram(), Histogram()
@@ -105,7 +90,7 @@ def account(plan: LoadPlan, noted: Noted) -> Measured:
         corrected_p99_ms=corrected_p99(accepted, stalls, in_time / seconds) if plan.mode == "closed" and stalls else None,
         generator=side,
     )
-    return Measured(told, slots, accepted, refused)
+    return Measured(told, accepted, refused)
 
 
 def find_stalls(
