@@ -15,12 +15,6 @@ def _body(body: bytes | str) -> dict[str, Any]:
     return {"body": base64.b64encode(body).decode(), "isBase64Encoded": True}
 
 
-def answer_of(answered: Any) -> bytes:
-    """The body that a client of the service gets."""
-    body: str = answered["body"]
-    return base64.b64decode(body) if answered["isBase64Encoded"] else body.encode()
-
-
 def rest_api(path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}) -> dict[str, Any]:
     """API Gateway, payload format 1.0: https://docs.aws.amazon.com/lambda/latest/dg/services-apigateway.html"""
     many = {name: [value] for name, value in headers.items()}

@@ -28,7 +28,6 @@ MOST_HOPS = 32  # of one X-Forwarded-For
 LONGEST = 64  # characters of an address
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Pair: TypeAlias = tuple[bytes, bytes]
 
 logger = logging.getLogger("tsx.http")

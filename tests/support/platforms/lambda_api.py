@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -9,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.servers import DEADLINE, clean
-from tsx_cli.check.lambda_events import answer_of, balancer, function_url, messages, rest_api
+from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import ARN, Host, Invocation, RequestTooLarge
 
 __all__ = ["Host", "Invocation", "RequestTooLarge", "answer_of", "balancer", "function_url", "messages", "rest_api"]
 
 ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
+
+
+def answer_of(answered: Any) -> bytes:
+    """The body that a client of the service gets."""
+    body: str = answered["body"]
+    return base64.b64decode(body) if answered["isBase64Encoded"] else body.encode()
 
 
 @contextmanager

@@ -167,8 +167,3 @@ class Builder:
 
 def engine(choice: str) -> Program:
     return found(choice, ENGINES, "Install one of them, or write the files with --emit compose DIR and start them elsewhere")
-
-
-def refused(error: CliError, *words: str) -> bool:
-    """Whether what the program said has one of these words."""
-    return isinstance(error, ProgramError) and any(word in error.said.lower() for word in words)

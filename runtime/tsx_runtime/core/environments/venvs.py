@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import importlib.metadata
 import json
-import logging
 import os
 import platform
 import site
@@ -33,8 +32,6 @@ from tsx_runtime.errors import InvalidModel
 MOST_UNUSED = 64  # environments, however small
 BUILDERS = 4  # at once; more wait for their turn
 SCHEME = 1  # of what an environment looks like: another number makes all of them anew
-
-logger = logging.getLogger("tsx.environments")
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import re
 import selectors
 import socket
@@ -28,8 +27,6 @@ MANY = PIECE // 4  # bytes of one worker's that are gathered enough: who prints 
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
 LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose characters may take six
-
-logger = logging.getLogger("tsx.server")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ Handlers derived from `BaseHandler` that do not call it themselves get it from `
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -28,8 +27,6 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import Entry
 
 BASE = "tsx_runtime.worker.handlers.base"
-
-logger = logging.getLogger("tsx.worker")
 
 
 class MicroBatching:

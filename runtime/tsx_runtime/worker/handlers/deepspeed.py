@@ -7,7 +7,6 @@ and, where the model is built without weights, what its checkpoint is.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.base import BaseHandler
-
-logger = logging.getLogger("tsx.worker")
 
 
 class BaseDeepSpeedHandler(BaseHandler):

@@ -9,7 +9,6 @@ It finds a tensor's place by its content, which holds for every version of those
 
 from __future__ import annotations
 
-import logging
 import struct
 import zipfile
 from collections import defaultdict
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-
-logger = logging.getLogger("tsx.worker")
 
 LEAST = 16 << 10  # bytes; smaller tensors are not worth a look
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member: name and extra lengths come last
