@@ -70,7 +70,7 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    directory: Path | None, place: Path, *, start_seconds: float, grpc: bool = False, more: Mapping[str, object] | None = None
+    directory: Path | None, place: Path, *, start_seconds: float, more: Mapping[str, object] | None = None
 ) -> Iterator[ServerProcess]:
     """A server of the model in `directory`, or of none yet, which is ready. Its files are in `place`; `more` are settings.
 
@@ -80,7 +80,7 @@ def serving(
     settings = {
         "state_dir": place / "state",
         "cache_dir": place / "cache",
-        "enable_grpc": str(grpc).lower(),
+        "enable_grpc": "false",
         "log_format": "text",
         "drain_timeout": 1,
         **(more or {}),
@@ -97,7 +97,6 @@ def serving(
         "--metrics-port",
         0,
     ]
-    words += ["--grpc-port", 0, "--grpc-management-port", 0] if grpc else []
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
@@ -168,10 +167,10 @@ def _why(log: Path, code: int) -> str:
     return said.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {words}"
 
 
-def last_lines(log: Path, count: int = LAST_LINES) -> str:
+def last_lines(log: Path) -> str:
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
-            kept = deque((line.rstrip() for line in lines if line.strip()), maxlen=count)
+            kept = deque((line.rstrip() for line in lines if line.strip()), maxlen=LAST_LINES)
     except OSError:
         return "it left no log"
     return "\n".join(kept) or "it printed nothing"

@@ -58,9 +58,9 @@ class Reply(NamedTuple):
     stages: tuple[float, float, float]
 
 
-def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int, settings: Settings | None = None) -> Order:
+def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int) -> Order:
     """For one worker of that variant which gets batches of at most that size. Raises WorkerFailed where there can be none."""
-    settings = Settings.model_validate({}) if settings is None else settings
+    settings = Settings.model_validate({})
     config, _ = parse_model_config({**archive.config.raw, **changes(configuration, archive.config.raw), "batchSize": batch_size})
     archive = replace(archive, config=config)
     if configuration.device != "cpu" and not gpu_count():

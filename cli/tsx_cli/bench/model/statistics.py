@@ -178,15 +178,15 @@ def latency(rounds: Sequence[Round]) -> Latency:
     return Latency(mean_ms=mean, max_ms=slowest, **told)
 
 
-def enough(rounds: Sequence[Round], width: float, which: Which = "throughput", confidence: float = CONFIDENCE) -> bool:
-    """Whether the interval of the figure is no wider, from end to end, than this share of the figure."""
+def enough(rounds: Sequence[Round], width: float) -> bool:
+    """Whether the interval of the throughput is no wider, from end to end, than this share of it."""
     if len(rounds) < FEWEST:
         return False
-    told = figure(rounds, which, confidence)
+    told = throughput(rounds)
     return told.high - told.low <= width * told.value
 
 
-def real_difference(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Difference:
+def real_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Of two configurations that were measured alternately: the n-th figure of the one was measured beside the n-th of the other.
 
     What disturbed both of a pair is in neither's favour. The interval is of the mean of the logarithms of the ratios.
@@ -198,7 +198,7 @@ def real_difference(first: Sequence[float], second: Sequence[float], confidence:
     logs = [math.log(right / left) for left, right in zip(first, second, strict=True)]
     if len(logs) == 1:
         return Difference(math.exp(logs[0]), 0.0, math.inf, real=False)
-    return _from_logs(fmean(logs), t_quantile(len(logs) - 1, confidence) * stdev(logs) / math.sqrt(len(logs)))
+    return _from_logs(fmean(logs), t_quantile(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs)))
 
 
 def difference_of(first: Figure, second: Figure) -> Difference:

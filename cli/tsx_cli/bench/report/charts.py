@@ -47,14 +47,14 @@ class Rule(NamedTuple):
     label: str
 
 
-def axis(label: str, values: Sequence[float], *, zero: bool = True, log: bool | None = None) -> Axis:
+def axis(label: str, values: Sequence[float], *, log: bool | None = None) -> Axis:
     """Wide enough for the values; logarithmic where they differ by more than 20 times and nothing else is asked."""
     there = [value for value in values if value > SMALLEST and math.isfinite(value)] or [1.0]
     high = max(there)
     low = max(min(there), high / DECADES)
     if log if log is not None else high > 20 * low:
         return Axis(label, low / 1.15, high * 1.15, log=True)
-    return Axis(label, 0.0 if zero else low, high * 1.06 or 1.0)
+    return Axis(label, 0.0, high * 1.06 or 1.0)
 
 
 def ticks(scale: Axis) -> list[tuple[float, str]]:
@@ -188,18 +188,18 @@ def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> str:
     return "".join([*drawn, "</svg>"])
 
 
-def bars(title: str, label: str, values: Sequence[tuple[str, float, str]], *, unit: str = "", height: int = HEIGHT) -> str:
+def bars(title: str, label: str, values: Sequence[tuple[str, float, str]], *, unit: str = "") -> str:
     """One bar for each (name, value, hint), side by side."""
     y = axis(unit, [value for _, value, _ in values], log=False)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(values))
     every = max(1, math.ceil(28 / slot))  # so that the names do not lie over each other
     x = Axis(label, 0, len(values), ticks=[(index + 0.5, name) for index, (name, _, _) in enumerate(values) if index % every == 0])
-    drawn = [_open(title, height), _frame(x, y, height), '<g class="winner">']
+    drawn = [_open(title, HEIGHT), _frame(x, y, HEIGHT), '<g class="winner">']
     width = min(44.0, slot * 0.78)
     for index, (_, value, hint) in enumerate(values):
-        top = _down(value, y, height)
+        top = _down(value, y, HEIGHT)
         left = LEFT + (index + 0.5) * slot - width / 2
-        tall = max(0.0, height - BOTTOM - top)
+        tall = max(0.0, HEIGHT - BOTTOM - top)
         drawn.append(
             f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{tall:.1f}"><title>{escape(hint)}</title></rect>'
         )

@@ -36,7 +36,7 @@ class Payload(NamedTuple):
     at: float | None = None
 
 
-def read_payloads(sources: Sequence[Path], *, content_type: str | None = None, limit: int | None = None) -> list[Payload]:
+def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -> list[Payload]:
     """Of files, directories, `.jsonl` lists and recordings, in their order. `content_type` is for those that do not say theirs.
 
     Raises CliError, UsageError.
@@ -47,8 +47,6 @@ def read_payloads(sources: Sequence[Path], *, content_type: str | None = None, l
     size = 0
     for source in sources:
         for payload in _of(source, content_type):
-            if limit is not None and len(found) == limit:
-                return found
             size += len(payload.body)
             if size > MOST_BYTES:
                 raise CliError(f"{source}: the inputs are more than {human(MOST_BYTES)} together; give fewer of them")
