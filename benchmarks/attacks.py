@@ -133,7 +133,7 @@ def soak(directory: Path, archives: list[Path], minutes: float, attacks: list[st
             for names in pairs:
                 attackers = [attack(server, name, turn) for name in names]
                 measured = measure_load(plan)
-                (attacked if names else alone).merge(measured.histogram)
+                merge(attacked if names else alone, measured.histogram)
                 for attacker in attackers:
                     attacker.communicate(timeout=60)
                 row = openloop.row(plan, measured, LIMIT_MS)
@@ -143,6 +143,12 @@ def soak(directory: Path, archives: list[Path], minutes: float, attacks: list[st
                 used = process.memory_info().rss, process.num_fds(), process.num_threads()
                 looks.setdefault(f"{process.name()} {process.pid}", []).append(Usage(time.monotonic(), *used))
         return verdict(rounds, alone, attacked, looks)
+
+
+def merge(histogram: Histogram, other: Histogram) -> None:
+    histogram.counts.update(other.counts)
+    histogram.total += other.total
+    histogram.greatest = max(histogram.greatest, other.greatest)
 
 
 def verdict(rounds: int, alone: Histogram, attacked: Histogram, looks: dict[str, list[Usage]]) -> bool:
