@@ -154,7 +154,10 @@ class BatchState:
 
 
 class Context:
-    """The parameters are those of TorchServe, whose users' tests make contexts themselves."""
+    """The second argument of a handler; `idx` is always a request's position in the data, the first argument.
+
+    The parameters are those of TorchServe, whose users' tests make contexts themselves.
+    """
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class Context:
         model_yaml_config: dict[str, Any] | None = None,
     ) -> None:
         self.model_name = model_name
-        self.manifest = manifest
+        self.manifest = manifest  # what MAR-INF/MANIFEST.json of the archive says
         self._system_properties = {
             "model_dir": model_dir,
             "gpu_id": gpu,
@@ -179,9 +182,9 @@ class Context:
             "limit_max_image_pixels": limit_max_image_pixels,
         }
         self._limit_max_image_pixels = limit_max_image_pixels
-        self.metrics: Metrics | None = metrics
-        self.model_yaml_config = {} if model_yaml_config is None else model_yaml_config
-        self.stopping_criteria: Any = None
+        self.metrics: Metrics | None = metrics  # where the handler reports its own
+        self.model_yaml_config = {} if model_yaml_config is None else model_yaml_config  # the whole of model-config.yaml
+        self.stopping_criteria: Any = None  # with continuous batching, a list: whether what was returned for a request ends its answer
         self.cl_socket: Any = None
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
@@ -278,10 +281,12 @@ class Context:
 
     @property
     def system_properties(self) -> dict[str, Any]:
+        """`model_dir`, `gpu_id` (None on a CPU), `batch_size`, `server_name`, `server_version` and `limit_max_image_pixels`."""
         return self._system_properties
 
     @property
     def request_ids(self) -> dict[int, str]:
+        """The id of each request of the batch, by its position."""
         state = self._state()
         if state.ids is None:
             state.ids = {idx: meta[: meta.index("\r\n")] for idx, meta in enumerate(state.metas)}
@@ -304,9 +309,11 @@ class Context:
         return self.request_ids.get(self._state().local(idx))
 
     def get_request_header(self, idx: int, key: str) -> Any:
+        """The header's value, whatever the case of its name; None if the request does not have it."""
         return self._processor(idx).get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> Headers:
+        """All headers, a dict that finds names in any case; of a form also the headers of each field, by the field's name."""
         return self._processor(idx).get_request_properties()
 
     def set_response_content_type(self, idx: int, value: str) -> None:
@@ -320,6 +327,7 @@ class Context:
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """Raises ValueError unless `code` is from 200 to 599."""
         self._processor(idx).report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
@@ -330,9 +338,11 @@ class Context:
         return self._processor(idx).get_response_headers()
 
     def set_response_header(self, idx: int, key: str, value: Any) -> None:
+        """Raises ValueError for what a header cannot carry: line breaks, characters outside latin-1."""
         self._processor(idx).add_response_property(key, value)
 
     def get_sequence_id(self, idx: int) -> Any:
+        """The sequence of a stateful model that the request belongs to."""
         return self.get_request_header(idx, self.header_key_sequence_id)
 
     def __eq__(self, other: object) -> bool:
