@@ -1,0 +1,86 @@
+"""What mkdocs.yml needs beside plugins: pages keep their place in the repository, and comments of attributes are their documentation."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
+MARKED = re.compile(r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE)  # tests/docs/test_documentation.py runs these
+ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+BOUNDS = {"gt": "more than", "ge": "at least", "le": "at most"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Sources are named as in the repository, so that a relative link means the same there and on the site.
+
+    The pages of docs/ are at the root of the site; what they link to outside docs/ comes along, below `repository/`.
+    """
+    root = Path(config.config_file_path).parent
+    place = (str(root), config.site_dir, config.use_directory_urls)
+    addresses = {f"docs/{file.src_uri}": file.dest_uri for file in files if file.src_dir == config.docs_dir}
+    found: dict[str, File] = {}
+    waiting = list(addresses)
+    while waiting:
+        path = waiting.pop()
+        if path in found or not (root / path).is_file():
+            continue
+        found[path] = File(path, *place, dest_uri=addresses.get(path) or f"repository/{File(path, *place).dest_uri}")
+        if path.endswith(".md"):
+            links = LINK.findall((root / path).read_text(encoding="utf-8"))
+            waiting += [posixpath.normpath(posixpath.join(posixpath.dirname(path), link)) for link in links]
+    return Files([*(file for file in files if file.src_dir != config.docs_dir), *found.values()])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Markers of tested blocks become the name of the file that is written, or nothing; `\\|` in a table's code becomes `|`."""
+    markdown = MARKED.sub(lambda block: f"```{block[1]}" + (f' title="{block[2]}"' if block[2] else ""), markdown)
+    return ROW.sub(lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0]), markdown)
+
+
+class AttributesFromSource(griffe.Extension):
+    """An attribute is documented by the `description` of its pydantic `Field`, or by the comment behind it or, in a module, above it."""
+
+    def on_attribute_instance(self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, **kwargs: Any) -> None:
+        if attr.docstring is not None or not isinstance(node, ast.Assign | ast.AnnAssign):
+            return
+        text = _field(node, attr) or _comment(node, _lines(Path(str(attr.filepath))))
+        if text:
+            attr.docstring = griffe.Docstring(text[0].upper() + text[1:], parent=attr)
+
+
+def _field(node: ast.Assign | ast.AnnAssign, attr: griffe.Attribute) -> str:
+    call = node.value
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Field"):
+        return ""
+    if isinstance(attr.value, griffe.ExprCall):
+        attr.value = attr.value.arguments[0]  # the default
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    bounds = ", ".join(f"{words} {ast.unparse(given[name])}" for name, words in BOUNDS.items() if name in given)
+    described = given.get("description")
+    text = str(described.value) if isinstance(described, ast.Constant) else ""
+    return f"{text} ({bounds})" if bounds else text
+
+
+def _comment(node: ast.Assign | ast.AnnAssign, lines: list[str]) -> str:
+    behind = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+    above: list[str] = []
+    for line in reversed(lines[: node.lineno - 1]):
+        if not line.startswith("# "):
+            break
+        above.insert(0, line[2:])
+    return behind or " ".join(above)
+
+
+@functools.cache
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines()
