@@ -53,6 +53,8 @@ class AttributesFromSource(griffe.Extension):
     def on_attribute_instance(self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, **kwargs: Any) -> None:
         if attr.docstring is not None or not isinstance(node, ast.Assign | ast.AnnAssign):
             return
+        if isinstance(node.value, ast.Name) and node.value.id == attr.name:  # a parameter of __init__
+            attr.value = None
         text = _field(node, attr) or _comment(node, _lines(Path(str(attr.filepath))))
         if text:
             attr.docstring = griffe.Docstring(text[0].upper() + text[1:], parent=attr)
