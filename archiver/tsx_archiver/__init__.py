@@ -1,7 +1,5 @@
 """The .mar archive: manifest, write, open, verify. Imports neither torch nor another room."""
 
-from tsx_archiver.containers.limits import Limits
-from tsx_archiver.containers.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
 from tsx_archiver.errors import (
     ArchiveError,
     ArchiveNotFound,
@@ -30,11 +28,13 @@ from tsx_archiver.errors import (
     WrongChecksum,
 )
 from tsx_archiver.inspecting import Finding, Inspection, MemberInfo, inspect_archive, read_member, verify_archive
+from tsx_archiver.limits import Limits
 from tsx_archiver.metadata.manifest import Manifest, handler_fault, split_handler
 from tsx_archiver.metadata.modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_file
 from tsx_archiver.metadata.safejson import load_json
 from tsx_archiver.metadata.safeyaml import load_yaml_file
+from tsx_archiver.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
 from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
 from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.rewriting import rewrite_archive

@@ -12,13 +12,13 @@ from typing import BinaryIO, NamedTuple, cast
 
 from tsx_archiver.containers.base import Container, Member, root_of
 from tsx_archiver.containers.formats import open_container
-from tsx_archiver.containers.limits import MIB, Limits
-from tsx_archiver.containers.names import default_model_name, normal, shown
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
-from tsx_archiver.metadata.manifest import MANIFEST_PATH, Manifest
+from tsx_archiver.limits import MIB, Limits
+from tsx_archiver.metadata.manifest import Manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, read_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
 from tsx_archiver.metadata.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
+from tsx_archiver.names import MANIFEST_PATH, default_model_name, normal, shown
 from tsx_archiver.opening import (
     DEFAULT_CONFIG,
     directory_manifest,

@@ -12,10 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from tsx_archiver.containers.base import MANIFEST_DIRECTORIES, Container, root_of
+from tsx_archiver.containers.base import Container, root_of
 from tsx_archiver.containers.formats import open_container
-from tsx_archiver.containers.limits import MIB, Limits
-from tsx_archiver.containers.names import default_model_name, is_inside, normal, shown
 from tsx_archiver.errors import (
     ArchiveNotFound,
     CannotOpen,
@@ -26,9 +24,11 @@ from tsx_archiver.errors import (
     UnsafePath,
     WrongChecksum,
 )
-from tsx_archiver.metadata.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
+from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
+from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown
 from tsx_archiver.storage.cache import Cache, Entry, default_cache
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock

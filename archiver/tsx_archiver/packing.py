@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_archiver.containers.names import DEFAULT_VERSION, collision_key, is_model_name, path_fault, shown
 from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
-from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, MANIFEST_PATH, split_handler
+from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.modelconfig import check_model_config
+from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown
 
 BUILTIN_HANDLERS = (
     "base_handler",

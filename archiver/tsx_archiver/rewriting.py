@@ -12,11 +12,10 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from tsx_archiver.containers.base import Container, root_of
 from tsx_archiver.containers.formats import open_container
-from tsx_archiver.containers.limits import Limits
-from tsx_archiver.containers.names import collision_key, normal, path_fault, shown
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import CannotPack, CorruptMember
-from tsx_archiver.metadata.manifest import MANIFEST_PATH
+from tsx_archiver.limits import Limits
+from tsx_archiver.names import MANIFEST_PATH, collision_key, normal, path_fault, shown
 from tsx_archiver.opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
 from tsx_archiver.packing import PlannedMember
 from tsx_archiver.storage.atomic_file import beside, whole_file

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.containers.limits import MIB
 from tsx_archiver.errors import ArchiveError
+from tsx_archiver.limits import MIB
 from tsx_archiver.packing import BUILTIN_HANDLERS, RUNTIMES, ArchiveSpec, plan_archive
 from tsx_archiver.progress import progress_bar
 from tsx_archiver.writing import FORMATS, Format, output_path, write_archive

@@ -15,8 +15,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 
-from tsx_archiver.containers.limits import MIB, Limits
 from tsx_archiver.errors import CannotPack, OutputExists
+from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY
 from tsx_archiver.packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
 from tsx_archiver.storage.atomic_file import beside, whole_file

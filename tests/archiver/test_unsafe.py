@@ -36,8 +36,8 @@ from tsx_archiver import (
     open_archive,
     verify_archive,
 )
-from tsx_archiver.containers.limits import MIB
-from tsx_archiver.containers.names import safe_member_name
+from tsx_archiver.limits import MIB
+from tsx_archiver.names import safe_member_name
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tsx_archiver import (
     verify_archive,
     write_archive,
 )
-from tsx_archiver.containers.limits import MIB
+from tsx_archiver.limits import MIB
 
 MEMBERS = ["config.yaml", "handler.py", "labels.json", "model.py", "requirements.txt", "sub/deep.txt", "weights.bin"]
 

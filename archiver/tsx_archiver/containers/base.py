@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
-from tsx_archiver.containers.limits import Limits, human
-from tsx_archiver.containers.names import collision_key, shown
 from tsx_archiver.errors import (
     ArchiveTooLarge,
     DuplicateMember,
     EmptyArchive,
     TooManyMembers,
 )
+from tsx_archiver.limits import Limits, human
+from tsx_archiver.names import MANIFEST_DIRECTORIES, collision_key, shown
 
 REFUSED = "Nothing was unpacked."
-MANIFEST_DIRECTORIES = ("MAR-INF", "WAR-INF")  # of models, of workflows
 
 
 class Member(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from tsx_archiver.containers.base import Container
-from tsx_archiver.containers.limits import Limits
 from tsx_archiver.containers.tar import TarContainer
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import EmptyArchive, ForeignFile, TruncatedArchive
+from tsx_archiver.limits import Limits
 
 
 def open_container(file: BinaryIO, source: str, limits: Limits) -> Container:

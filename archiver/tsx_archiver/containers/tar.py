@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from tsx_archiver.containers.base import REFUSED, Checked, Member, too_dense
-from tsx_archiver.containers.limits import MIB, Limits
-from tsx_archiver.containers.names import safe_member_name, shown
 from tsx_archiver.errors import ArchiveTooLarge, CorruptMember, ForeignFile, LinkMember, SpecialMember, TruncatedArchive, UnsafePath
-from tsx_archiver.metadata.manifest import MANIFEST_PATH, MAX_MANIFEST_BYTES
+from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
+from tsx_archiver.names import MANIFEST_PATH, safe_member_name, shown
 
 _BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError)
 _LARGEST_READ = 4 * MIB

@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from tsx_archiver.containers.base import REFUSED, Checked, Member
-from tsx_archiver.containers.limits import Limits
-from tsx_archiver.containers.names import safe_member_name, shown
-from tsx_archiver.containers.zipdirectory import directory_size
 from tsx_archiver.errors import (
     CorruptMember,
     EncryptedMember,
@@ -23,7 +20,13 @@ from tsx_archiver.errors import (
     UnsafePath,
     UnsupportedCompression,
 )
+from tsx_archiver.limits import Limits
+from tsx_archiver.names import safe_member_name, shown
 
+_END = struct.Struct("<4s4H2LH")
+_END64_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LONGEST_COMMENT = 65535
 _LOCAL_HEADER_SIZE = 30
 _DIRECTORY_BYTES_PER_MEMBER = 512
 _METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES encryption"}
@@ -164,3 +167,23 @@ def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
             f"{source} has a directory of {directory} bytes, too many for {limits.members} members. {REFUSED} "
             "Raise the limit only if you know the archive."
         )
+
+
+def directory_size(file: BinaryIO) -> int | None:
+    """Bytes of the central directory by the record at the file's end, read before `zipfile` reads all of it; None without such a record."""
+    size = file.seek(0, 2)
+    tail_size = min(size, _LONGEST_COMMENT + _END.size + _END64_LOCATOR.size)
+    file.seek(size - tail_size)
+    tail = file.read(tail_size)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + _END.size > len(tail):
+        return None
+    directory = int(_END.unpack_from(tail, at)[5])
+    locator = at - _END64_LOCATOR.size
+    if locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
+        file.seek(min(_END64_LOCATOR.unpack_from(tail, locator)[2], size))
+        record = file.read(_END64.size)
+        if len(record) == _END64.size:
+            directory = _END64.unpack(record)[8]
+    file.seek(0)
+    return directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from tsx_archiver.containers.names import normal, path_fault
+from tsx_archiver.names import normal, path_fault
 
 # A reader gives the value, or None and the reason why it is of no use.
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_archiver.containers.names import DEFAULT_VERSION, normal, path_fault, shown
 from tsx_archiver.errors import InvalidManifest
+from tsx_archiver.limits import MAX_MANIFEST_BYTES
 from tsx_archiver.metadata.safejson import load_json
+from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, normal, path_fault, shown
 
-MANIFEST_PATH = "MAR-INF/MANIFEST.json"
-MAX_MANIFEST_BYTES = 16 << 20
 MAX_MANIFEST_VALUES = 200_000  # a checksum for each of 100,000 members, and more
 
 # Our own top-level key, {member: hex sha-256}. TorchServe reads the manifest with Gson, which passes over keys it does not know.

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
-from tsx_archiver.containers.limits import MIB
-from tsx_archiver.containers.names import shown
-from tsx_archiver.containers.zipdirectory import directory_size
+from tsx_archiver.containers.zip import directory_size
 from tsx_archiver.errors import InputMissing
+from tsx_archiver.limits import MIB
 from tsx_archiver.metadata.onnxfile import Onnx, look_at_onnx
+from tsx_archiver.names import shown
 
 Kind: TypeAlias = Literal["eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"]
 

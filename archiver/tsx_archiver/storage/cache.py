@@ -29,8 +29,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_archiver.containers.limits import GIB, human
 from tsx_archiver.errors import CacheError
+from tsx_archiver.limits import GIB, human
 from tsx_archiver.storage.locks import CAN_LOCK, FileLock
 from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_directory
 

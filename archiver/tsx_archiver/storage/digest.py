@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from tsx_archiver.containers.limits import MIB
+from tsx_archiver.limits import MIB
 
 # A file that was written this shortly ago could be written again within the same tick of the file system's clock.
 FRESH_NS = 2_000_000_000

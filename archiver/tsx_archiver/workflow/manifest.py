@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_archiver.containers.names import is_model_name, path_fault, shown
 from tsx_archiver.errors import InvalidManifest
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, handler_fault, read_manifest_json
+from tsx_archiver.names import is_model_name, path_fault, shown
 
 WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 

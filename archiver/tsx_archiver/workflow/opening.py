@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tsx_archiver.containers.base import Container
-from tsx_archiver.containers.limits import Limits
-from tsx_archiver.containers.names import shown
 from tsx_archiver.errors import CannotOpen, ForeignFile, InvalidManifest
-from tsx_archiver.metadata.manifest import MAX_MANIFEST_BYTES, split_handler
+from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
+from tsx_archiver.metadata.manifest import split_handler
+from tsx_archiver.names import shown
 from tsx_archiver.opening import is_directory, model_root, open_source, refuse_foreign_link, unpack_file
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.workflow.manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest, parse_workflow_manifest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.containers.names import is_model_name, shown
 from tsx_archiver.errors import CannotPack, InvalidConfig, InvalidModelName
+from tsx_archiver.names import is_model_name, shown
 from tsx_archiver.packing import Members, Plan, Warn, created_on, extra_paths
 from tsx_archiver.workflow.manifest import WORKFLOW_MANIFEST_PATH
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.containers.names import is_model_name, shown
 from tsx_archiver.errors import InvalidConfig
 from tsx_archiver.metadata.configkeys import Key, whole
 from tsx_archiver.metadata.safeyaml import load_yaml_file
+from tsx_archiver.names import is_model_name, shown
 from tsx_archiver.workflow.graph import complete, find_cycle, leaves_of, parents_of
 
 MOST_NODES = 256  # each is at least one process

@@ -21,7 +21,7 @@ from tsx_archiver import (
     read_member,
     verify_archive,
 )
-from tsx_archiver.containers.limits import human
+from tsx_archiver.limits import human
 from tsx_archiver.storage.cache import Cache
 from tsx_cli.archive.model_file import Parts, kind_in_words
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack

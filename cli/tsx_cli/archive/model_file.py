@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, ModelFile, default_model_name, describe_model_file
-from tsx_archiver.containers.limits import human
+from tsx_archiver.limits import human
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsx_archiver import Format, write_archive
-from tsx_archiver.containers.limits import human
+from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
 from tsx_cli.archive.model_file import Parts, work_out
 from tsx_cli.common.failure import FAILED, UsageError

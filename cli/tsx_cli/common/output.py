@@ -15,7 +15,7 @@ from tsx_runtime.shared.log_format import STEERS, escaped
 
 def human(size: int) -> str:
     """A number of bytes as people write it."""
-    from tsx_archiver.containers.limits import human  # here, as it imports all of archives, and help must be quick
+    from tsx_archiver.limits import human  # here, as it imports all of archives, and help must be quick
 
     return human(size)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tsx_archiver import plan_archive
-from tsx_archiver.metadata.manifest import MANIFEST_PATH
+from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive.model_file import Parts, work_out
 

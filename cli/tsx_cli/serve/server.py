@@ -24,8 +24,14 @@ from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import USUAL, Manner, Started, serve
-from tsx_runtime.targets.server.startup import StartModel, models_from_settings, start_model
-from tsx_runtime.targets.server.workflows import StartWorkflow, start_workflow, workflows_from_settings
+from tsx_runtime.targets.server.startup import (
+    StartModel,
+    StartWorkflow,
+    models_from_settings,
+    start_model,
+    start_workflow,
+    workflows_from_settings,
+)
 
 __all__ = ["Parts", "run_server", "serve_words", "split_list", "with_addresses", "with_grpc_addresses"]
 

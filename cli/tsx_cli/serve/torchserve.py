@@ -98,7 +98,7 @@ def serve(arguments: argparse.Namespace) -> int:
     from tsx_cli.serve.server import run_server
     from tsx_runtime.targets.server.server import Manner
     from tsx_runtime.targets.server.snapshots import Snapshots
-    from tsx_runtime.targets.server.workflows import workflows_from_settings
+    from tsx_runtime.targets.server.startup import workflows_from_settings
 
     told: list[str] = []
     setup = configure(arguments, os.environ, warn=told.append)

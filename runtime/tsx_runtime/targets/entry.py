@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from tsx_archiver import ArchiveError
 from tsx_runtime.errors import LoadFailed, SettingError, TsxError
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.names import RUNTIME_API, TARGET
+from tsx_runtime.targets.image.environment import RUNTIME_API, TARGET
 
 TARGETS = ("container", "sagemaker", "lambda")
 
@@ -72,7 +72,7 @@ def _serve(target: str, env: Mapping[str, str]) -> int:
         serve_endpoint(env)
         return 0
     if target == "lambda":
-        from tsx_runtime.targets.aws_lambda.function import run  # here, as below
+        from tsx_runtime.targets.aws_lambda.run import run  # here, as below
 
         return run(os.environ)
     from tsx_runtime.targets.image.serve import serve_image  # here, because it brings a server along

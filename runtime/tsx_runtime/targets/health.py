@@ -19,8 +19,7 @@ from pathlib import Path
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.sources import find_config
-from tsx_runtime.targets.image.environment import look_around, settings_of
-from tsx_runtime.targets.image.names import TARGET
+from tsx_runtime.targets.image.environment import TARGET, look_around, settings_of
 
 PATH = "/readyz"
 TIMEOUT = 4.0  # seconds: below the five that the image's HEALTHCHECK gives

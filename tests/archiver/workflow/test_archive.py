@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tsx_archiver.containers.limits import Limits
 from tsx_archiver.errors import (
     ArchiveError,
     ArchiveTooLarge,
@@ -24,6 +23,7 @@ from tsx_archiver.errors import (
     UnsafePath,
     WrongChecksum,
 )
+from tsx_archiver.limits import Limits
 from tsx_archiver.workflow import InvalidSpec, WorkflowArchiveSpec, open_workflow, write_workflow_archive
 from tsx_archiver.workflow.command import main
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import OpenArchive
-from tsx_archiver.metadata.manifest import MANIFEST_PATH
+from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.model.configuration import Configuration

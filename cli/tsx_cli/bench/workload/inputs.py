@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
-from tsx_archiver.containers.limits import MIB
+from tsx_archiver.limits import MIB
 from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, is_header, read_payloads
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.inputs import SAMPLES, guess_content_type

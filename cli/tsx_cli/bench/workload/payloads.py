@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_archiver.containers.limits import human
+from tsx_archiver.limits import human
 from tsx_cli.bench.model.results import Inputs
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import guess_content_type

@@ -3,7 +3,7 @@
 Between two invocations the environment is frozen, and an event loop with it: nothing here relies on time that passes then. The worker is
 a thread of this process, on the same channel as any other; its event loop runs while the model is waited for, and during invocations.
 
-`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. Started by `targets/entry.py`.
+`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. `run.py` chooses the client.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import base64
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.errors import LoadFailed, SettingError, TsxError, Unavailable
+from tsx_runtime.errors import LoadFailed, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
@@ -39,7 +39,6 @@ from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLat
 from tsx_runtime.targets.aws_lambda.results import Results
 from tsx_runtime.targets.image.environment import look_around
 from tsx_runtime.targets.image.model_discovery import found_model
-from tsx_runtime.targets.image.names import RUNTIME_API
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
 MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it
@@ -241,6 +240,15 @@ async def begin(env: MutableMapping[str, str]) -> Function:
     return function
 
 
+def leave(why: str, code: int = 1) -> None:
+    """End the process at once, since a thread that hangs would delay an orderly exit. Lambda starts a fresh environment."""
+    if why:
+        print(f"this environment ends, and a fresh one takes its place: {why}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _age() -> float:
     """Seconds for which this process has been there."""
     return max(0.0, time.time() - psutil.Process().create_time())
@@ -256,19 +264,3 @@ def __getattr__(name: str) -> Any:
 @cache
 def _handler() -> Handler:
     return Handler(os.environ)
-
-
-def run(env: MutableMapping[str, str]) -> int:
-    """Serve as Lambda's container does, by the client that the environment asks for, until the environment ends. Raises SettingError."""
-    if not env.get(RUNTIME_API):
-        raise SettingError(f"{RUNTIME_API} is not set: Lambda sets it, and so does what stands in for Lambda; without it nobody invokes")
-    own = read_environment(env).own
-    if own.uses_own_client or (not own.runtime and find_spec("awslambdaric") is None):
-        from tsx_runtime.targets.aws_lambda import runtime_client
-
-        return runtime_client.run(env)
-    try:
-        from tsx_runtime.targets.aws_lambda import ric_client
-    except ModuleNotFoundError as error:
-        raise SettingError(f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install 'tsx-serve[lambda]'") from error
-    return ric_client.run(f"{__name__}.handler", env[RUNTIME_API], lambda: _handler().function.over)

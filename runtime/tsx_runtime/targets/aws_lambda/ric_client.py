@@ -1,31 +1,26 @@
-"""AWS's own client of Lambda's Runtime API, awslambdaric, around `aws_lambda.handler`: one invocation after the other."""
+"""AWS's own client of Lambda's Runtime API, awslambdaric, around `function.handler`: one invocation after the other."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from awslambdaric import bootstrap
 from awslambdaric.lambda_runtime_client import LambdaRuntimeClient
 
-from tsx_runtime.targets.aws_lambda.lambda_end import leave
+from tsx_runtime.targets.aws_lambda import function
 
 
 class _Client(LambdaRuntimeClient):  # type: ignore[misc]  # it has no types
-    """Asks for no further invocation once the environment is of no use: Lambda then makes a fresh one."""
-
-    def __init__(self, address: str, over: Callable[[], str]) -> None:
-        super().__init__(address, False)
-        self._over = over
+    """Takes no further invocation once the environment is of no use: Lambda then starts a fresh one."""
 
     def wait_next_invocation(self) -> object:
-        if why := self._over():
-            leave(why)
+        if why := function.handler.function.over:
+            function.leave(why)
         return super().wait_next_invocation()
 
 
-def run(handler: str, address: str, over: Callable[[], str]) -> int:
-    """`handler` by its name, as Lambda has it; `over` says why the environment has to end, once it has. Does not return."""
+def run(handler: str, address: str) -> int:
+    """`handler` is a dotted name, as Lambda takes it. Does not return."""
     logging.getLogger("tsx").setLevel(logging.INFO)
-    bootstrap.run(handler, _Client(address, over))
+    bootstrap.run(handler, _Client(address, False))
     return 0

@@ -19,10 +19,9 @@ from tsx_archiver import ArchiveError
 from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.targets.aws_lambda import events as events
-from tsx_runtime.targets.aws_lambda.function import Function, begin
-from tsx_runtime.targets.aws_lambda.lambda_end import leave
+from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
 from tsx_runtime.targets.aws_lambda.runtime_api import Broken, Connection, Invocation, Parts, Refused
-from tsx_runtime.targets.image.names import RUNTIME_API
+from tsx_runtime.targets.image.environment import RUNTIME_API
 
 STOP = 1.5  # seconds for what is under way, once the environment is to end
 TEXT = "[%(levelname)s]\t%(asctime)s\t%(message)s"

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 
+TARGET = "TSX_TARGET"  # set by the image, read by its entry point
+RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"  # host and port; set on Lambda only
 MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
 OWN = (MODEL_DIR, MODEL_NAME)  # no settings of a server
 USUAL = Path("/opt/ml/model")

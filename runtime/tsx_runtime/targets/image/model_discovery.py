@@ -1,17 +1,29 @@
-"""The one model that an image has in its directory."""
+"""Finds the one model of an image's directory: an archive, an unpacked one, or the layout of SageMaker's PyTorch toolkit.
+
+The toolkit's layout is `code/inference.py` with the user's functions, beside the files that they load, and no manifest:
+https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
+"""
 
 from __future__ import annotations
 
+import ast
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_archiver import ARCHIVE_SUFFIXES, Manifest, ModelConfig, OpenArchive, load_model_config, refuse_foreign_link
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.image.layout import toolkit_model
 from tsx_runtime.targets.server.startup import StartModel, start_model
 
 BASE = "SAGEMAKER_BASE_DIR"
 MANIFEST = Path("MAR-INF", "MANIFEST.json")
+HANDLER = "sagemaker_toolkit"  # among those of the worker
+PROGRAM = "inference.py"
+WEIGHTS = (".pt", ".pth", ".pt2")
+CONFIG = "model-config.yaml"
+TOGETHER = 32  # requests of a batch, where the model can run them at once; an idle worker takes what is there, so nobody waits for that
 
 
 def model_directory(env: Mapping[str, str]) -> Path:
@@ -40,3 +52,62 @@ def found_model(directory: Path, env: Mapping[str, str], name: str | None = None
 def _listed(paths: Sequence[Path]) -> str:
     names = ", ".join(path.name for path in paths[:5])
     return f"{names} and {len(paths) - 5} more" if len(paths) > 5 else names
+
+
+def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") -> StartModel | None:
+    """None where the directory has no such layout. Raises SettingError, and ArchiveError for its model-config.yaml."""
+    code, program = directory / "code", env.get("SAGEMAKER_PROGRAM", "").strip() or PROGRAM
+    named = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
+    if named.is_dir() and named.resolve().is_relative_to(directory.resolve()):
+        code = named  # else it is where the code came from, and the host has put it here
+    script = code / program
+    if not script.is_file():
+        if env.get("SAGEMAKER_PROGRAM", "").strip():
+            raise SettingError(f"SAGEMAKER_PROGRAM is '{program}', but {script} is not there. Pack it below code/ in model.tar.gz.")
+        if len([path for path in directory.glob("*") if path.suffix in WEIGHTS]) != 1:
+            return None
+    refuse_foreign_link(script, directory, directory)
+    return StartModel(directory, _order(directory, script, env, name), archive=_archive(directory, script, code, env, name))
+
+
+def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], name: str) -> OpenArchive:
+    told: dict[str, Any] = {"modelName": name, "handler": env.get("SAGEMAKER_HANDLER", "").strip() or HANDLER}
+    config, problems = ModelConfig(), []
+    if (code / "requirements.txt").is_file():
+        told["requirementsFile"] = str((code / "requirements.txt").relative_to(directory))
+    if (directory / CONFIG).is_file():
+        refuse_foreign_link(directory / CONFIG, directory, directory)
+        told["configFile"] = CONFIG
+        config, found = load_model_config(directory / CONFIG)
+        problems = [f"{CONFIG}: {problem.text}" for problem in found]
+    layout = {"code": os.path.relpath(code, directory), "program": str(script.relative_to(code)) if script.is_file() else ""}
+    return OpenArchive(directory, directory.absolute(), Manifest({"model": told, "sagemaker": layout}, name), config, problems)
+
+
+def _order(directory: Path, script: Path, env: Mapping[str, str], name: str) -> RegisterOrder:
+    """`batchSize` of a model-config.yaml goes before what the code looks like."""
+    source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
+    together = TOGETHER if runs_together(source) and not (directory / CONFIG).is_file() else None
+    return RegisterOrder(url=directory.name, model_name=name, loaded_at_startup=True, batch_size=together)
+
+
+def runs_together(source: str) -> bool:
+    """Whether the functions leave it to tsx to put requests together, or do so themselves: told by their names, without running them.
+
+    Where they do not, a batch would run one by one all the same, and the first of it would wait for the last.
+    """
+    try:
+        names = {name for node in ast.parse(source).body for name in _defined(node)}
+    except (SyntaxError, ValueError):
+        return False  # the worker says what is wrong with it
+    return "batch_predict_fn" in names or not names & {"predict_fn", "transform_fn", "*"}
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        return [(alias.asname or alias.name) for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []

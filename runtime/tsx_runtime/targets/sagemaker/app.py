@@ -34,10 +34,21 @@ from tsx_runtime.http.semantics.header_names import as_sent
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.platform_hook import raw_path
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
-from tsx_runtime.targets.sagemaker.batch_transform import Form, accepted_form, as_line, form_of, joined, lines_of
+from tsx_runtime.targets.sagemaker.batch_transform import (
+    Answered,
+    Form,
+    LineFailed,
+    accepted_form,
+    answer_each,
+    as_line,
+    form_of,
+    joined,
+    lines_of,
+    room,
+    unless_gone,
+)
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD, Said, Transform
 from tsx_runtime.targets.sagemaker.multi_model import Loaded, Models, registry_name
-from tsx_runtime.targets.sagemaker.sagemaker_records import Answered, LineFailed, answer_each, room, unless_gone
 from tsx_runtime.targets.server.startup import StartModel, load_all
 
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"

@@ -1,17 +1,27 @@
-"""A body of many lines, as a batch transform job sends them, and an answer of as many: pure functions.
+"""A request of many lines, as a batch transform job sends it: each line is a job, and the answers are lines in the same order.
 
-Two forms, told by their content types: JSON lines, and CSV. A line is a request of its own; its answer is one line again, in the form
-that the client accepts, or else that of the request.
+Two formats, by content type: JSON lines and CSV. An answer is one line, in the format that the client accepts, or else that of the request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.traffic.splitter import Route
+from tsx_runtime.errors import TsxError, read_error
+from tsx_runtime.http.semantics.messages import ClientGone, Receive
+
+QUOTED = 1000  # characters of an error answer that are quoted as the reason of a failure
+
+ResultT = TypeVar("ResultT")
 
 
 class Form(NamedTuple):
@@ -85,3 +95,118 @@ def _row(values: list[Any]) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="").writerow([value if isinstance(value, str) else _json(value) for value in values])
     return file.getvalue().replace("\r", " ").replace("\n", " ")  # of a quoted field: a line is a record
+
+
+class Answered(NamedTuple):
+    number: int
+    headers: bytes
+    body: bytes
+
+
+class LineFailed(Exception):
+    """One line could not be answered, and so the request is not."""
+
+    def __init__(self, number: int, status: int, why: str) -> None:
+        super().__init__(f"Line {number}: {why}")
+        self.number = number
+        self.status = status
+
+
+def room(version: ModelVersion) -> int:
+    """How many lines of all requests may be under way: full batches for each worker, and the next ones; what else comes finds room too."""
+    plan = version.plan
+    return max(1, min(plan.job_queue_size, max(2 * plan.batch_size * max(1, len(version.workers)), plan.job_queue_size // 2)))
+
+
+async def answer_each(
+    lines: Iterable[tuple[int, bytes]],
+    route: Route,
+    gate: asyncio.Semaphore,
+    job_of: Callable[[bytes], WaitingJob],
+    line_of: Callable[[Answered], bytes],
+    most: int,
+) -> list[Answered]:
+    """In the lines' order; the bodies are what `line_of` makes of them as they come, since for all of them it would hold up the loop.
+
+    Raises LineFailed, for the first of those that failed; none is begun after the first failure.
+    """
+    answers: list[Answered] = []
+    failures: list[BaseException] = []
+    tasks: set[asyncio.Task[Answered]] = set()
+
+    async def answer(number: int, line: bytes) -> Answered:
+        answered = await _answer(number, job_of(line), route, most)
+        return answered._replace(body=line_of(answered))
+
+    def ended(task: asyncio.Task[Answered]) -> None:
+        """Also of one that was cancelled before it began."""
+        tasks.discard(task)
+        gate.release()
+        if not task.cancelled():
+            error = task.exception()
+            answers.append(task.result()) if error is None else failures.append(error)
+
+    try:
+        for number, line in lines:
+            await gate.acquire()
+            if failures:
+                gate.release()
+                break
+            task = asyncio.create_task(answer(number, line))
+            tasks.add(task)
+            task.add_done_callback(ended)
+        if tasks:
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if failures:
+        raise min(failures, key=lambda failure: failure.number if isinstance(failure, LineFailed) else 0)
+    return sorted(answers)
+
+
+async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Answered:
+    try:
+        route.submit(job)
+        answer = await job.done
+        try:
+            body = await answer.whole(most)
+        finally:
+            answer.leave()
+    except TsxError as error:
+        raise LineFailed(number, error.status, error.message) from error
+    except asyncio.CancelledError:
+        job.gone = True
+        route.leave(job)
+        raise
+    if answer.status >= 400:
+        raise LineFailed(number, answer.status, _reason(body))
+    return Answered(number, answer.headers, body)
+
+
+def _reason(body: bytes) -> str:
+    """Of an answer that is an error; one in the form of the server's own is not quoted whole."""
+    told = read_error(body.strip())
+    text = told["message"] if told else body.decode("utf-8", "replace").strip()
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
+
+
+async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
+    """The result of `work`; it is cancelled when the client leaves, and ClientGone raised."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -18,8 +18,7 @@ from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
-from tsx_runtime.targets.image.layout import HANDLER
-from tsx_runtime.targets.image.model_discovery import found_model, model_directory
+from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMaker
 from tsx_runtime.targets.sagemaker.environment import OWN, Said, read_environment

@@ -37,11 +37,9 @@ from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
-from tsx_runtime.targets.server.startup import StartModel, load_all, register_all
-from tsx_runtime.targets.server.startup_warnings import tell_rights
+from tsx_runtime.targets.server.startup import StartModel, StartWorkflow, load_all, load_workflows, register_all, tell_rights
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import Answering
-from tsx_runtime.targets.server.workflows import StartWorkflow, load_workflows
 from tsx_runtime.workflows.manager import Workflow, Workflows
 
 logger = logging.getLogger("tsx.server")

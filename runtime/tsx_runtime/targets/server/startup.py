@@ -1,14 +1,16 @@
-"""The models that a server has from its start: which they are, and how they get there."""
+"""Which models and workflows a server loads at its start, and loading them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
+from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -16,6 +18,9 @@ from tsx_runtime.errors import LoadFailed, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import Snapshot, VersionSettings
 from tsx_runtime.sources import Trust, is_url
+from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
+
+_NO_STORE = "load_workflows names '{}', but neither workflow_store nor model_store is set: give the archives' directory"
 
 logger = logging.getLogger("tsx.server")
 
@@ -145,3 +150,66 @@ def split_name(entry: str) -> tuple[str, str]:
     """`[name=]file`, the name empty where there is none. A URL may hold a `=` of its own."""
     name, equals, file = entry.partition("=")
     return (name, file) if equals and "/" not in name else ("", entry)
+
+
+@dataclass(frozen=True)
+class StartWorkflow:
+    """A workflow to load at the start. Without a path the order's URL says where it comes from, as in a registration."""
+
+    path: Path | None
+    order: WorkflowOrder
+
+
+async def load_workflows(workflows: Workflows, starts: Iterable[StartWorkflow], *, or_tell: bool) -> list[Workflow]:
+    """All side by side. With `or_tell`, one that cannot be registered is told and left out; else the first ends the start."""
+    found = await asyncio.gather(*(_load_workflow(workflows, start, or_tell) for start in starts))
+    return [workflow for workflow in found if workflow is not None]
+
+
+def workflows_from_settings(settings: Settings) -> list[StartWorkflow]:
+    """What the setting `load_workflows` names: `all`, or `[name=]file` in the workflow store. Raises SettingError."""
+    if not settings.load_workflows:
+        return []
+    store = settings.workflow_store or settings.model_store
+    if [entry.lower() for entry in settings.load_workflows] != ["all"]:
+        return [_workflow_from_entry(*split_name(entry), store) for entry in settings.load_workflows]
+    if store is None:
+        raise SettingError(_NO_STORE.format("all"))
+    return [start_workflow(path) for path in sorted(store.glob(f"*{SUFFIX}")) if not path.name.startswith(".")]
+
+
+def start_workflow(path: Path, name: str | None = None) -> StartWorkflow:
+    return StartWorkflow(path, WorkflowOrder(path.name, name, loaded_at_startup=True))
+
+
+def _workflow_from_entry(name: str, file: str, store: Path | None) -> StartWorkflow:
+    order = WorkflowOrder(file, name or None, loaded_at_startup=True)
+    if is_url(file):
+        return StartWorkflow(None, order)
+    if store is None and not Path(file).is_absolute():
+        raise SettingError(_NO_STORE.format(file))
+    return StartWorkflow(Path(file) if store is None else store / file, order)
+
+
+async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_tell: bool) -> Workflow | None:
+    try:
+        if start.path is None:
+            workflow = await workflows.register(start.order, trust=Trust.OPERATOR)
+        else:
+            workflow = await workflows.register_path(start.path, start.order)
+    except TsxError as error:
+        if not or_tell:
+            raise
+        logger.error("workflow %s is not served: %s", start.order.url, error.message)
+        return None
+    logger.info("workflow %s is loaded: POST /wfpredict/%s", workflow.name, workflow.name)
+    return workflow
+
+
+def tell_rights(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
+    """`platform_decides`: whether the platform chooses the user that the server runs as."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
+        logger.warning("the server runs as root, and so does the code of every model; start it as a user of its own (see docs/security.md)")
+    hidden = [name for name in hidden_variables(settings, env) if name not in SERVERS]
+    if hidden:
+        logger.info("models do not see these variables, unless pass_env names them: %s", ", ".join(sorted(hidden)))

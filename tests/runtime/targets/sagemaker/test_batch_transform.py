@@ -16,8 +16,8 @@ from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.semantics.messages import Message
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.targets.sagemaker.app import MultiModel
+from tsx_runtime.targets.sagemaker.batch_transform import Answered, answer_each
 from tsx_runtime.targets.sagemaker.environment import read_environment
-from tsx_runtime.targets.sagemaker.sagemaker_records import Answered, answer_each
 
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
 

@@ -12,7 +12,7 @@ from tests.support.servers import FREE_PORTS, serving, tsx
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import is_url
-from tsx_runtime.targets.server.workflows import workflows_from_settings
+from tsx_runtime.targets.server.startup import workflows_from_settings
 
 HANDLER = """
 def handle(data, context):

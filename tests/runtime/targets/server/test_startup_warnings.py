@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.startup_warnings import tell_rights
+from tsx_runtime.targets.server.startup import tell_rights
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 

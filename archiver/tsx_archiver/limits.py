@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 GIB = 1 << 30
 MIB = 1 << 20
+MAX_MANIFEST_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)

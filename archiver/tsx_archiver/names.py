@@ -10,6 +10,8 @@ from pathlib import Path, PurePath
 from tsx_archiver.errors import UnsafePath
 
 DEFAULT_VERSION = "1.0"
+MANIFEST_PATH = "MAR-INF/MANIFEST.json"
+MANIFEST_DIRECTORIES = ("MAR-INF", "WAR-INF")  # of models, of workflows
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model")
 MAX_NAME_BYTES = 4096
 MAX_PART_BYTES = 255
