@@ -50,12 +50,12 @@ def of_worker() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.worker import main
 
     changes = {
-        "laps = stages.begin(ahead.laps)": "pass",
-        "laps = stages.begin_next()": "pass",
+        "laps = step_times.begin(ahead.laps)": "pass",
+        "laps = step_times.begin_next()": "pass",
         "laps = []": "pass",
         "done = time.monotonic()": "",
         "model.prediction_time is not None and done >= model.prediction_time.due": "False",
-        "stages.times(start if began is None else began, done, laps)": 'b""',
+        "step_times.times(start if began is None else began, done, laps)": 'b""',
     }
     return [without(main._reply, changes)]
 

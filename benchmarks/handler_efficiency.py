@@ -155,7 +155,7 @@ def make_tokens(place: Path, body: Path, batch: int) -> Path:
 def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
     """The handler as a worker loads it, called over and over; prints a `Round` as JSON."""
     from tsx_runtime.wire import LoadOrder
-    from tsx_runtime.worker.main import load_model
+    from tsx_runtime.worker.model_loading import load_model
 
     manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
     content = body.read_bytes()

@@ -42,8 +42,9 @@ EVENT = {
 BARE = """
 import base64, json, os, sys
 os.chdir(os.environ["MODEL"]); sys.path.insert(0, os.environ["MODEL"])
-from tsx_runtime.worker import main, shim
-shim.install()
+from tsx_runtime.worker import main
+from tsx_runtime.worker.handler_api import ts_shim
+ts_shim.install()
 from tsx_runtime.worker.handler_api.context import Context
 from handler import DigitClassifier
 import torch
@@ -69,7 +70,7 @@ told = [float(sys.argv[1]), time.time()]
 import tsx_runtime.targets.aws_lambda.ric_client, tsx_runtime.targets.aws_lambda.function as function
 told.append(time.time())
 if sys.argv[2] == "torch":
-    from tsx_runtime.worker import preload
+    from tsx_runtime.worker.launch import preload
 told.append(time.time())
 handler = function.Handler(os.environ)
 told.append(time.time())

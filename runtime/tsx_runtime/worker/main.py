@@ -10,20 +10,16 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import yaml
-
-from tsx_archiver import parse_model_config
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
+from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
@@ -32,22 +28,13 @@ from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import LoadError, NobodyWaits, in_words
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import Ahead, Model, answer_batch
-from tsx_runtime.worker.execution.micro_batching import with_micro_batches
 from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
-from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.execution.warmup import warm_up
-from tsx_runtime.worker.handler_api import loader, modules, ts_shim
-from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
-from tsx_runtime.worker.handler_api.modules import own_modules
-from tsx_runtime.worker.handlers.models.compiler_cache import protect_compiler_cache
+from tsx_runtime.worker.handler_api import loader, modules
+from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
 
-INPUT_KINDS = ("image", "text", "json", "file")
 END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
 
 logger = logging.getLogger("tsx.worker")
-
-_HOW_TO_HEED = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
 
 
 def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = True) -> None:
@@ -144,27 +131,13 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
             send_output_to(order["output"], label, all_of_it=not direct)
     try:
         model = load_model(order)
-        _warm_up(model, order)
+        warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
     running.context = model.context
-    facts = {
-        "device": device_of(model.entry.instance, order),
-        "prefetch": model.mode == "batch" and overlaps(model),
-        "input": input_of(model.entry.instance),
-        "precision": precision_of(model.entry.instance),
-    }
-    channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts).encode())
+    channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts_of(model, order)).encode())
     return model
-
-
-def _warm_up(model: Model, order: LoadOrder) -> None:
-    if not model.context.model_yaml_config.get("warmup"):
-        return
-    config, _ = parse_model_config(model.context.model_yaml_config)  # what is wrong in it was told when it was registered
-    id, start, end = order["sequence_headers"]
-    warm_up(model, config, Path(order["model_dir"]), order["batch_size"], (id, start, end) if order["stateful"] else None)
 
 
 def _serve(channel: Channel, model: Model) -> None:
@@ -243,121 +216,6 @@ def _send_piece(channel: Channel, batch: int, stops: bool, position: int, header
         logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 
 
-def load_model(order: LoadOrder) -> Model:
-    """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
-    model_dir = Path(order["model_dir"])
-    _take_place(order)
-    _enter(model_dir)
-    ts_shim.install()
-    _limit_threads(order["threads"])
-    metrics = Metrics(order["model_name"])
-    metrics.declare(order["model_metrics"])
-    context = Context(
-        order["model_name"],
-        order["model_dir"],
-        order["manifest"],
-        order["batch_size"],
-        gpu_of_rank(order),
-        order["server_version"],
-        order["limit_max_image_pixels"],
-        metrics,
-        yaml.safe_load(order["model_config"]),
-    )
-    context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
-    coroutines = loader.Coroutines()
-    adapt = partial(with_micro_batches, context=context)
-    entry = loader.load_entry(order["handler"], model_dir, context, coroutines, order["envelope"], adapt)
-    has_steps = step_times.watch(entry.instance)
-    if not heeds_precision(entry.instance, context.model_yaml_config):
-        logger.warning("precision in model-config.yaml changes nothing: %s does not heed it. %s", entry.name, _HOW_TO_HEED)
-    if order["mode"] == "async" and order["envelope"]:
-        raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
-    model = Model(
-        entry,
-        context,
-        coroutines,
-        order["decode_input_request"] and not getattr(entry.instance, "takes_raw_bodies", False),
-        order["max_response_size"],
-        Ceiling(),
-        metrics,
-        retry=order["ranks"] == 1  # ranks would fall out of step
-        and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
-        response_timeout=order["response_timeout"],
-        worker=order["worker"],
-        alone=order["ranks"] == 1,
-        prediction_time=PredictionTime(metrics, order["every_prediction_time"]),
-        version=order["model_version"],
-        enveloped=order["envelope"] == "kservev2",
-        mode=order["mode"],
-        has_steps=has_steps,
-    )
-    return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
-
-
-def heeds_precision(instance: Any, config: Mapping[str, Any]) -> bool:
-    """Whether the handler did what `precision` says, if anything; one that does tells it by an attribute of that name."""
-    return config.get("precision") is None or precision_of(instance) is not None
-
-
-def precision_of(instance: Any) -> str | None:
-    """What the handler says that its model reckons with, because it was asked for."""
-    precision = getattr(instance, "precision", None)
-    return precision if isinstance(precision, str) else None
-
-
-def device_of(instance: Any, order: LoadOrder) -> str:
-    """What the handler says it runs on; of one that does not say, what it was given."""
-    device = getattr(instance, "device", None)
-    if device is not None:
-        return str(device)
-    gpu = gpu_of_rank(order)
-    return "cpu" if gpu is None else f"cuda:{gpu}"
-
-
-def input_of(instance: Any) -> str | None:
-    """What the handler says that it takes (`input_kind`): what a person who tries it is asked for."""
-    kind = getattr(instance, "input_kind", None)
-    return kind if kind in INPUT_KINDS else None
-
-
-def gpu_of_rank(order: LoadOrder) -> int | None:
-    """The GPU of this process, counted among those that it sees. The ranks of a group share out the worker's GPUs in their order."""
-    if order["gpu_id"] is None or order["ranks"] == 1:
-        return order["gpu_id"]
-    return int(os.environ["LOCAL_RANK"]) * max(1, order["gpus"] // order["ranks"])
-
-
-def _take_place(order: LoadOrder) -> None:
-    """The cores and devices that the server has for this worker; before anything looks how many there are."""
-    os.environ.update(order["variables"])
-    protect_compiler_cache()
-    if order["cores"] is not None and hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, order["cores"])
-        except OSError as error:
-            logger.warning("the worker cannot be pinned to the cores %s: %s", order["cores"], error.strerror)
-
-
-def _enter(model_dir: Path) -> None:
-    """Handlers open the files of their archive by relative path, and import its modules."""
-    try:
-        os.chdir(model_dir)
-    except OSError as error:
-        raise LoadError(f"The model's directory {model_dir} cannot be entered: {error.strerror}.") from error
-    own_modules.enter(model_dir)
-
-
-def _limit_threads(threads: int | None) -> None:
-    """Torch reads the environment when it is imported, and takes calls afterwards."""
-    if threads is None:
-        return
-    torch = sys.modules.get("torch")
-    if torch is None:
-        os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
-    elif torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-
-
 def _report(error: BaseException) -> dict[str, str]:
     """For people: what is wrong, and the traceback of the handler's own code, without the way there."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
@@ -367,6 +225,8 @@ def _report(error: BaseException) -> dict[str, str]:
 
 def _own_traceback(error: BaseException) -> str:
     tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith((loader.__file__, modules.__file__, __file__, "<frozen importlib")):
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(
+        (loader.__file__, modules.__file__, model_loading.__file__, __file__, "<frozen importlib")
+    ):
         tb = tb.tb_next
     return format_error(error, tb)

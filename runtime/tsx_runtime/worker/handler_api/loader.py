@@ -76,32 +76,12 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def load_entry(
-    handler: str,
-    model_dir: Path,
-    context: Context,
-    coroutines: Coroutines,
-    envelope: str = "",
-    adapt: Callable[[Entry], Entry] = lambda entry: entry,
-) -> Entry:
-    """Import and initialise; `adapt` comes between the handler and its envelope.
-
-    Raises `LoadError`, with the handler's own exception as its cause where it raised one.
-    """
+def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
+    """Import and initialise. Raises `LoadError`, with the handler's own exception as its cause where it raised one."""
     fault = handler_fault(handler) if handler else None
     if fault:  # also where the front end has not looked
         raise LoadError(f"The handler {shown(handler)} is refused: {fault}.")
-    entry = adapt(_load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines))
-    return _enveloped(entry, envelope, coroutines) if envelope else entry
-
-
-def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
-    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # here: few models have one
-
-    if envelope not in ENVELOPES:
-        raise LoadError(f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}.")
-    around = ENVELOPES[envelope](lambda data, context: coroutines.finish(entry.call(data, context)))
-    return entry._replace(call=around.handle)
+    return _load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines)
 
 
 def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:

@@ -15,7 +15,7 @@ from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
 from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
-from tsx_runtime.worker.main import heeds_precision
+from tsx_runtime.worker.model_loading import heeds_precision
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]

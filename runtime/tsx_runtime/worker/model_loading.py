@@ -1,0 +1,177 @@
+"""Loads the model of a worker: its place and directory, its handler with micro-batches and envelope, its warm-up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tsx_archiver import parse_model_config
+from tsx_runtime.wire import LoadOrder
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.execution import step_times
+from tsx_runtime.worker.execution.batch import Model
+from tsx_runtime.worker.execution.micro_batching import with_micro_batches
+from tsx_runtime.worker.execution.prefetch import overlaps
+from tsx_runtime.worker.execution.recovery import Ceiling
+from tsx_runtime.worker.execution.warmup import warm_up
+from tsx_runtime.worker.handler_api import ts_shim
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, Entry, load_entry
+from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
+from tsx_runtime.worker.handler_api.modules import own_modules
+from tsx_runtime.worker.handlers.models.compiler_cache import protect_compiler_cache
+
+INPUT_KINDS = ("image", "text", "json", "file")
+
+logger = logging.getLogger("tsx.worker")
+
+_HOW_TO_HEED = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
+
+
+def load_model(order: LoadOrder) -> Model:
+    """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
+    model_dir = Path(order["model_dir"])
+    _take_place(order)
+    _enter(model_dir)
+    ts_shim.install()
+    _limit_threads(order["threads"])
+    metrics = Metrics(order["model_name"])
+    metrics.declare(order["model_metrics"])
+    context = Context(
+        order["model_name"],
+        order["model_dir"],
+        order["manifest"],
+        order["batch_size"],
+        gpu_of_rank(order),
+        order["server_version"],
+        order["limit_max_image_pixels"],
+        metrics,
+        yaml.safe_load(order["model_config"]),
+    )
+    context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
+    coroutines = Coroutines()
+    entry = with_micro_batches(load_entry(order["handler"], model_dir, context, coroutines), context)
+    if order["envelope"]:
+        entry = _enveloped(entry, order["envelope"], coroutines)
+    has_steps = step_times.watch(entry.instance)
+    if not heeds_precision(entry.instance, context.model_yaml_config):
+        logger.warning("precision in model-config.yaml changes nothing: %s does not heed it. %s", entry.name, _HOW_TO_HEED)
+    if order["mode"] == "async" and order["envelope"]:
+        raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
+    model = Model(
+        entry,
+        context,
+        coroutines,
+        order["decode_input_request"] and not getattr(entry.instance, "takes_raw_bodies", False),
+        order["max_response_size"],
+        Ceiling(),
+        metrics,
+        retry=order["ranks"] == 1  # ranks would fall out of step
+        and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
+        response_timeout=order["response_timeout"],
+        worker=order["worker"],
+        alone=order["ranks"] == 1,
+        prediction_time=PredictionTime(metrics, order["every_prediction_time"]),
+        version=order["model_version"],
+        enveloped=order["envelope"] == "kservev2",
+        mode=order["mode"],
+        has_steps=has_steps,
+    )
+    return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
+
+
+def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
+    from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # here: few models have one
+
+    if envelope not in ENVELOPES:
+        raise LoadError(f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}.")
+    around = ENVELOPES[envelope](lambda data, context: coroutines.finish(entry.call(data, context)))
+    return entry._replace(call=around.handle)
+
+
+def warm_up_model(model: Model, order: LoadOrder) -> None:
+    if not model.context.model_yaml_config.get("warmup"):
+        return
+    config, _ = parse_model_config(model.context.model_yaml_config)  # what is wrong in it was told when it was registered
+    id, start, end = order["sequence_headers"]
+    warm_up(model, config, Path(order["model_dir"]), order["batch_size"], (id, start, end) if order["stateful"] else None)
+
+
+def facts_of(model: Model, order: LoadOrder) -> dict[str, Any]:
+    """What the front end is told of a model that has loaded."""
+    return {
+        "device": device_of(model.entry.instance, order),
+        "prefetch": model.mode == "batch" and overlaps(model),
+        "input": input_of(model.entry.instance),
+        "precision": precision_of(model.entry.instance),
+    }
+
+
+def heeds_precision(instance: Any, config: Mapping[str, Any]) -> bool:
+    """Whether the handler did what `precision` says, if anything; one that does tells it by an attribute of that name."""
+    return config.get("precision") is None or precision_of(instance) is not None
+
+
+def precision_of(instance: Any) -> str | None:
+    """What the handler says that its model reckons with, because it was asked for."""
+    precision = getattr(instance, "precision", None)
+    return precision if isinstance(precision, str) else None
+
+
+def device_of(instance: Any, order: LoadOrder) -> str:
+    """What the handler says it runs on; of one that does not say, what it was given."""
+    device = getattr(instance, "device", None)
+    if device is not None:
+        return str(device)
+    gpu = gpu_of_rank(order)
+    return "cpu" if gpu is None else f"cuda:{gpu}"
+
+
+def input_of(instance: Any) -> str | None:
+    """What the handler says that it takes (`input_kind`): what a person who tries it is asked for."""
+    kind = getattr(instance, "input_kind", None)
+    return kind if kind in INPUT_KINDS else None
+
+
+def gpu_of_rank(order: LoadOrder) -> int | None:
+    """The GPU of this process, counted among those that it sees. The ranks of a group share out the worker's GPUs in their order."""
+    if order["gpu_id"] is None or order["ranks"] == 1:
+        return order["gpu_id"]
+    return int(os.environ["LOCAL_RANK"]) * max(1, order["gpus"] // order["ranks"])
+
+
+def _take_place(order: LoadOrder) -> None:
+    """The cores and devices that the server has for this worker; before anything looks how many there are."""
+    os.environ.update(order["variables"])
+    protect_compiler_cache()
+    if order["cores"] is not None and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, order["cores"])
+        except OSError as error:
+            logger.warning("the worker cannot be pinned to the cores %s: %s", order["cores"], error.strerror)
+
+
+def _enter(model_dir: Path) -> None:
+    """Handlers open the files of their archive by relative path, and import its modules."""
+    try:
+        os.chdir(model_dir)
+    except OSError as error:
+        raise LoadError(f"The model's directory {model_dir} cannot be entered: {error.strerror}.") from error
+    own_modules.enter(model_dir)
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Torch reads the environment when it is imported, and takes calls afterwards."""
+    if threads is None:
+        return
+    torch = sys.modules.get("torch")
+    if torch is None:
+        os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    elif torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
