@@ -146,7 +146,7 @@ def test_imports_point_down_the_floors(module: str) -> None:
     assert not upward
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name in CORE or not is_below(name, ["tsx_runtime.worker"])])
+@pytest.mark.parametrize("module", [name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])])
 def test_only_workers_import_torch_and_its_kin(module: str) -> None:
     allowed = RECKONS if module.startswith("tsx_cli.bench.") else {"numpy"} if module in COUNT else set()
     heavy = [f"line {line}: {name}" for name, line in imported(module, MODULES[module]) if name.partition(".")[0] in HEAVY - allowed]
