@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.launch.entry": {"tsx_runtime.worker"},
     "tsx_runtime.worker.launch.preload_export": {"tsx_runtime.worker", *PRELOADS},
     "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
-    "tsx_runtime.worker.exceptions": set(),
+    "tsx_runtime.worker.exceptions": {"tsx_runtime.errors"},
     "tsx_runtime.worker.channel": WIRE,
     "tsx_runtime.worker.handler_api.ts_shim": {"tsx_runtime.worker"},  # TorchServe's module names, for modules of every room
     "tsx_runtime.worker.handler_api": WORKER_BASE,

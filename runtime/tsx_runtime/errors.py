@@ -281,9 +281,12 @@ class SettingError(TsxError):
     """A setting is unknown, or its value cannot be used."""
 
 
-def shortened(text: str, longest: int) -> str:
-    """Its beginning and its length, where it is longer than that."""
-    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
+def shortened(text: str, longest: int, tail: int = 0) -> str:
+    """At most `longest` characters: the beginning, and the last `tail` of them from the end. Says how many are left out."""
+    if len(text) <= longest:
+        return text
+    beginning = f"{text[: longest - tail]}... [{len(text) - longest} characters left out]"
+    return f"{beginning} ...{text[-tail:]}" if tail else beginning
 
 
 def is_failure(what: int | TsxError) -> bool:

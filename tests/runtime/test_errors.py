@@ -16,7 +16,7 @@ from tsx_runtime.http.semantics.errors import for_v2
 def test_an_error_keeps_as_much_of_its_text_as_somebody_reads(kind, longest):
     assert kind("x" * longest).message == "x" * longest
     cut = kind("x" * (longest + 1))
-    assert cut.message == str(cut) == "x" * longest + f"... ({longest + 1} characters)"
+    assert cut.message == str(cut) == "x" * longest + "... [1 characters left out]"
 
 
 def test_an_error_of_the_servers_own_is_read():

@@ -50,14 +50,19 @@ def private_directory(path: Path, *, strict: bool = False) -> None:
         os.close(fd)
 
 
-def check_directory(path: Path) -> None:
-    """Raises PermissionError where `private_directory` would. What is missing is not made, and is no error."""
+def check_directory(path: Path, *, allow_sticky: bool = False) -> None:
+    """Raises PermissionError where another user could change the directory, or what leads to it. A missing one is no error.
+
+    `allow_sticky`: a sticky directory such as /tmp passes, since others can neither rename nor remove what this user makes there.
+    """
     if not CAN_CHECK:
         return
     with suppress(FileNotFoundError):
         fd = _walk(path, _leave_missing)
         try:
-            _check_last(os.fstat(fd), path, strict=False)
+            status = os.fstat(fd)
+            if not (allow_sticky and status.st_mode & stat.S_ISVTX):
+                _check_last(status, path, strict=False)
         finally:
             os.close(fd)
 
@@ -73,21 +78,10 @@ def check_file(path: Path) -> None:
         raise _refusal(path, WRITABLE)
 
 
-def check_temporary(path: Path) -> None:
-    """Raises PermissionError where another user could rename or remove what this user makes in the directory. A sticky one passes."""
-    if not CAN_CHECK:
-        return
-    fd = _walk(path, _leave_missing)
-    try:
-        _check(fd, path)
-    finally:
-        os.close(fd)
-
-
 def warn_if_replaceable(setting: str, file: Path) -> None:
     """For a file that the user has placed: another user may not read it, and may lead its readers to another one."""
     try:
-        check_temporary(file.absolute().parent)
+        check_directory(file.absolute().parent, allow_sticky=True)
     except OSError as error:
         logger.warning("%s: another user can put another file in the place of %s: %s", setting, file, error.strerror)
 
@@ -96,7 +90,7 @@ def temporary_place() -> str:
     """The directory for temporary files, for what is run or kept secret. Raises OSError."""
     place = tempfile.gettempdir()
     try:
-        check_temporary(Path(place))
+        check_directory(Path(place), allow_sticky=True)
     except PermissionError as error:
         raise PermissionError(error.errno, f"{error.strerror}. Set TMPDIR to a directory of your own", place) from error
     return place

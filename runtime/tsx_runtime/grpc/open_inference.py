@@ -20,7 +20,7 @@ from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal, shortened
+from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, details_text, refusal
 from tsx_runtime.http.routes.kserve import ServerMetadata
 from tsx_runtime.wire import TENSORS_HEAD
 
@@ -109,7 +109,7 @@ class OpenInference:
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
         """Raises `Refused` where the handler's own status is an error: what it wrote is no tensors then."""
         if answer.status >= 400:
-            raise Refused(Refusal(code_of(answer.status), shortened(body.decode(errors="replace")), status=answer.status))
+            raise Refused(Refusal(code_of(answer.status), details_text(body.decode(errors="replace")), status=answer.status))
         response = self.messages.ModelInferResponse(model_name=version.name, model_version=version.version, id=request.id)
         tensors.unpack(response, _head_of(answer.headers), body, typed=not request.raw_input_contents)
         return response

@@ -15,6 +15,7 @@ from tsx_runtime.errors import (
     TsxError,
     Unavailable,
     read_error,
+    shortened,
 )
 
 MODEL_API_DISABLED = "Model API disabled"
@@ -81,14 +82,12 @@ def worker_refusal(status: int, body: bytes) -> Refusal | None:
 def described(message: str, type: str) -> str:
     """TorchServe's clients find the name of its class on the last line."""
     package = "archive.model" if type in _OF_ARCHIVES else "http"
-    return shortened(f"{message}\norg.pytorch.serve.{package}.{type}")
+    return details_text(f"{message}\norg.pytorch.serve.{package}.{type}")
 
 
-def shortened(text: str) -> str:
-    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate has no bytes in UTF-8
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST - _TAIL]}\n...\n{text[-_TAIL:]}"
+def details_text(text: str) -> str:
+    """The text as a call's details may carry it."""
+    return shortened(text.encode(errors="backslashreplace").decode(), LONGEST, tail=_TAIL)  # a lone surrogate has no bytes in UTF-8
 
 
 def _code(error: TsxError) -> StatusCode:

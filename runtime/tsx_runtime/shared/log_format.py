@@ -26,9 +26,9 @@ ABOUT = ("model", "version", "worker", "request_id", "request_ids")
 STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 
 
-def escaped(text: str) -> str:
-    """Text that a client or a handler may have written, as it may be shown at a terminal."""
-    return STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text)
+def escaped(text: str, characters: re.Pattern[str] = STEERS) -> str:
+    """Text that a client or a handler wrote, safe to print at a terminal."""
+    return characters.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text)
 
 
 def escaped_json(text: str) -> str:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import check_temporary
+from tsx_archiver.storage.private_directory import check_directory
 from tsx_runtime.errors import SettingError
 
 LONGEST = 64  # bytes of a directory, below which multiprocessing puts its own and in that a socket
@@ -33,7 +33,7 @@ def _problem(directory: str) -> str | None:
     if len(os.fsencode(directory)) > LONGEST:
         return "its path is too long"
     try:
-        check_temporary(Path(directory))
+        check_directory(Path(directory), allow_sticky=True)
     except OSError as error:
         return str(error.strerror)
     return None

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tsx_runtime.errors import shortened
+
 LONGEST = 8000  # characters of what is told of an exception; a traceback may have four times as many
 
 
@@ -78,6 +80,4 @@ def text_of(error: BaseException) -> str:
 
 def presentable(text: str, most: int = LONGEST) -> str:
     """Without what UTF-8 cannot have, such as the bytes of a file's name that are none, and not longer than anybody would read."""
-    if len(text) > most:
-        text = f"{text[: most // 2]} [... {len(text) - most} characters are left out ...] {text[-most // 2 :]}"
-    return text.encode(errors="backslashreplace").decode()
+    return shortened(text, most, tail=most // 2).encode(errors="backslashreplace").decode()

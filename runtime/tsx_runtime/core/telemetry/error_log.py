@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tsx_runtime.errors import shortened
+
 KEPT_ERRORS = 50
 KEPT_LINES = 1000
 LONGEST = 16 << 10  # characters of a traceback; of a longer one the middle is left out, since what matters stands at its ends
@@ -51,18 +53,11 @@ class Told:
 
     def add_error(self, message: str, traceback: str = "", count: int = 1) -> None:
         self.total += count
-        cut = shortened(traceback)
+        cut = shortened(traceback, LONGEST, tail=LONGEST // 2)
         if self.errors and self.errors[0].traceback == cut and (cut or self.errors[0].message == message):
             count += self.errors.popleft().times
-        self.errors.appendleft(Error(self._clock(), count, shortened(message), cut))
+        self.errors.appendleft(Error(self._clock(), count, shortened(message, LONGEST, tail=LONGEST // 2), cut))
 
     def add_line(self, at: float, worker: str, stream: str, text: str, ids: Sequence[str] = ()) -> None:
         self.number += 1
         self.lines.append(Line(self.number, at, worker, stream, text, list(ids)))
-
-
-def shortened(text: str) -> str:
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

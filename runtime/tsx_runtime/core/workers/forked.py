@@ -32,7 +32,7 @@ import psutil
 from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.isolation.hidden_credentials import starting_without
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.subprocesses import CommandProcess, start_program
+from tsx_runtime.core.workers.subprocesses import CommandProcess, ProcessState, start_program
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 from tsx_runtime.worker.launch.entry import run
@@ -62,7 +62,7 @@ class Process(Protocol):
     async def ended(self) -> int | None: ...
 
 
-class WorkerProcess:
+class WorkerProcess(ProcessState):
     """One process. It ends by itself when its socket is closed.
 
     On Linux its end is told by a descriptor of the process itself: the pipe that multiprocessing has for it would also end
@@ -71,20 +71,12 @@ class WorkerProcess:
 
     def __init__(self, process: BaseProcess, forked: bool) -> None:
         assert process.pid is not None
-        self.pid = process.pid
-        self.unheard_grace: float | None = None
+        super().__init__(process.pid)
         self._process = process
         self._forked = forked
-        self._pidfd = open_pidfd(process.pid)
-        self._over = False
-
-    @property
-    def alive(self) -> bool:
-        """As far as is known here: false once its end was waited for."""
-        return not self._over
 
     def kill(self) -> None:
-        if self._over:
+        if not self.alive:
             return
         if self._pidfd is None:
             self._process.kill()
@@ -117,7 +109,7 @@ class WorkerProcess:
 
     def _release(self) -> None:
         """Give back its descriptors now, not when the garbage is collected."""
-        self._over = True
+        self.alive = False
         if self._pidfd is not None:
             os.close(self._pidfd)
         with suppress(ValueError):  # its fork server hangs: then the garbage collector does it

@@ -19,26 +19,28 @@ from tsx_runtime.core.workers.launch import Launch
 GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
 
 
-class CommandProcess:
+class ProcessState:
+    """A process and, where the system has one, a descriptor that tells its end. `alive` is true until its end was waited for."""
+
+    def __init__(self, pid: int, unheard_grace: float | None = None) -> None:
+        self.pid = pid
+        self.unheard_grace = unheard_grace
+        self.alive = True
+        self._pidfd = open_pidfd(pid)
+
+
+class CommandProcess(ProcessState):
     """The same as a forked `WorkerProcess`, for a program. It leads a session, so no terminal's Ctrl-C reaches it."""
 
     def __init__(self, process: subprocess.Popen[bytes], *, is_group: bool, sandbox: Sandbox | None = None) -> None:
-        self.pid = process.pid
-        self.unheard_grace = GROUP_GRACE if is_group else None
+        super().__init__(process.pid, GROUP_GRACE if is_group else None)
         self._process = process
         self._is_group = is_group
         self._sandbox = sandbox
-        self._pidfd = open_pidfd(process.pid)
-        self._over = False
-
-    @property
-    def alive(self) -> bool:
-        """As far as is known here: false once its end was waited for."""
-        return not self._over
 
     def kill(self) -> None:
         """Its process group; the ranks of a torchrun, which have groups of their own, see to it themselves that they end with it."""
-        if not self._over:
+        if self.alive:
             with suppress(ProcessLookupError, PermissionError):  # macOS: nobody is left in it
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -51,7 +53,7 @@ class CommandProcess:
             code = self._process.wait()
         else:
             code = await asyncio.to_thread(self._process.wait)
-        self._over = True
+        self.alive = False
         if self._sandbox is not None:
             await asyncio.to_thread(self._sandbox.remove)
         return code

@@ -15,7 +15,7 @@ from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.semantics.messages import Message, Scope, Send
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, Logbook
-from tsx_runtime.shared.log_format import json_line, writes_json
+from tsx_runtime.shared.log_format import escaped, json_line, writes_json
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.wire import Body, Buffer
 
@@ -162,7 +162,7 @@ def some_logged(log: AccessLog) -> Callable[..., Exchange]:
 
 def shown(line: str) -> str:
     """A request line that stays within its quotes and its line, whatever was sent, without the secrets of its query."""
-    return _NOT_SHOWN.sub(lambda found: f"\\x{ord(found[0]):02x}", redacted(line))
+    return escaped(redacted(line), _NOT_SHOWN)
 
 
 def _served(scope: Scope) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import check_temporary, is_trusted
+from tsx_archiver.storage.private_directory import check_directory, is_trusted
 
 CALM = 10.0  # seconds between the news that lines are lost and how many: a disk that is nearly full takes some and others not
 
@@ -115,7 +115,7 @@ def _open(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-    check_temporary(path.parent)
+    check_directory(path.parent, allow_sticky=True)
     if not is_trusted(path.lstat()):
         raise PermissionError(errno.EACCES, "it is a symbolic link of another user", str(path))
     return os.open(path, flags, 0o644)
