@@ -22,7 +22,7 @@ from tsx_archiver.storage.atomic_file import beside, whole_file
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.writing import (
     DEFLATE_LEVEL,
-    Counted,
+    CountingStream,
     Sink,
     TarSink,
     ZipSink,
@@ -56,7 +56,7 @@ def rewrite_archive(path: Path, replace: Mapping[str, bytes], *, model: Mapping[
         raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
 
 
-class _Old(NamedTuple):
+class _SourceArchive(NamedTuple):
     """The archive as it is."""
 
     path: Path
@@ -86,7 +86,7 @@ def _rewrite_file(path: Path, replace: Mapping[str, bytes], model: Mapping[str, 
         held.callback(container.close)
         root = root_of(container.members)
         manifest = read_manifest(container, root, path.name, path)
-        old = _Old(path, container, root, manifest.data, {normal(name): digest for name, digest in manifest.checksums.items()})
+        old = _SourceArchive(path, container, root, manifest.data, {normal(name): digest for name, digest in manifest.checksums.items()})
         _refuse_collisions(old, replace)
         with whole_file(path) as out:
             _write(old, replace, model, out, path.stat().st_size)
@@ -95,7 +95,7 @@ def _rewrite_file(path: Path, replace: Mapping[str, bytes], model: Mapping[str, 
                 raise CorruptMember(f"{path} changed while it was read. Try again once nothing writes to it.")
 
 
-def _refuse_collisions(old: _Old, replace: Mapping[str, bytes]) -> None:
+def _refuse_collisions(old: _SourceArchive, replace: Mapping[str, bytes]) -> None:
     """A new name that differs from an old one in its case only would be the same file on some systems."""
     present = {collision_key(old.inside(member.name)): old.inside(member.name) for member in old.container.members}
     for name in replace:
@@ -104,7 +104,7 @@ def _refuse_collisions(old: _Old, replace: Mapping[str, bytes]) -> None:
             raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} is to be put. Rename one of them.")
 
 
-def _write(old: _Old, replace: Mapping[str, bytes], model: Mapping[str, str], out: BinaryIO, size: int) -> None:
+def _write(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str, str], out: BinaryIO, size: int) -> None:
     if isinstance(old.container, ZipContainer):
         kept = old.container.stored()
         all_stored = all(kept.values())
@@ -124,12 +124,12 @@ def _write(old: _Old, replace: Mapping[str, bytes], model: Mapping[str, str], ou
         _fill(old, replace, model, TarSink(tar, old.root), "")
 
 
-def _fill(old: _Old, replace: Mapping[str, bytes], model: Mapping[str, str], sink: Sink, prefix: str) -> None:
+def _fill(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str, str], sink: Sink, prefix: str) -> None:
     checksums = {}
     for part in _parts(old, replace):
         source: Path | bytes = old.path if part.old else replace[part.name]
         member = PlannedMember(prefix + part.name, source, part.size)
-        stream = Counted(part.stream, member, lambda count: None)
+        stream = CountingStream(part.stream, member, lambda count: None)
         sink.add(member, cast(BinaryIO, stream))
         stream.check_end()
         found = checksums[part.name] = stream.digest.hexdigest()
@@ -141,7 +141,7 @@ def _fill(old: _Old, replace: Mapping[str, bytes], model: Mapping[str, str], sin
         sink.add(PlannedMember(prefix + MANIFEST_PATH, content, len(content)), BytesIO(content))
 
 
-def _parts(old: _Old, replace: Mapping[str, bytes]) -> Iterator[_Part]:
+def _parts(old: _SourceArchive, replace: Mapping[str, bytes]) -> Iterator[_Part]:
     """The old members in their order, without the manifest; a new one stands before the first whose name is greater."""
     new = sorted(replace.keys() - {old.inside(member.name) for member in old.container.members})
     for member, stream in old.container.stream():

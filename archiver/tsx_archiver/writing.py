@@ -109,7 +109,7 @@ def _fill(plan: Plan, sink: Sink, progress: Progress | None) -> None:
     checksums = {}
     for member in plan.members:
         with _opened(member.source) as raw:
-            stream = Counted(raw, member, _reporter(progress, member.name, done, total))
+            stream = CountingStream(raw, member, _reporter(progress, member.name, done, total))
             sink.add(member, cast(BinaryIO, stream))
             stream.check_end()
         done += member.size
@@ -131,7 +131,7 @@ def _reporter(progress: Progress | None, name: str, before: int, total: int) -> 
     return report
 
 
-class Counted:
+class CountingStream:
     """The bytes of one input on their way into the archive: hashed, reported, and held to the size that was planned."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:

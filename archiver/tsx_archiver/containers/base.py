@@ -39,7 +39,7 @@ class Container(Protocol):
     def close(self) -> None: ...
 
 
-class Checked:
+class MemberList:
     """Collects members as they are found, and refuses the set of them as early as that can be told."""
 
     def __init__(self, source: str, limits: Limits) -> None:

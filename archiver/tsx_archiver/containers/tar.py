@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from tsx_archiver.containers.base import REFUSED, Checked, Member, too_dense
+from tsx_archiver.containers.base import REFUSED, Member, MemberList, too_dense
 from tsx_archiver.errors import ArchiveTooLarge, CorruptMember, ForeignFile, LinkMember, SpecialMember, TruncatedArchive, UnsafePath
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.names import MANIFEST_PATH, safe_member_name, shown
@@ -26,7 +26,7 @@ class TarContainer:
         self._limits = limits
         self._size = file.seek(0, 2)
         self._manifests: dict[str, bytes] = {}
-        checked = Checked(source, limits)
+        checked = MemberList(source, limits)
         for member, stream in self._walk():
             checked.add(member)
             if member.name == MANIFEST_PATH or member.name.endswith("/" + MANIFEST_PATH):
@@ -58,13 +58,13 @@ class TarContainer:
     def _walk(self) -> Iterator[tuple[Member, BinaryIO]]:
         self._file.seek(0)
         with gzip.GzipFile(fileobj=self._file, mode="rb") as unpacked:
-            stream = _Forward(unpacked, self._size, self._source, self._limits)
+            stream = _ForwardReader(unpacked, self._size, self._source, self._limits)
             try:
                 with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar:
                     while (info := tar.next()) is not None:
                         member = _member(info, self._source)
                         if member is not None:
-                            yield member, cast(BinaryIO, _Exact(tar, info, self._source))
+                            yield member, cast(BinaryIO, _MemberReader(tar, info, self._source))
                         tar.members = []  # type: ignore[attr-defined]  # tarfile keeps them all; typeshed does not know
                     self._check_end(stream)
             except tarfile.ReadError as error:
@@ -74,7 +74,7 @@ class TarContainer:
             except _BROKEN as error:
                 raise self._broken(error) from error
 
-    def _check_end(self, stream: _Forward) -> None:
+    def _check_end(self, stream: _ForwardReader) -> None:
         """tarfile takes a header that it cannot read for the end; and gzip's own checksum comes after the tar's end."""
         if stream.last.strip(b"\0"):
             if stream.count <= tarfile.BLOCKSIZE:
@@ -90,7 +90,7 @@ class TarContainer:
         return TruncatedArchive(f"{self._source} is damaged or cut short ({why}). Copy or download it again.")
 
 
-class _Forward:
+class _ForwardReader:
     """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back would unpack all anew.
 
     It counts, so that a bomb in headers or behind the last member is noticed while it unfolds, and refuses to read a header of any size
@@ -135,7 +135,7 @@ class _Forward:
         return self.tell()
 
 
-class _Exact:
+class _MemberReader:
     def __init__(self, tar: tarfile.TarFile, info: tarfile.TarInfo, source: str) -> None:
         self._stream = tar.extractfile(info)
         self._name = info.name

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from tsx_archiver.containers.base import REFUSED, Checked, Member
+from tsx_archiver.containers.base import REFUSED, Member, MemberList
 from tsx_archiver.errors import (
     CorruptMember,
     EncryptedMember,
@@ -45,7 +45,7 @@ class ZipContainer:
                 f"{source} begins as a zip file but its directory cannot be read ({error}). Copy or download it again."
             ) from error
         infos = self._zip.infolist()
-        checked = Checked(source, limits)
+        checked = MemberList(source, limits)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         for info in infos:
             member = _member(info, source)
@@ -73,7 +73,7 @@ class ZipContainer:
     def open(self, member: Member) -> BinaryIO:
         """The member's bytes. They are checked against length and CRC when the last one is read."""
         try:
-            return cast(BinaryIO, _Exact(self._zip.open(self._infos[member.name]), self._source, member))
+            return cast(BinaryIO, _MemberReader(self._zip.open(self._infos[member.name]), self._source, member))
         except (zipfile.BadZipFile, ValueError, struct.error, OSError, NotImplementedError) as error:
             raise CorruptMember(
                 f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download the file again."
@@ -87,7 +87,7 @@ class ZipContainer:
         self._zip.close()
 
 
-class _Exact:
+class _MemberReader:
     """A member's stream that raises our errors, and raises where the bytes end before the declared size."""
 
     def __init__(self, stream: object, source: str, member: Member) -> None:
@@ -110,7 +110,7 @@ class _Exact:
             )
         return chunk
 
-    def __enter__(self) -> _Exact:
+    def __enter__(self) -> _MemberReader:
         return self
 
     def __exit__(self, *exception: object) -> None:

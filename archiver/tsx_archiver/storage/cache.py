@@ -39,7 +39,7 @@ DAY = 86400.0
 logger = logging.getLogger("tsx.archive")
 
 
-class Keep(NamedTuple):
+class CacheLimits(NamedTuple):
     """What the cache may hold of entries that nobody uses."""
 
     age: float = 30 * DAY
@@ -84,7 +84,7 @@ def _temporary_cache(why: str) -> Path:
 
 
 class Cache:
-    def __init__(self, directory: Path, keep: Keep = Keep(), kind: str = "archives", *, checked: bool = True) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(self, directory: Path, keep: CacheLimits = CacheLimits(), kind: str = "archives", *, checked: bool = True) -> None:  # noqa: B008 - an immutable tuple
         """`kind`: what the entries are, which is also the name of their directory.
 
         Not `checked`: nothing is run from it. It is a new directory, made where the user wants what is unpacked.

@@ -23,7 +23,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.server.server import USUAL, Manner, Started, serve
+from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import (
     StartModel,
     StartWorkflow,
@@ -125,7 +125,7 @@ def run_server(
     workflows: list[StartWorkflow],
     *,
     ready_line: str | None = None,
-    manner: Manner = USUAL,
+    options: ServeOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
     if settings.model_store is not None and not settings.model_store.is_dir():
@@ -137,12 +137,12 @@ def run_server(
         named = [start.order.url for start in starts] + [start.order.url for start in workflows]
         console.print(f"loading {one_line(redacted(', '.join(named)))} ...", style="dim", markup=False, highlight=False)
 
-    def on_ready(started: Started) -> None:
+    def on_ready(started: RunningServer) -> None:
         show(started, settings, console)
         if ready_line is not None:
             print(ready_line, flush=True)
 
-    serve(settings, starts, on_ready, manner, workflows)
+    serve(settings, starts, on_ready, options, workflows)
 
 
 def _split(word: str) -> tuple[str | None, Path]:

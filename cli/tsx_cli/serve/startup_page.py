@@ -15,7 +15,7 @@ from tsx_cli.common.output import one_line, print_table
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.server import Started
+from tsx_runtime.targets.server.server import RunningServer
 from tsx_runtime.targets.server.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
@@ -28,7 +28,7 @@ WHAT = {
 }
 
 
-def show(started: Started, settings: Settings, console: Console) -> None:
+def show(started: RunningServer, settings: Settings, console: Console) -> None:
     """A page on a terminal; plain lines elsewhere, where a program may look for the addresses."""
     versions = started.versions
     if not console.is_terminal:
@@ -61,13 +61,13 @@ def show(started: Started, settings: Settings, console: Console) -> None:
     console.print(Text.assemble("  ", ("stop", "bold"), "  Ctrl-C\n"))
 
 
-def web_page(started: Started) -> str | None:
+def web_page(started: RunningServer) -> str | None:
     """Where a browser finds it; none opens a unix socket."""
     address = started.addresses["management"]
     return None if parse_address(address).scheme == "unix" else f"{address}/ui/"
 
 
-def examples(started: Started, settings: Settings) -> list[str]:
+def examples(started: RunningServer, settings: Settings) -> list[str]:
     """Lines for a shell. The last works as it stands: a sample of an archive where one has any, else a question to the server."""
     for version in started.versions:
         if samples := samples_in(version.archive.directory):

@@ -96,7 +96,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """This process is the server."""
     from tsx_cli.serve.background import AlreadyRunning, claimed, pid_file, teller
     from tsx_cli.serve.server import run_server
-    from tsx_runtime.targets.server.server import Manner
+    from tsx_runtime.targets.server.server import ServeOptions
     from tsx_runtime.targets.server.snapshots import Snapshots
     from tsx_runtime.targets.server.startup import workflows_from_settings
 
@@ -105,10 +105,10 @@ def serve(arguments: argparse.Namespace) -> int:
     for notice in [*told, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
     snapshots = None if arguments.ncs else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
-    manner = Manner(answer_first=True, snapshots=snapshots, on_bound=teller(arguments.tell))
+    options = ServeOptions(answer_first=True, snapshots=snapshots, on_bound=teller(arguments.tell))
     try:
         with claimed(pid_file()):
-            run_server(setup.settings, starts(setup.settings), workflows_from_settings(setup.settings), ready_line=READY, manner=manner)
+            run_server(setup.settings, starts(setup.settings), workflows_from_settings(setup.settings), ready_line=READY, options=options)
     except AlreadyRunning:
         print(RUNNING)
         return FAILED

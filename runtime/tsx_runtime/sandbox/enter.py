@@ -19,7 +19,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 
 
-class Cell(TypedDict):
+class SandboxConfig(TypedDict):
     """What is left to a worker."""
 
     command: list[str]
@@ -32,25 +32,25 @@ class Cell(TypedDict):
     label: str  # under which its output is logged there
 
 
-def enter(cell: Cell) -> NoReturn:
+def enter(config: SandboxConfig) -> NoReturn:
     """Raises OSError for what the system does not have; `core/isolation/config.py` looks before."""
     parent = os.getppid()
-    if cell["group"] is not None:
-        with open(f"{cell['group']}/cgroup.procs", "w") as members:
+    if config["group"] is not None:
+        with open(f"{config['group']}/cgroup.procs", "w") as members:
             members.write("0")
-    if cell["output"]:
-        send_output_to(cell["output"], cell["label"])
-    os.chdir(cell["scratch"])
+    if config["output"]:
+        send_output_to(config["output"], config["label"])
+    os.chdir(config["scratch"])
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended in between
         os._exit(1)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities()
     abi = landlock.abi()
-    rules = [(path, landlock.READ) for path in cell["read"]] + [(path, landlock.DEVICE) for path in cell["devices"]]
-    landlock.restrict([*rules, (cell["scratch"], landlock.ALL)], abi)
-    seccomp.restrict(network=cell["network"], landlock_abi=abi)
-    os.execv(cell["command"][0], cell["command"])
+    rules = [(path, landlock.READ) for path in config["read"]] + [(path, landlock.DEVICE) for path in config["devices"]]
+    landlock.restrict([*rules, (config["scratch"], landlock.ALL)], abi)
+    seccomp.restrict(network=config["network"], landlock_abi=abi)
+    os.execv(config["command"][0], config["command"])
 
 
 def _drop_capabilities() -> None:

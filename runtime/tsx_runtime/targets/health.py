@@ -19,7 +19,7 @@ from pathlib import Path
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.sources import find_config
-from tsx_runtime.targets.image.environment import TARGET, look_around, settings_of
+from tsx_runtime.targets.image.environment import TARGET, locate_model, settings_of
 
 PATH = "/readyz"
 TIMEOUT = 4.0  # seconds: below the five that the image's HEALTHCHECK gives
@@ -40,7 +40,7 @@ def main(env: Mapping[str, str]) -> int:
 def _where(env: Mapping[str, str]) -> Address:
     """The management address where it is one of this container's own, as it answers also while the server drains."""
     given = {name: value for name, value in env.items() if name != TARGET}
-    settings = settings_of(given, look_around(given), find_config(None, env, Path.cwd()), [])
+    settings = settings_of(given, locate_model(given), find_config(None, env, Path.cwd()), [])
     addresses = [parse_address(each) for each in (settings.management_address, settings.inference_address)]
     address = next((each for each in addresses if each.scheme != "unix"), None)
     if address is None:

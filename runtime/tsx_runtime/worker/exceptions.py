@@ -16,7 +16,7 @@ from tsx_runtime.errors import shortened
 LONGEST = 8000  # characters of what is told of an exception; a traceback may have four times as many
 
 
-class NobodyWaits(BaseException):
+class ClientsGone(BaseException):
     """Raised where a handler sends a part of an answer, once all clients of its batch have left: it need not go on."""
 
 

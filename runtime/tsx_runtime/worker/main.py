@@ -25,9 +25,9 @@ from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import reporting
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
-from tsx_runtime.worker.exceptions import LoadError, NobodyWaits, in_words
+from tsx_runtime.worker.exceptions import ClientsGone, LoadError, in_words
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
-from tsx_runtime.worker.execution.batch import Ahead, Model, answer_batch
+from tsx_runtime.worker.execution.batch import Model, PreparedBatch, answer_batch
 from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
@@ -52,7 +52,7 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
             )  # blocked by the fork server; a handler's own programs need not be
     stderr = logging.StreamHandler()
-    stderr.setFormatter(printing.OwnText())
+    stderr.setFormatter(printing.WorkerTextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[stderr])
     keep_freed_memory()
     channel = channel or Channel(sock)
@@ -123,8 +123,8 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
         raise FrameError(f"the first frame is {frame.kind.name}, not LOAD")
     order = cast("LoadOrder", json.loads(bytes(frame.extra)))
     direct = order["at_terminal"] or not order["output"]
-    shape: printing.Shape = "json" if order["log_json"] else "text" if direct else "marked"
-    printing.dress_output(shape, printing.Whose(order["model_name"], order["model_version"], order["worker"]), running)
+    shape: printing.OutputFormat = "json" if order["log_json"] else "text" if direct else "marked"
+    printing.format_output(shape, printing.ModelLabel(order["model_name"], order["model_version"], order["worker"]), running)
     if order["output"]:
         label = f"W-{order['worker']}-{order['model_name']}_{order['model_version']}"
         with suppress(OSError):  # nobody reads it: the server is on its way out
@@ -176,7 +176,7 @@ def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[.
 
 
 def _reply(
-    channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: Ahead | None = None, began: float | None = None
+    channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: PreparedBatch | None = None, began: float | None = None
 ) -> bool:
     """Answer one batch, which was begun at `began` (time.monotonic()) if not now. Whether this process can answer another."""
     channel.begin(batch)
@@ -211,7 +211,7 @@ def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
 
 def _send_piece(channel: Channel, batch: int, stops: bool, position: int, headers: Buffer, body: Buffer) -> None:
     if stops and channel.is_called_off():
-        raise NobodyWaits
+        raise ClientsGone
     if not channel.send_piece(batch, position, headers, body):
         logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tsx_archiver import ArchiveSpec, CacheError, CorruptMember, default_cache, open_archive, write_archive
-from tsx_archiver.storage.cache import DAY, Cache, Keep
+from tsx_archiver.storage.cache import DAY, Cache, CacheLimits
 from tsx_archiver.storage.digest import FRESH_NS
 from tsx_archiver.storage.locks import FileLock
 
@@ -167,7 +167,7 @@ def make_entry(cache: Cache, letter: str, size: int) -> Path:
 
 
 def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, Keep(age=DAY))
+    cache = Cache(tmp_path, CacheLimits(age=DAY))
     old, new = make_entry(cache, "a", 1), make_entry(cache, "b", 1)
     cache.clean(time.time() + DAY / 2)
     assert old.exists()
@@ -183,13 +183,13 @@ def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path, bo
     made = [make_entry(cache, letter, 100) for letter in "abc"]
     for number, entry in enumerate(made):
         os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))
-    cache = Cache(tmp_path, Keep(**bound, age=float("inf")))
+    cache = Cache(tmp_path, CacheLimits(**bound, age=float("inf")))
     cache.clean()
     assert [entry.exists() for entry in made] == [False, True, True]
 
 
 def test_an_entry_in_use_is_never_removed(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, Keep(total=0, age=0))
+    cache = Cache(tmp_path, CacheLimits(total=0, age=0))
     held = cache.open("a" * 64, lambda target: {})
     os.utime(held.files.parent / "complete.json", (0, 0))
     cache.clean()

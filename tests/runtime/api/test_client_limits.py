@@ -24,7 +24,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.image.environment import Place, settings_of
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.server.listeners import Listener, listeners
-from tsx_runtime.targets.server.uvicorn_servers import Answering
+from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 
 BODIES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
 both_lanes = pytest.mark.parametrize("lane", BODIES)
@@ -190,7 +190,7 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
 
     async def build(bound: list[Listener]) -> tuple[list[Any], Any]:
         apps = build_apps(Registry(settings), settings, [listener.roles for listener in bound])
-        return apps, Answering(settings, apps, bound, [], None)
+        return apps, ServerGroup(settings, apps, bound, [], None)
 
     with listeners(settings) as bound:
         apps, answering = asyncio.run(build(bound))

@@ -38,11 +38,11 @@ def through_the_worker(request: Any, result: Any = None) -> tuple[dict[str, Any]
     """What a handler gets of a message, and the response to what it returns (its first input, if nothing else)."""
     head, body = front.pack(request)
     whole = b"".join(bytes(piece) for piece in body.pieces) if isinstance(body, wire.Parts) else bytes(body)
-    row, wish = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", whole, True)
-    assert isinstance(wish, v2_binary.Wish)
+    row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", whole, True)
+    assert isinstance(wanted, v2_binary.OutputRequest)
     row = v2_binary.as_row(row)
     about = context()
-    answer = v2_binary.Dressed(next(iter(row.values())) if result is None else result, wish, 0, about, "1.0").encode()
+    answer = v2_binary.TensorResponse(next(iter(row.values())) if result is None else result, wanted, 0, about, "1.0").encode()
     response = ModelInferResponse()
     length = about.get_response_headers(0).get("inference-header-content-length")
     front.unpack(response, None if length is None else int(length), answer, typed=not request.raw_input_contents)
@@ -184,8 +184,8 @@ def test_arrays_say_yes_like_lists_and_what_is_reckoned_from_them_does_not() -> 
 
 def encoded(value: Any, **request: Any) -> Any:
     """The JSON of an answer to a request that asks for JSON."""
-    wish = v2_binary._wish(request)
-    return json.loads(v2_binary.Dressed(value, wish, 0, context(), "1.0").encode())["outputs"]
+    wanted = v2_binary._output_request(request)
+    return json.loads(v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode())["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_what_json_cannot_carry_is_said() -> None:
 
 def test_each_output_comes_as_it_is_asked_for() -> None:
     value = {"outputs": [{"name": name, "datatype": "INT32", "shape": [1], "data": [1]} for name in ("a", "b", "c")]}
-    wish = v2_binary._wish({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
+    wanted = v2_binary._output_request({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
     about = context()
-    answer = v2_binary.Dressed(value, wish, 0, about, "1.0").encode()
+    answer = v2_binary.TensorResponse(value, wanted, 0, about, "1.0").encode()
     length = int(about.get_response_headers(0)["inference-header-content-length"])
     assert json.loads(answer[:length])["outputs"] == [
         {"name": "c", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}},

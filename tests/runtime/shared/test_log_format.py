@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.shared.log_format import STEERS, escaped
-from tsx_runtime.targets.observability.logging_setup import CONSOLE, Shape, Short
-from tsx_runtime.worker.diagnostics.printing import OwnText
+from tsx_runtime.targets.observability.logging_setup import CONSOLE, ShortFormatter, TextLogFormatter
+from tsx_runtime.worker.diagnostics.printing import WorkerTextFormatter
 
 EVIL = "\x1b[2J\x9b31m\u202egnp"
 
@@ -34,11 +34,11 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
 
 
 def test_neither_the_servers_log_nor_a_workers_own_steers_a_terminal() -> None:
-    for shape in (Shape(CONSOLE), Short(colour=False), OwnText()):
+    for shape in (TextLogFormatter(CONSOLE), ShortFormatter(colour=False), WorkerTextFormatter()):
         line = shape.format(record("tsx.http"))
         assert line.count(r"\x1b[2J\x9b31m\u202egnp") == 2, line
         assert not set(line) & {"\x1b", "\x9b", "\u202e"}
 
 
 def test_what_a_handler_logs_steers_no_terminal() -> None:
-    assert not STEERS.search(OwnText().format(record("own")))
+    assert not STEERS.search(WorkerTextFormatter().format(record("own")))

@@ -24,10 +24,10 @@ IMAGES = [(path.read_bytes(), "image/png") for path in sorted((DIGITS / "images"
 OTHERS = [(b"no image", "image/png"), (b"", "image/png"), (b'{"a": 1}', "application/json")]
 
 Answer = tuple[int, bytes]
-Ask = Callable[[bytes, str], Answer]
+ModelRequest = Callable[[bytes, str], Answer]
 
 
-def by_http(address: str) -> Ask:
+def by_http(address: str) -> ModelRequest:
     def ask(body: bytes, content_type: str) -> Answer:
         try:
             with urlopen(Request(f"{address}/predictions/digits", body, {"Content-Type": content_type})) as answered:
@@ -38,7 +38,7 @@ def by_http(address: str) -> Ask:
     return ask
 
 
-def by_sagemaker(client: Any) -> Ask:
+def by_sagemaker(client: Any) -> ModelRequest:
     def ask(body: bytes, content_type: str) -> Answer:
         try:
             answered = client.invoke_endpoint(EndpointName="digits", Body=body, ContentType=content_type)
@@ -49,7 +49,7 @@ def by_sagemaker(client: Any) -> Ask:
     return ask
 
 
-def by_lambda(running: Any, form: Callable[..., dict[str, Any]]) -> Ask:
+def by_lambda(running: Any, form: Callable[..., dict[str, Any]]) -> ModelRequest:
     def ask(body: bytes, content_type: str) -> Answer:
         answered = running.invoke(form("/predictions/digits", body, headers={"content-type": content_type})).json()
         return answered["statusCode"], answer_of(answered)
@@ -58,7 +58,7 @@ def by_lambda(running: Any, form: Callable[..., dict[str, Any]]) -> Ask:
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[dict[str, Ask]]:
+def targets(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[dict[str, ModelRequest]]:
     """Each has its own process and its own copy of torch, which is what this takes its time for."""
     place = tmp_path_factory.mktemp("p")
     archive = place / "model" / "digits.mar"
@@ -90,7 +90,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         }
 
 
-def test_all_targets_answer_alike(targets: dict[str, Ask]) -> None:
+def test_all_targets_answer_alike(targets: dict[str, ModelRequest]) -> None:
     for body, content_type in [*IMAGES, *OTHERS]:
         answers = {name: ask(body, content_type) for name, ask in targets.items()}
         assert len(set(answers.values())) == 1, answers

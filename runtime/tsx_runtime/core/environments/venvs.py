@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
-from tsx_archiver.storage.cache import Cache, Entry, Keep
+from tsx_archiver.storage.cache import Cache, CacheLimits, Entry
 from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
 from tsx_runtime.core.environments.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel
@@ -65,7 +65,7 @@ class Environments:
         """`size`: bytes of environments that are kept while nobody uses them. `hidden`: variables that packages must not have."""
         self._cache_dir = cache_dir
         self._timeout = timeout
-        self._keep = Keep(total=size, entries=MOST_UNUSED)
+        self._keep = CacheLimits(total=size, entries=MOST_UNUSED)
         self._threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="tsx-environment")
         self._runs = Runs(hidden)
 

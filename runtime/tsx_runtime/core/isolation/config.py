@@ -23,7 +23,7 @@ from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.core.isolation import cgroups
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp
-from tsx_runtime.sandbox.enter import Cell
+from tsx_runtime.sandbox.enter import SandboxConfig
 from tsx_runtime.settings.schema import Settings
 
 # The new interpreter sees the standard library alone until everything is given up.
@@ -126,7 +126,7 @@ class Sandbox:
     """Of one process: its scratch directory and its group, which are there from `create`, which may raise OSError, to `remove`."""
 
     def __init__(self, isolation: Isolation, readable: Iterable[str], *, gpu: bool, output: str, label: str) -> None:
-        """`readable`: what the worker needs beside the system and this Python. `output`, `label`: see `Cell`."""
+        """`readable`: what the worker needs beside the system and this Python. `output`, `label`: see `SandboxConfig`."""
         self._isolation = isolation
         self._readable = [*readable, *isolation.paths]
         self._gpu, self._output, self._label = gpu, output, label
@@ -144,7 +144,7 @@ class Sandbox:
 
     def command(self, inner: list[str]) -> list[str]:
         """The program that becomes `inner`."""
-        cell = Cell(
+        cell = SandboxConfig(
             command=inner,
             scratch=self.scratch,
             read=[*SYSTEM, *(OF_NETWORK if self._isolation.network else []), *python_paths(), *self._readable],

@@ -18,7 +18,7 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics.urls import Target, resolve
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.environment import is_place
-from tsx_runtime.targets.aws_lambda.events import Ask
+from tsx_runtime.targets.aws_lambda.events import ModelRequest
 from tsx_runtime.targets.aws_lambda.http_events import TooLate, looks_like, too_late
 from tsx_runtime.targets.aws_lambda.results import Result, Results
 
@@ -28,15 +28,15 @@ MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
 logger = logging.getLogger("tsx.lambda")
 
 
-class Answered(NamedTuple):
+class ModelAnswer(NamedTuple):
     status: int
     content_type: str
     body: bytes
 
 
-async def ask_all(registry: Registry, asks: Sequence[Ask | TsxError], seconds: float) -> list[Answered | TsxError]:
+async def answer_all(registry: Registry, requests: Sequence[ModelRequest | TsxError], seconds: float) -> list[ModelAnswer | TsxError]:
     """In their order. Who is not answered within so many seconds is given up; what was no request stays the error that it is."""
-    begun = [_begin(registry, ask) if isinstance(ask, Ask) else ask for ask in asks]
+    begun = [_begin(registry, request) if isinstance(request, ModelRequest) else request for request in requests]
     under_way = [asyncio.ensure_future(_whole(job, registry)) for _, job in _jobs(begun)]
     if under_way:
         await asyncio.wait(under_way, timeout=max(0.0, seconds))
@@ -48,13 +48,13 @@ async def ask_all(registry: Registry, asks: Sequence[Ask | TsxError], seconds: f
     return [each if isinstance(each, TsxError) else _outcome(next(answers)) for each in begun]
 
 
-def _begin(registry: Registry, ask: Ask) -> tuple[Route, WaitingJob] | TsxError:
+def _begin(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob] | TsxError:
     try:
-        headers = [(name.encode("latin-1", "replace"), text.encode("latin-1", "replace")) for name, text in ask.headers]
-        route = resolve(registry, Target(ask.model), headers)
+        headers = [(name.encode("latin-1", "replace"), text.encode("latin-1", "replace")) for name, text in request.headers]
+        route = resolve(registry, Target(request.model), headers)
         hidden = registry.hidden_headers.of(route.name)
         shown = [pair for pair in headers if pair[0] not in hidden]
-        job = WaitingJob(wire.request_meta(new_request_id().decode(), b"", shown), ask.body, time.monotonic())
+        job = WaitingJob(wire.request_meta(new_request_id().decode(), b"", shown), request.body, time.monotonic())
         route.submit(job)
     except TsxError as error:
         return error
@@ -65,14 +65,14 @@ def _jobs(begun: Sequence[tuple[Route, WaitingJob] | TsxError]) -> list[tuple[Ro
     return [each for each in begun if not isinstance(each, TsxError)]
 
 
-async def _whole(job: WaitingJob, registry: Registry) -> Answered:
+async def _whole(job: WaitingJob, registry: Registry) -> ModelAnswer:
     answer = await job.done
     body = await answer.whole(registry.settings.max_response_size)
     kind = next((value.decode("latin-1") for name, value in handler_headers(answer.headers) if name == b"content-type"), "")
-    return Answered(answer.status, kind or looks_like(body), body)
+    return ModelAnswer(answer.status, kind or looks_like(body), body)
 
 
-def _outcome(task: asyncio.Task[Answered]) -> Answered | TsxError:
+def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
     if not task.done() or task.cancelled():
         return too_late()
     error = task.exception()
@@ -98,18 +98,18 @@ class Queue:
         end = time.monotonic() + seconds
         records: list[Mapping[str, Any]] = event["Records"]
         asking = seconds * (1 - SENDING) if self._place else seconds
-        answers = await ask_all(self._registry, [_message(record) for record in records], asking)
+        answers = await answer_all(self._registry, [_message(record) for record in records], asking)
         if any(isinstance(answer, TooLate) for answer in answers):
             self._late()
         failed = {record["messageId"]: why for record, answer in zip(records, answers, strict=True) if (why := _why_failed(answer))}
         held_back = set(events.ordered_failures(records, set(failed)))
         going = [(record, answer) for record, answer in zip(records, answers, strict=True) if record["messageId"] not in held_back]
-        failed |= await self._send([(record, answer) for record, answer in going if isinstance(answer, Answered)], end)
+        failed |= await self._send([(record, answer) for record, answer in going if isinstance(answer, ModelAnswer)], end)
         for message, why in failed.items():
             logger.error("message %s failed, and comes again: %s", message, why)
         return {"batchItemFailures": [{"itemIdentifier": message} for message in events.ordered_failures(records, set(failed))]}
 
-    async def _send(self, answered: Sequence[tuple[Mapping[str, Any], Answered]], end: float) -> dict[str, str]:
+    async def _send(self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float) -> dict[str, str]:
         """The messages whose answers could not be sent, and why. Those of a FIFO group one after the other."""
         if not self._place:
             return {}
@@ -118,7 +118,7 @@ class Queue:
         sent = await asyncio.gather(*(self._send_one(record, answer, end) for record, answer in answered))
         return {message: why for each in sent for message, why in each.items()}
 
-    async def _send_in_order(self, answered: Sequence[tuple[Mapping[str, Any], Answered]], end: float) -> dict[str, str]:
+    async def _send_in_order(self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float) -> dict[str, str]:
         failed: dict[str, str] = {}
         stopped: set[str] = set()
         for record, answer in answered:
@@ -127,7 +127,7 @@ class Queue:
                 stopped.add(events.group_of(record))
         return failed
 
-    async def _send_one(self, record: Mapping[str, Any], answer: Answered, end: float) -> dict[str, str]:
+    async def _send_one(self, record: Mapping[str, Any], answer: ModelAnswer, end: float) -> dict[str, str]:
         message = record["messageId"]
         place = events.result_place(record) if self._place == MESSAGE else self._place
         if not place:
@@ -143,14 +143,14 @@ class Queue:
         return {}
 
 
-def _message(record: Mapping[str, Any]) -> Ask | TsxError:
+def _message(record: Mapping[str, Any]) -> ModelRequest | TsxError:
     try:
         return events.message(record)
     except TsxError as error:
         return error
 
 
-def _why_failed(answer: Answered | TsxError) -> str:
+def _why_failed(answer: ModelAnswer | TsxError) -> str:
     """Empty where it has not."""
     if isinstance(answer, TsxError):
         return answer.message

@@ -43,7 +43,7 @@ HOMES = {  # of libraries that write where a function may not
 }
 
 
-class Own(NamedTuple):
+class FunctionSettings(NamedTuple):
     """What is said of the function beside a server's settings."""
 
     runtime: str = ""  # of RUNTIMES; empty: as the platform asks
@@ -58,13 +58,13 @@ class Own(NamedTuple):
         return self.runtime == "tsx" or (not self.runtime and (self.concurrency > 1 or self.streams))
 
 
-class Said(NamedTuple):
+class EnvironmentSettings(NamedTuple):
     variables: dict[str, str]  # TSX_*, as a server's settings are read from
     order: dict[str, Any]  # of each model's registration
-    own: Own
+    own: FunctionSettings
 
 
-def read_environment(env: Mapping[str, str]) -> Said:
+def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
     """Raises SettingError for a variable that there is not, and for a value that means nothing."""
     own = _own(env)
     longest = str(LONGEST_MANAGED if own.concurrency > 1 else LONGEST)
@@ -85,7 +85,7 @@ def read_environment(env: Mapping[str, str]) -> Said:
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE}
     if own.concurrency == 1:
         order["max_batch_delay"] = 0  # nobody else can come while a request waits
-    return Said({**defaults, **given}, order, own)
+    return EnvironmentSettings({**defaults, **given}, order, own)
 
 
 def homes(env: Mapping[str, str]) -> dict[str, str]:
@@ -93,12 +93,12 @@ def homes(env: Mapping[str, str]) -> dict[str, str]:
     return {name: place for name, place in HOMES.items() if name == "HOME" or not env.get(name)}
 
 
-def _own(env: Mapping[str, str]) -> Own:
+def _own(env: Mapping[str, str]) -> FunctionSettings:
     for name in env:
         if name.startswith(PREFIX) and name not in NAMES:
             raise SettingError(f"{name} is no setting{suggestion(name, NAMES) or '.'} There are {', '.join(NAMES)}")
     concurrency = _number("AWS_LAMBDA_MAX_CONCURRENCY", env, 1)
-    own = Own(
+    own = FunctionSettings(
         runtime=_one_of("TSX_LAMBDA_RUNTIME", env, RUNTIMES),
         streams=_one_of("TSX_LAMBDA_ANSWERS", env, ANSWERS) == "streamed",
         results=_results(env.get("TSX_LAMBDA_RESULTS", "").strip()),

@@ -27,7 +27,7 @@ WRAPPING = {"body", "headers", "model", "isBase64Encoded"}  # the keys of a requ
 WARMERS = {"serverless-plugin-warmup"}
 
 
-class Ask(NamedTuple):
+class ModelRequest(NamedTuple):
     """A request that did not come by HTTP."""
 
     body: bytes
@@ -35,8 +35,8 @@ class Ask(NamedTuple):
     model: str | None = None  # the only one there is
 
 
-class Asks(NamedTuple):
-    asks: list[Ask]
+class EventRequest(NamedTuple):
+    requests: list[ModelRequest]
     together: bool  # whether a list is to be answered
 
 
@@ -64,20 +64,20 @@ def is_warm_up(event: Any) -> bool:
     return scheduled or event.get("source") in WARMERS or bool(event.get("warmup"))
 
 
-def asks_of(event: Any) -> Asks:
+def parse_event(event: Any) -> EventRequest:
     """Of an event that is none of the above. Raises UnknownEvent, and BadRequest for one whose parts are not as they should be."""
     if isinstance(event, dict):
         _refuse_foreign(event)
         if "detail-type" in event and "detail" in event:
-            return Asks([Ask(_json(event["detail"]), (("content-type", JSON),))], together=False)
+            return EventRequest([ModelRequest(_json(event["detail"]), (("content-type", JSON),))], together=False)
         if set(event) == {"requests"} and isinstance(event["requests"], list):
-            return Asks([_ask(each) for each in event["requests"]], together=True)
-    return Asks([_ask(event)], together=False)
+            return EventRequest([_model_request(each) for each in event["requests"]], together=True)
+    return EventRequest([_model_request(event)], together=False)
 
 
-def _ask(value: Any) -> Ask:
+def _model_request(value: Any) -> ModelRequest:
     if not isinstance(value, dict) or "body" not in value or not set(value) <= WRAPPING:
-        return Ask(_json(value), (("content-type", JSON),))
+        return ModelRequest(_json(value), (("content-type", JSON),))
     headers = value.get("headers") or {}
     model = value.get("model")
     if not isinstance(headers, dict) or not all(isinstance(text, str) for text in headers.values()):
@@ -87,8 +87,8 @@ def _ask(value: Any) -> Ask:
     pairs = tuple((name.lower(), text) for name, text in headers.items())
     body, typed = value["body"], any(name == "content-type" for name, _ in pairs)
     if not isinstance(body, str):
-        return Ask(_json(body), pairs if typed else (*pairs, ("content-type", JSON)), model)
-    return Ask(from_base64(body) if value.get("isBase64Encoded") else body.encode(), pairs, model)
+        return ModelRequest(_json(body), pairs if typed else (*pairs, ("content-type", JSON)), model)
+    return ModelRequest(from_base64(body) if value.get("isBase64Encoded") else body.encode(), pairs, model)
 
 
 def from_base64(text: str) -> bytes:
@@ -99,16 +99,16 @@ def from_base64(text: str) -> bytes:
         raise BadRequest(f"the body is said to be base64, but is not: {error}") from error
 
 
-def message(record: Mapping[str, Any]) -> Ask:
+def message(record: Mapping[str, Any]) -> ModelRequest:
     """One of SQS. Its attributes are headers; `content-transfer-encoding: base64` says that the body is bytes. Raises BadRequest."""
     given = record.get("messageAttributes") or {}
     headers = {name.lower(): each["stringValue"] for name, each in given.items() if isinstance(each.get("stringValue"), str)}
     model = headers.pop("tsx-model", None)
     text = record.get("body") or ""
     if headers.pop("content-transfer-encoding", "").lower() == "base64":
-        return Ask(from_base64(text), tuple(headers.items()), model)
+        return ModelRequest(from_base64(text), tuple(headers.items()), model)
     headers.setdefault("content-type", JSON if _is_json(text) else "text/plain")
-    return Ask(text.encode(), tuple(headers.items()), model)
+    return ModelRequest(text.encode(), tuple(headers.items()), model)
 
 
 def result_place(record: Mapping[str, Any]) -> str:

@@ -32,12 +32,12 @@ from tsx_runtime.errors import LoadFailed, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
-from tsx_runtime.targets.aws_lambda.batch_events import Answered, Queue, ask_all
-from tsx_runtime.targets.aws_lambda.environment import LARGEST, Said, homes, read_environment
-from tsx_runtime.targets.aws_lambda.events import Asks
+from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, Queue, answer_all
+from tsx_runtime.targets.aws_lambda.environment import LARGEST, EnvironmentSettings, homes, read_environment
+from tsx_runtime.targets.aws_lambda.events import EventRequest
 from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLate, Write, too_large, too_late
 from tsx_runtime.targets.aws_lambda.results import Results
-from tsx_runtime.targets.image.environment import look_around
+from tsx_runtime.targets.image.environment import locate_model
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
@@ -53,15 +53,15 @@ class StillLoading(Unavailable):
 class Function:
     """The models, and what answers events with them. `over` says why this environment is of no further use, once it is not."""
 
-    def __init__(self, said: Said, env: Mapping[str, str]) -> None:
+    def __init__(self, environment: EnvironmentSettings, env: Mapping[str, str]) -> None:
         """Raises SettingError."""
-        settings, _ = load_settings({}, said.variables, find_config(None, env, Path.cwd()))
+        settings, _ = load_settings({}, environment.variables, find_config(None, env, Path.cwd()))
         if settings.otlp_endpoint is not None:
             logger.warning("otlp_endpoint changes nothing here: a frozen environment sends no traces")
-        self.own = said.own
+        self.own = environment.own
         self.over = ""
         self._settings = settings
-        self._order = said.order
+        self._order = environment.order
         self._env = env
         self._starter = ThreadStarter(hidden=hidden_variables(settings, env))
         self._results = Results()
@@ -71,7 +71,7 @@ class Function:
 
     async def start(self) -> None:
         """The model is on its way from now on. Raises SettingError where it cannot be found."""
-        place = look_around(self._env)
+        place = locate_model(self._env)
         models = models_from_settings(self._settings) or [found_model(place.directory, self._env, place.name)]
         self._registry = Registry(self._settings, starter=self._starter)
         ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
@@ -122,13 +122,13 @@ class Function:
                 return await self._http.answer(event, context, seconds)
             return await self._http.stream(event, context, seconds, write)
         end = time.monotonic() + seconds
-        asks = None if events.is_warm_up(event) or events.is_sqs(event) else events.asks_of(event)
+        requests = None if events.is_warm_up(event) or events.is_sqs(event) else events.parse_event(event)
         try:
             await asyncio.wait_for(self._wait(), seconds)
         except asyncio.TimeoutError:
             raise self._late() from None
-        if asks is not None:
-            return await self._answer_asks(asks, end)
+        if requests is not None:
+            return await self._answer_requests(requests, end)
         return await self._queue.answer(event, end - time.monotonic()) if events.is_sqs(event) else {"warm": True}
 
     async def _load(self, models: list[StartModel]) -> None:
@@ -160,11 +160,11 @@ class Function:
         channels = [worker.channel for worker in self._registry.workers()]
         return any(channel and channel.sent and time.monotonic() - channel.began > self._longest for channel in channels)
 
-    async def _answer_asks(self, asks: Asks, end: float) -> Any:
-        answers = await ask_all(self._registry, asks.asks, end - time.monotonic())
+    async def _answer_requests(self, requests: EventRequest, end: float) -> Any:
+        answers = await answer_all(self._registry, requests.requests, end - time.monotonic())
         if any(isinstance(answer, TooLate) for answer in answers):
             self._late()
-        if asks.together:
+        if requests.together:
             told: Any = [_as_item(answer) for answer in answers]
         else:
             [answer] = answers
@@ -173,7 +173,7 @@ class Function:
             if answer.status >= 400:
                 raise HandlerFailed(answer)
             told = as_value(answer)
-        size = sum(len(answer.body) for answer in answers if isinstance(answer, Answered))
+        size = sum(len(answer.body) for answer in answers if isinstance(answer, ModelAnswer))
         if size > SURELY_FITS and (whole := len(json.dumps(told))) > LARGEST:
             raise too_large(whole, size)
         return told
@@ -182,7 +182,7 @@ class Function:
 class HandlerFailed(TsxError):
     """The handler answered a direct invocation with an error's status: who invoked sees a failed function."""
 
-    def __init__(self, answer: Answered) -> None:
+    def __init__(self, answer: ModelAnswer) -> None:
         super().__init__(f"{answer.status}: {answer.body.decode('utf-8', 'replace').strip()}")
         self.status = answer.status
 
@@ -192,7 +192,7 @@ def seconds_left(context: Any) -> float:
     return max(left - MARGIN, left / 2)
 
 
-def as_value(answer: Answered) -> Any:
+def as_value(answer: ModelAnswer) -> Any:
     """Of a direct invocation: JSON as it is, text as a text, all else as API Gateway has it."""
     kind = answer.content_type.partition(";")[0].strip().lower()
     try:
@@ -206,7 +206,7 @@ def as_value(answer: Answered) -> Any:
     return {"body": base64.b64encode(answer.body).decode(), "isBase64Encoded": True, "headers": headers}
 
 
-def _as_item(answer: Answered | TsxError) -> dict[str, Any]:
+def _as_item(answer: ModelAnswer | TsxError) -> dict[str, Any]:
     if isinstance(answer, TsxError):
         return {"status": answer.status, "error": answer.message}
     return {"status": answer.status, "error" if answer.status >= 400 else "answer": as_value(answer)}
@@ -227,10 +227,10 @@ class Handler:
 async def begin(env: MutableMapping[str, str]) -> Function:
     """A function that has waited for its model as long as its start-up phase lets it. Raises SettingError, LoadFailed."""
     env.update(homes(env))
-    said = read_environment(env)
-    function = Function(said, env)
+    environment = read_environment(env)
+    function = Function(environment, env)
     await function.start()
-    wait = said.own.init_wait
+    wait = environment.own.init_wait
     try:
         await function.loaded(None if wait is None else max(0.0, wait - _age()))
     except LoadFailed as error:

@@ -52,9 +52,9 @@ class Http:
     async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
         """In the form of the event's service."""
         handler, scope, body = self._read(event, context)
-        whole = _Whole()
+        whole = _BufferedAnswer()
         try:
-            await self._run(scope, _Inbox(body), whole, seconds)
+            await self._run(scope, _RequestBody(body), whole, seconds)
             if not whole.ended:
                 raise broken_off()
         except TsxError as error:
@@ -68,9 +68,9 @@ class Http:
     async def stream(self, event: dict[str, Any], context: Any, seconds: float, write: Write) -> None:
         """As a prelude with status and headers, then the body as it comes. Raises TsxError where it breaks off."""
         _, scope, body = self._read(event, context)
-        parts = _Parts(write)
+        parts = _StreamedAnswer(write)
         try:
-            await self._run(scope, _Inbox(body), parts, seconds)
+            await self._run(scope, _RequestBody(body), parts, seconds)
             if not parts.ended:
                 raise broken_off()
         except TsxError as error:
@@ -109,7 +109,7 @@ class Http:
         await self._app(scope, receive, send)
 
 
-class _Inbox:
+class _RequestBody:
     """The request, then nothing: who waits for its client's leaving waits until it is told to stop."""
 
     def __init__(self, body: bytes) -> None:
@@ -122,7 +122,7 @@ class _Inbox:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-class _Whole:
+class _BufferedAnswer:
     """An answer that is gathered."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class _Whole:
         return {"status": self.status, "headers": self.headers, "body": self.body}
 
 
-class _Parts:
+class _StreamedAnswer:
     """An answer that is sent as it comes."""
 
     def __init__(self, write: Write) -> None:
@@ -205,8 +205,8 @@ def too_large(size: int, body: int) -> AnswerTooLarge:
     )
 
 
-async def _refused(scope: Scope, error: TsxError) -> _Whole:
-    whole = _Whole()
+async def _refused(scope: Scope, error: TsxError) -> _BufferedAnswer:
+    whole = _BufferedAnswer()
     await _refuse(scope, error, whole)
     return whole
 

@@ -21,11 +21,11 @@ LONGEST_HEAD = 256 << 10  # bytes; a client context and a trace are in it
 _ASCII = dict.fromkeys(range(32), "?") | {0x7F: "?"}
 
 
-class Broken(Exception):
+class ConnectionLost(Exception):
     """The Runtime API is gone, or does not speak as documented: the environment is at its end."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The Runtime API did not take what was sent."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -65,20 +65,24 @@ class Connection:
 
     async def next(self) -> Invocation:
         """Waits for as long as nobody invokes. Raises Broken."""
-        reply = await self._ask("GET", "invocation/next")
+        reply = await self._model_request("GET", "invocation/next")
         if reply.status != 200 or "lambda-runtime-aws-request-id" not in reply.headers:
-            raise Broken(f"Lambda answered {reply.status} where an invocation was asked for: {reply.body[:300]!r}")
+            raise ConnectionLost(f"Lambda answered {reply.status} where an invocation was asked for: {reply.body[:300]!r}")
         return Invocation(reply.headers, reply.body)
 
     async def answer(self, id: str, body: bytes) -> None:
         """Raises Refused, Broken."""
-        _check(await self._ask("POST", f"invocation/{id}/response", body))
+        _check(await self._model_request("POST", f"invocation/{id}/response", body))
 
     async def fail(self, id: str, kind: str, message: str, trace: list[str]) -> None:
-        _check(await self._ask("POST", f"invocation/{id}/error", _error(kind, message, trace, id), {ERROR_TYPE: kind.translate(_ASCII)}))
+        _check(
+            await self._model_request(
+                "POST", f"invocation/{id}/error", _error(kind, message, trace, id), {ERROR_TYPE: kind.translate(_ASCII)}
+            )
+        )
 
     async def fail_init(self, kind: str, message: str, trace: list[str]) -> None:
-        _check(await self._ask("POST", "init/error", _error(kind, message, trace), {ERROR_TYPE: kind.translate(_ASCII)}))
+        _check(await self._model_request("POST", "init/error", _error(kind, message, trace), {ERROR_TYPE: kind.translate(_ASCII)}))
 
     def parts(self, id: str) -> Parts:
         return Parts(self, id)
@@ -87,13 +91,13 @@ class Connection:
         if self._writer is not None:
             self._writer.close()
 
-    async def _ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Reply:
+    async def _model_request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Reply:
         told = {"Content-Type": "application/json", "Content-Length": str(len(body))} if method == "POST" else {}
         try:
             await self.begin(method, path, told | (headers or {}), body)
             return await self.reply()
         except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-            raise Broken(f"the Runtime API at {self._address} does not answer: {error!r}") from error
+            raise ConnectionLost(f"the Runtime API at {self._address} does not answer: {error!r}") from error
 
     async def begin(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> None:
         if self._writer is None:
@@ -158,7 +162,7 @@ class Parts:
                 await self._connection.begin("POST", f"invocation/{self._id}/response", headers)
             await self._connection.write(chunk)
         except OSError as error:
-            raise Broken(f"the Runtime API is gone: {error!r}") from error
+            raise ConnectionLost(f"the Runtime API is gone: {error!r}") from error
 
     async def end(self, kind: str = "", message: str = "") -> None:
         """With a kind: it broke off, which the trailers tell."""
@@ -170,12 +174,12 @@ class Parts:
             await self._connection.write(b"0\r\n" + trailers + b"\r\n")
             _check(await self._connection.reply())
         except (OSError, EOFError, ValueError, IndexError) as error:
-            raise Broken(f"the Runtime API is gone: {error!r}") from error
+            raise ConnectionLost(f"the Runtime API is gone: {error!r}") from error
 
 
 def _check(reply: Reply) -> None:
     if reply.status >= 300:
-        raise Refused(reply.status, reply.body)
+        raise RequestRefused(reply.status, reply.body)
 
 
 def _error(kind: str, message: str, trace: list[str], id: str = "") -> bytes:

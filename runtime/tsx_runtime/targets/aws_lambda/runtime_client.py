@@ -20,7 +20,7 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
-from tsx_runtime.targets.aws_lambda.runtime_api import Broken, Connection, Invocation, Parts, Refused
+from tsx_runtime.targets.aws_lambda.runtime_api import Connection, ConnectionLost, Invocation, Parts, RequestRefused
 from tsx_runtime.targets.image.environment import RUNTIME_API
 
 STOP = 1.5  # seconds for what is under way, once the environment is to end
@@ -57,7 +57,7 @@ async def _run(env: MutableMapping[str, str]) -> int:
         await asyncio.wait(busy, timeout=STOP if stopped.is_set() else None)
     for task in running:
         if task.done() and not task.cancelled() and (raised := task.exception()) is not None:
-            logger.error("%s", raised, exc_info=None if isinstance(raised, Broken) else raised)
+            logger.error("%s", raised, exc_info=None if isinstance(raised, ConnectionLost) else raised)
     leave(function.over, 0 if stopped.is_set() else 1)
     return 1
 
@@ -78,7 +78,7 @@ class Poller:
                 self._busy = True
                 try:
                     await self._serve(invocation)
-                except Refused as error:
+                except RequestRefused as error:
                     logger.error("invocation %s could not be answered: %s", invocation.aws_request_id, error)
                 self._busy = False
         finally:
@@ -99,7 +99,7 @@ class Poller:
                 await parts.end()
             else:
                 await self._connection.answer(invocation.aws_request_id, json.dumps(told).encode())
-        except (Broken, Refused):
+        except (ConnectionLost, RequestRefused):
             raise
         except TsxError as error:
             await self._fail(invocation, parts, error, error.message, [])

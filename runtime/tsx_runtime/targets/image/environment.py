@@ -29,23 +29,23 @@ DEFAULTS = {  # behind what the user has set anywhere: others reach a container 
 }
 
 
-class Place(NamedTuple):
+class ModelLocation(NamedTuple):
     directory: Path
     name: str | None  # of the model
     store: Path | None = None  # of KServe's TorchServe layout
     config: Path | None = None  # the file of settings that lies there
 
 
-def look_around(env: Mapping[str, str]) -> Place:
+def locate_model(env: Mapping[str, str]) -> ModelLocation:
     directory = Path(env.get(MODEL_DIR) or USUAL)
     store = directory / "model-store"
     if not store.is_dir():
-        return Place(directory, env.get(MODEL_NAME) or None)
+        return ModelLocation(directory, env.get(MODEL_NAME) or None)
     config = directory / "config" / "config.properties"
-    return Place(directory, None, store, config if config.is_file() else None)
+    return ModelLocation(directory, None, store, config if config.is_file() else None)
 
 
-def settings_of(env: Mapping[str, str], place: Place, file: Path | None, notices: list[str]) -> Settings:
+def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None, notices: list[str]) -> Settings:
     """Raises SettingError."""
     given = {name: value for name, value in env.items() if name not in OWN}
     defaults = dict(DEFAULTS)

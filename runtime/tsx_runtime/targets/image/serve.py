@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import keep_going
-from tsx_runtime.targets.image.environment import look_around, settings_of
+from tsx_runtime.targets.image.environment import locate_model, settings_of
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.server.server import Started, serve
+from tsx_runtime.targets.server.server import RunningServer, serve
 from tsx_runtime.targets.server.startup import models_from_settings
 
 logger = logging.getLogger("tsx.server")
@@ -20,7 +20,7 @@ logger = logging.getLogger("tsx.server")
 def serve_image(env: Mapping[str, str]) -> None:
     """Until it is stopped. Raises SettingError, and what `serve` and `load_all` raise."""
     notices: list[str] = []
-    place = look_around(env)
+    place = locate_model(env)
     settings = settings_of(env, place, find_config(None, env, Path.cwd()), notices)
     keep_going()
     set_up_logging(settings)
@@ -29,6 +29,6 @@ def serve_image(env: Mapping[str, str]) -> None:
     serve(settings, models_from_settings(settings) or [found_model(place.directory, env, place.name or None)], _tell)
 
 
-def _tell(started: Started) -> None:
+def _tell(started: RunningServer) -> None:
     served = ", ".join(f"{version.name}/{version.version}" for version in started.versions)
     logger.info("serving %s at %s", served, started.addresses["inference"])

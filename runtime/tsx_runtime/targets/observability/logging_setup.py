@@ -64,7 +64,13 @@ def is_configured(settings: Settings) -> bool:
 def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler]:
     console = logging.StreamHandler(sys.stderr)
     is_json = writes_json(settings.log_format, in_files=settings.log_location is not None)
-    console.setFormatter(Json() if is_json else Short(colour=has_colour(sys.stderr)) if is_terminal(sys.stderr) else Shape(CONSOLE))
+    console.setFormatter(
+        ServerJsonFormatter()
+        if is_json
+        else ShortFormatter(colour=has_colour(sys.stderr))
+        if is_terminal(sys.stderr)
+        else TextLogFormatter(CONSOLE)
+    )
     raw = getattr(sys.stderr, "buffer", None)
     if is_json and isinstance(raw, Lossy):
         raw.notice = dropped
@@ -72,13 +78,13 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
     if of_metrics is not None:
         console.addFilter(lambda record: record.name not in METRICS)  # these are for programs, and in files
     yield console
-    shape = Json() if is_json else Shape(IN_FILES)
+    shape = ServerJsonFormatter() if is_json else TextLogFormatter(IN_FILES)
     if settings.log_location is not None:
         yield _file(settings.log_location / SERVER_LOG, config, lambda record: record.name not in OWN_LOGGERS, shape)
     for file, (logger, is_metrics) in FILES.items():
         directory = of_metrics if is_metrics else settings.log_location
         if directory is not None:
-            own = Shape(IN_FILES) if is_metrics else shape  # metrics are for programs that know their lines
+            own = TextLogFormatter(IN_FILES) if is_metrics else shape  # metrics are for programs that know their lines
             yield _file(directory / file, config, lambda record, logger=logger: record.name == logger, own)
 
 
@@ -92,7 +98,7 @@ def _file(path: Path, config: LogConfig, takes: object, shape: logging.Formatter
     return handler
 
 
-class Shape(logging.Formatter):
+class TextLogFormatter(logging.Formatter):
     """log4j's `%d{ISO8601}`; and lines that are whole already stay as they are. Messages may quote URLs, and what others wrote."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -108,7 +114,7 @@ class Shape(logging.Formatter):
         return escaped(redacted(super().formatException(ei)))
 
 
-class Short(Shape):
+class ShortFormatter(TextLogFormatter):
     """For a person who looks at a terminal: the time of day, and colour for what is wrong."""
 
     _COLOURS: ClassVar = {"warning": "33", "error": "31", "critical": "1;31", "debug": "2"}
@@ -125,7 +131,7 @@ class Short(Shape):
         return f"{clock} {word}{super().formatMessage(record)}"
 
 
-class Json(JsonLines):
+class ServerJsonFormatter(JsonLines):
     """What the server says of a model names it in its words, too."""
 
     def about(self, record: logging.LogRecord) -> dict[str, object]:

@@ -75,7 +75,7 @@ class Sender:
 
     def emit(self, make: Make) -> None:
         """Waits for nothing."""
-        self._processor.on_end(cast("Any", Waiting(make)))
+        self._processor.on_end(cast("Any", QueuedSpans(make)))
 
     def close(self) -> None:
         """Send what is left; a collector that does not answer is not waited for without end."""
@@ -86,16 +86,16 @@ class Sender:
             self._exporter.shutdown()  # it tries no more
 
 
-class _Sampled:
+class _SampledContext:
     class trace_flags:  # noqa: N801  # the SDK's name
         sampled = True
 
 
-class Waiting:
+class QueuedSpans:
     """What the SDK's queue holds, and asks only whether it is sampled: spans are made of it in the sending thread."""
 
     __slots__ = ("make",)
-    context = _Sampled
+    context = _SampledContext
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -106,7 +106,7 @@ def _exporter(inner: Any) -> Any:
 
     make = maker()
 
-    class Making(SpanExporter):
+    class SpanExportAdapter(SpanExporter):
         def export(self, spans: Sequence[Any]) -> Any:
             offset = time.time() - time.monotonic()
             return inner.export([make(span, offset) for waiting in spans for span in waiting.make()])
@@ -114,7 +114,7 @@ def _exporter(inner: Any) -> Any:
         def shutdown(self) -> None:
             inner.shutdown()
 
-    return Making()
+    return SpanExportAdapter()
 
 
 def maker() -> Any:

@@ -15,7 +15,7 @@ _LOGGER = "tsx"
 LABEL = re.compile(r'Model "([^"]+)" \[Version ([^\]]+)\]')
 
 
-class _ByVersion(logging.Handler):
+class _VersionLogHandler(logging.Handler):
     def __init__(self, models: Mapping[str, Model]) -> None:
         super().__init__(logging.INFO)
         self._models = models
@@ -33,7 +33,7 @@ class _ByVersion(logging.Handler):
 @contextmanager
 def server_log(models: Mapping[str, Model]) -> Iterator[None]:
     """While this is open."""
-    logger, handler = logging.getLogger(_LOGGER), _ByVersion(models)
+    logger, handler = logging.getLogger(_LOGGER), _VersionLogHandler(models)
     logger.addHandler(handler)
     try:
         yield

@@ -34,7 +34,7 @@ def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterat
     """The path of the socket; a thread reads it until this is closed. `at_terminal`: the lines go there, and not to the log."""
     with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_place()) as directory:
         path = str(Path(directory) / "output")
-        reader = _Reader(path, Screen() if at_terminal else Logbook(MODEL_LOG, threads=True, is_json=is_json))
+        reader = _Reader(path, TerminalOutput() if at_terminal else Logbook(MODEL_LOG, threads=True, is_json=is_json))
         reader.start()
         try:
             yield path
@@ -61,7 +61,7 @@ class _Source:
         return texts
 
 
-class Screen:
+class TerminalOutput:
     """In the place of a log: the terminal, where the lines look as those that Python prints."""
 
     is_json = False
@@ -78,7 +78,7 @@ class Screen:
 
 
 class _Reader(threading.Thread):
-    def __init__(self, path: str, book: Logbook | Screen) -> None:
+    def __init__(self, path: str, book: Logbook | TerminalOutput) -> None:
         super().__init__(name="tsx-model-log", daemon=True)
         self._book = book
         self._selector = selectors.DefaultSelector()

@@ -35,8 +35,8 @@ from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send
 from tsx_runtime.http.semantics.platform_hook import raw_path
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker.batch_transform import (
-    Answered,
     Form,
+    LineAnswer,
     LineFailed,
     accepted_form,
     answer_each,
@@ -47,8 +47,8 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     room,
     unless_gone,
 )
-from tsx_runtime.targets.sagemaker.environment import PAYLOAD, Said, Transform
-from tsx_runtime.targets.sagemaker.multi_model import Loaded, Models, registry_name
+from tsx_runtime.targets.sagemaker.environment import PAYLOAD, EnvironmentSettings, Transform
+from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
 from tsx_runtime.targets.server.startup import StartModel, load_all
 
 PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
@@ -64,10 +64,12 @@ TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker ha
 class SageMaker:
     """One model, which loads while SageMaker asks whether the container is well. See `http.hosting.Platform`."""
 
-    def __init__(self, said: Said, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]) -> None:
+    def __init__(
+        self, environment: EnvironmentSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]
+    ) -> None:
         assert app.predictions is not None
         self.registry = registry
-        self.said = said
+        self.environment = environment
         self.counts = app.counts
         self.predictions = app.predictions
         self._takes_lines = takes_lines
@@ -93,7 +95,7 @@ class SageMaker:
                 status, reason = self.health()
                 await self.answer(send, scope, request_id, status, (JSON,) if reason else (), _told(status=reason) if reason else b"")
             elif path == PARAMETERS:
-                await self.answer(send, scope, request_id, 200, (JSON,), _told(**parameters(self._versions(), self.said)))
+                await self.answer(send, scope, request_id, 200, (JSON,), _told(**parameters(self._versions(), self.environment)))
             else:
                 if self.predictions.guard is not None:  # of a plugin's, or where tokens are wanted all the same
                     self.predictions.guard.check(scope["headers"])
@@ -141,7 +143,7 @@ class SageMaker:
         route = resolve(self.registry, target, headers)
         job_of = _job_maker(scope, target, form, route)
         most = self.registry.settings.max_response_size
-        given = accepted_form(_header(headers, b"accept") or self.said.accept.encode("latin-1", "replace"), form)
+        given = accepted_form(_header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"), form)
         try:
             line_of = partial(_line, given)
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
@@ -158,10 +160,10 @@ class SageMaker:
     def _form(self, path: bytes, headers: list[Pair]) -> Form | None:
         """Of a body that is to be taken apart; None where the model gets it whole."""
         form = form_of(_header(headers, b"content-type"))
-        if form is None or self.said.lines is False:
+        if form is None or self.environment.lines is False:
             return None
         version = self._version(path)
-        return form if version is not None and (self.said.lines or self._takes_lines(version)) else None
+        return form if version is not None and (self.environment.lines or self._takes_lines(version)) else None
 
     def _version(self, path: bytes) -> ModelVersion | None:
         try:
@@ -185,12 +187,12 @@ class SageMaker:
         return [model.versions[model.default] for model in self.registry.models.values()]
 
 
-def parameters(versions: Sequence[ModelVersion], said: Said) -> dict[str, Any]:
+def parameters(versions: Sequence[ModelVersion], environment: EnvironmentSettings) -> dict[str, Any]:
     """What a batch transform job should do, where it has not been told. Of bodies of lines two a worker are enough to keep it busy."""
-    told: Transform = said.transform
+    told: Transform = environment.transform
     payload = told.payload or PAYLOAD
     workers = sum(version.min_workers for version in versions) or 1
-    alone = said.lines is False  # then a request is one input, and full batches need as many of them
+    alone = environment.lines is False  # then a request is one input, and full batches need as many of them
     wanted = sum(version.min_workers * version.batch_size for version in versions) if alone else 2 * workers
     return {
         "MaxConcurrentTransforms": told.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload))),
@@ -227,7 +229,7 @@ def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callab
     return job_of
 
 
-def _line(form: Form, answer: Answered) -> bytes:
+def _line(form: Form, answer: LineAnswer) -> bytes:
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:
@@ -245,8 +247,15 @@ def _told(**what: Any) -> bytes:
 class MultiModel(SageMaker):
     """Models that come and go as SageMaker says; the container is well without any."""
 
-    def __init__(self, said: Said, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool], models: Models) -> None:
-        super().__init__(said, registry, app, takes_lines)
+    def __init__(
+        self,
+        environment: EnvironmentSettings,
+        registry: Registry,
+        app: ServerApp,
+        takes_lines: Callable[[ModelVersion], bool],
+        models: Models,
+    ) -> None:
+        super().__init__(environment, registry, app, takes_lines)
         self._models = models
         self._loaded = True
 
@@ -296,5 +305,5 @@ class MultiModel(SageMaker):
         raise MethodNotAllowed(errors.NOT_ALLOWED, allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
 
 
-def _shown(loaded: Loaded) -> dict[str, str]:
+def _shown(loaded: LoadedModel) -> dict[str, str]:
     return {"modelName": loaded.name, "modelUrl": loaded.url}

@@ -97,7 +97,7 @@ def _row(values: list[Any]) -> str:
     return file.getvalue().replace("\r", " ").replace("\n", " ")  # of a quoted field: a line is a record
 
 
-class Answered(NamedTuple):
+class LineAnswer(NamedTuple):
     number: int
     headers: bytes
     body: bytes
@@ -123,22 +123,22 @@ async def answer_each(
     route: Route,
     gate: asyncio.Semaphore,
     job_of: Callable[[bytes], WaitingJob],
-    line_of: Callable[[Answered], bytes],
+    line_of: Callable[[LineAnswer], bytes],
     most: int,
-) -> list[Answered]:
+) -> list[LineAnswer]:
     """In the lines' order; the bodies are what `line_of` makes of them as they come, since for all of them it would hold up the loop.
 
     Raises LineFailed, for the first of those that failed; none is begun after the first failure.
     """
-    answers: list[Answered] = []
+    answers: list[LineAnswer] = []
     failures: list[BaseException] = []
-    tasks: set[asyncio.Task[Answered]] = set()
+    tasks: set[asyncio.Task[LineAnswer]] = set()
 
-    async def answer(number: int, line: bytes) -> Answered:
+    async def answer(number: int, line: bytes) -> LineAnswer:
         answered = await _answer(number, job_of(line), route, most)
         return answered._replace(body=line_of(answered))
 
-    def ended(task: asyncio.Task[Answered]) -> None:
+    def ended(task: asyncio.Task[LineAnswer]) -> None:
         """Also of one that was cancelled before it began."""
         tasks.discard(task)
         gate.release()
@@ -165,7 +165,7 @@ async def answer_each(
     return sorted(answers)
 
 
-async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Answered:
+async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> LineAnswer:
     try:
         route.submit(job)
         answer = await job.done
@@ -181,7 +181,7 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Answ
         raise
     if answer.status >= 400:
         raise LineFailed(number, answer.status, _reason(body))
-    return Answered(number, answer.headers, body)
+    return LineAnswer(number, answer.headers, body)
 
 
 def _reason(body: bytes) -> str:

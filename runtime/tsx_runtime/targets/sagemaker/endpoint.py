@@ -21,9 +21,9 @@ from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMaker
-from tsx_runtime.targets.sagemaker.environment import OWN, Said, read_environment
+from tsx_runtime.targets.sagemaker.environment import OWN, EnvironmentSettings, read_environment
 from tsx_runtime.targets.sagemaker.multi_model import Models
-from tsx_runtime.targets.server.server import Manner, Started, serve
+from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import StartModel, models_from_settings
 
 OWN_PREFIX = "TSX_SAGEMAKER_"
@@ -33,44 +33,46 @@ logger = logging.getLogger("tsx.server")
 
 def serve_endpoint(env: Mapping[str, str]) -> None:
     """Until SIGTERM. Raises SettingError, and what a model raises that does not load: SageMaker would wait for it in vain."""
-    said, settings = settings_of(env)
+    environment, settings = settings_of(env)
     models = (
-        [] if said.multi_model else models_from_settings(settings) or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
+        []
+        if environment.multi_model
+        else models_from_settings(settings) or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
     )
-    models = [replace(model, order=with_order(model.order, said)) for model in models]
+    models = [replace(model, order=with_order(model.order, environment)) for model in models]
 
     async def opened(directory: Path, name: str) -> StartModel:
         model = await asyncio.to_thread(found_model, directory, env, name)
-        return replace(model, order=with_order(model.order, said))
+        return replace(model, order=with_order(model.order, environment))
 
     def hosted(registry: Registry, app: ServerApp) -> SageMaker:
-        if said.multi_model:
-            return MultiModel(said, registry, app, takes_lines, Models(registry, said.memory, opened))
-        return SageMaker(said, registry, app, takes_lines)
+        if environment.multi_model:
+            return MultiModel(environment, registry, app, takes_lines, Models(registry, environment.memory, opened))
+        return SageMaker(environment, registry, app, takes_lines)
 
-    serve(settings, models, _tell, Manner(hosted=hosted))
+    serve(settings, models, _tell, ServeOptions(hosted=hosted))
 
 
-def settings_of(env: Mapping[str, str]) -> tuple[Said, Settings]:
+def settings_of(env: Mapping[str, str]) -> tuple[EnvironmentSettings, Settings]:
     """With the log begun. `TSX_*` variables go before what SageMaker and its toolkit say."""
     unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
     if unknown is not None:
         raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN)} There are {', '.join(OWN)}")
-    said = read_environment(env)
+    environment = read_environment(env)
     given = {name: text for name, text in env.items() if name not in (*OWN, MODEL_DIR, MODEL_NAME)}  # an image may have a container's
-    notices = list(said.notices)
-    settings, _ = load_settings({}, {**said.variables, **given}, find_config(None, env, Path.cwd()), notices.append)
+    notices = list(environment.notices)
+    settings, _ = load_settings({}, {**environment.variables, **given}, find_config(None, env, Path.cwd()), notices.append)
     keep_going()
     set_up_logging(settings)
-    if said.log_level is not None:
-        logging.getLogger("tsx").setLevel(said.log_level)
+    if environment.log_level is not None:
+        logging.getLogger("tsx").setLevel(environment.log_level)
     for notice in notices:
         logger.warning("%s", notice)
-    return said, settings
+    return environment, settings
 
 
-def with_order(order: RegisterOrder, said: Said) -> RegisterOrder:
-    return replace(order, **said.order)
+def with_order(order: RegisterOrder, environment: EnvironmentSettings) -> RegisterOrder:
+    return replace(order, **environment.order)
 
 
 def takes_lines(version: ModelVersion) -> bool:
@@ -78,5 +80,5 @@ def takes_lines(version: ModelVersion) -> bool:
     return version.handler != HANDLER
 
 
-def _tell(started: Started) -> None:
+def _tell(started: RunningServer) -> None:
     logger.info("answering at %s; /ping is 200 once the model is loaded", started.addresses["inference"])

@@ -62,7 +62,7 @@ class Transform(NamedTuple):
     payload: int | None = None  # MB
 
 
-class Said(NamedTuple):
+class EnvironmentSettings(NamedTuple):
     variables: dict[str, str]  # TSX_*, as defaults below those that are set
     order: dict[str, Any]  # of each model's registration
     notices: list[str]
@@ -75,7 +75,7 @@ class Said(NamedTuple):
     log_level: int | None = None
 
 
-def read_environment(env: Mapping[str, str]) -> Said:
+def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
     """Raises SettingError for a value that means nothing."""
     port = _port("SAGEMAKER_BIND_TO_PORT", env["SAGEMAKER_BIND_TO_PORT"]) if env.get("SAGEMAKER_BIND_TO_PORT") else PORT
     here = f"http://0.0.0.0:{port}"
@@ -98,7 +98,7 @@ def read_environment(env: Mapping[str, str]) -> Said:
         "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # as the toolkit does
     }
     memory = _whole(MEMORY, env[MEMORY]) << 20 if env.get(MEMORY) else None
-    return Said(
+    return EnvironmentSettings(
         variables,
         _order(env, mode),
         _notices(env),

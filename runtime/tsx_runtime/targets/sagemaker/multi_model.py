@@ -33,7 +33,7 @@ OUT_OF_MEMORY = ("out of memory", "MemoryError", "can't allocate memory", "Canno
 logger = logging.getLogger("tsx.server")
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     name: str  # SageMaker's
     url: str
     own: str  # in the registry
@@ -45,10 +45,10 @@ class Models:
         self._registry = registry
         self._bound = bound or int(SHARE * container_memory())
         self._opened = opened
-        self._loaded: dict[str, Loaded] = {}
+        self._loaded: dict[str, LoadedModel] = {}
         self._coming: dict[str, int] = {}  # by name, bytes that each will want at least
 
-    async def load(self, name: str, url: str) -> Loaded:
+    async def load(self, name: str, url: str) -> LoadedModel:
         """Raises Conflict (it is there), OutOfResources (there is no room), BadRequest (it is no model), LoadFailed."""
         if name in self._loaded or name in self._coming:
             raise Conflict(f"Model {name} is loaded already.")
@@ -58,7 +58,7 @@ class Models:
         try:
             self._coming[name] = await asyncio.to_thread(size_of, Path(url))
             await self._check(f"it needs {self._coming[name] // MEGA} MB at least, and ")
-            loaded = Loaded(name, url, registry_name(name))
+            loaded = LoadedModel(name, url, registry_name(name))
             await self._register(loaded)
             self._loaded[name] = loaded
         finally:
@@ -77,14 +77,14 @@ class Models:
         self._loaded.pop(name, None)
         logger.info("model %s is unloaded", name)
 
-    def find(self, name: str) -> Loaded:
+    def find(self, name: str) -> LoadedModel:
         """Raises ModelNotFound."""
         try:
             return self._loaded[name]
         except KeyError:
             raise ModelNotFound(f"Model not found: {name}. It is not loaded.") from None
 
-    def page(self, token: str | None) -> tuple[list[Loaded], str | None]:
+    def page(self, token: str | None) -> tuple[list[LoadedModel], str | None]:
         """In the order in which they came, from where the last page ended. Raises BadRequest."""
         try:
             start = max(0, int(token or 0))
@@ -92,7 +92,7 @@ class Models:
             raise BadRequest(f"next_page_token is {token!r}, which no page has given.") from None
         return list(self._loaded.values())[start : start + PAGE], (str(start + PAGE) if len(self._loaded) > start + PAGE else None)
 
-    async def _register(self, loaded: Loaded) -> None:
+    async def _register(self, loaded: LoadedModel) -> None:
         try:
             model = await self._opened(Path(loaded.url), loaded.own)
         except (SettingError, ArchiveError) as error:

@@ -37,9 +37,9 @@ from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
-from tsx_runtime.targets.server.startup import StartModel, StartWorkflow, load_all, load_workflows, register_all, tell_rights
+from tsx_runtime.targets.server.startup import StartModel, StartWorkflow, load_all, load_workflows, log_privileges, register_all
 from tsx_runtime.targets.server.tls import tls_context
-from tsx_runtime.targets.server.uvicorn_servers import Answering
+from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 from tsx_runtime.workflows.manager import Workflow, Workflows
 
 logger = logging.getLogger("tsx.server")
@@ -48,7 +48,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
-class Started:
+class RunningServer:
     """What is there once the server answers: roles are inference, management, metrics, and those of gRPC where it is served."""
 
     addresses: dict[str, str]
@@ -57,7 +57,7 @@ class Started:
     registry: Registry
 
 
-class Hosted(Platform, Protocol):
+class HostedPlatform(Platform, Protocol):
     """A platform that asks whether the server is well from its first moment on."""
 
     async def load(self, models: Sequence[StartModel]) -> None:
@@ -65,20 +65,20 @@ class Hosted(Platform, Protocol):
 
 
 @dataclass(frozen=True)
-class Manner:
+class ServeOptions:
     """How a server starts, where it is not to start as `tsx serve` does."""
 
     answer_first: bool = False  # models load while it answers already, and it goes on without those that do not
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # no other program has its addresses
-    hosted: Callable[[Registry, ServerApp], Hosted] | None = None  # the app is the one that has the predictions
+    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one that has the predictions
 
 
-USUAL = Manner()
+DEFAULT_OPTIONS = ServeOptions()
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _ServerParts:
     """What a server is made of, once it has its addresses."""
 
     settings: Settings
@@ -91,7 +91,7 @@ class _Parts:
 
 
 @dataclass(frozen=True)
-class _Stopping:
+class _StopEvents:
     """What signals have asked for."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,8 +101,8 @@ class _Stopping:
 def serve(
     settings: Settings,
     models: Sequence[StartModel],
-    on_ready: Callable[[Started], None] = lambda started: None,
-    manner: Manner = USUAL,
+    on_ready: Callable[[RunningServer], None] = lambda started: None,
+    options: ServeOptions = DEFAULT_OPTIONS,
     workflows: Sequence[StartWorkflow] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
@@ -110,27 +110,27 @@ def serve(
     Raises SettingError (an address, a missing token) and what `Registry.register_path` and `Workflows.register_path` raise for what
     cannot be loaded; by then everything that was started is ended.
     """
-    _run(serve_async(settings, models, on_ready, manner, workflows))
+    _run(serve_async(settings, models, on_ready, options, workflows))
 
 
 async def serve_async(
     settings: Settings,
     models: Sequence[StartModel],
-    on_ready: Callable[[Started], None],
-    manner: Manner,
+    on_ready: Callable[[RunningServer], None],
+    options: ServeOptions,
     to_load: Sequence[StartWorkflow],
 ) -> None:
     required_tokens(settings)
-    tell_rights(settings, os.environ, platform_decides=manner.hosted is not None)
+    log_privileges(settings, os.environ, platform_decides=options.hosted is not None)
     worker_files = raise_limit()
-    stopping = _Stopping()
+    stopping = _StopEvents()
     tls = tls_context(settings)
     _stop_on_signals(stopping)
     read_metrics_config(settings.metrics_config)
     grpc = grpc_addresses(settings)
     check_free(grpc)
     with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output, contextlib.ExitStack() as held:
-        manner.on_bound()
+        options.on_bound()
         registry = Registry(settings, worker_files, output)
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         held.enter_context(server_log(registry.models))
@@ -138,15 +138,15 @@ async def serve_async(
         workflows = Workflows(registry)
         prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
         try:
-            load = register_all if manner.answer_first else load_all
-            versions = await _unless(stopping.asked, load(registry, () if manner.hosted else models))
+            load = register_all if options.answer_first else load_all
+            versions = await _unless(stopping.asked, load(registry, () if options.hosted else models))
             if prepared is not None:
                 await prepared
-            if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_tell=manner.answer_first)) is None:
+            if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_tell=options.answer_first)) is None:
                 return
-            started = partial(Started, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
-            parts = _Parts(settings, registry, workflows, keys, bound, grpc, tls)
-            await _answer(parts, stopping, manner, models, lambda addresses: on_ready(started(addresses)))
+            started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
+            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls)
+            await _answer(parts, stopping, options, models, lambda addresses: on_ready(started(addresses)))
         finally:
             workflows.close()
             await registry.close()
@@ -179,27 +179,31 @@ def _keys(settings: Settings) -> Generator[Keys, None, None]:
 
 
 async def _answer(
-    parts: _Parts, stopping: _Stopping, manner: Manner, models: Sequence[StartModel], on_ready: Callable[[dict[str, str]], None]
+    parts: _ServerParts,
+    stopping: _StopEvents,
+    options: ServeOptions,
+    models: Sequence[StartModel],
+    on_ready: Callable[[dict[str, str]], None],
 ) -> None:
     """From the first request to the last. `on_ready` gets the addresses, by role."""
-    settings, registry, listeners, snapshots = parts.settings, parts.registry, parts.listeners, manner.snapshots
+    settings, registry, listeners, snapshots = parts.settings, parts.registry, parts.listeners, options.snapshots
     for listener in listeners:
         listener.listen()
     series = Series(registry.models.values)
     addresses = {role: str(listener.address) for listener in listeners for role in listener.roles}
     roles = [listener.roles for listener in listeners]
     apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses)
-    hosted = _hosted(manner, registry, apps)
+    hosted = _hosted(options, registry, apps)
     counts = apps[0].counts
-    answering = Answering(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
+    servers = ServerGroup(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
     try:
         async with metric_tasks(registry, counts, apps[0].system, settings), sampling(series):
-            await answering.start()
+            await servers.start()
             if snapshots is not None:
                 snapshots.begin(registry)
             gc.collect()
             gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
-            on_ready(answering.addresses)
+            on_ready(servers.addresses)
             failure = await _failure_to_load(hosted, models, stopping)
             registry.stop()
             if snapshots is not None:
@@ -208,7 +212,7 @@ async def _answer(
             if failure is None:
                 text = "stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once"
                 logger.info(text, settings.drain_timeout)
-            await answering.stop(registry, stopping.hurry, 0 if failure else settings.drain_timeout)
+            await servers.stop(registry, stopping.hurry, 0 if failure else settings.drain_timeout)
     finally:
         for app in apps:
             if app.access_log is not None:
@@ -217,15 +221,17 @@ async def _answer(
         raise failure
 
 
-def _hosted(manner: Manner, registry: Registry, apps: Sequence[ServerApp]) -> Hosted | None:
-    if manner.hosted is None:
+def _hosted(options: ServeOptions, registry: Registry, apps: Sequence[ServerApp]) -> HostedPlatform | None:
+    if options.hosted is None:
         return None
     app = next(app for app in apps if app.predictions is not None)
-    app.platform = hosted = manner.hosted(registry, app)
+    app.platform = hosted = options.hosted(registry, app)
     return hosted
 
 
-async def _failure_to_load(hosted: Hosted | None, models: Sequence[StartModel], stopping: _Stopping) -> TsxError | ArchiveError | None:
+async def _failure_to_load(
+    hosted: HostedPlatform | None, models: Sequence[StartModel], stopping: _StopEvents
+) -> TsxError | ArchiveError | None:
     """Wait until a stop is asked for, or what loads while the server answers has failed."""
     try:
         if hosted is not None:
@@ -244,7 +250,7 @@ async def _delay(seconds: float, hurry: asyncio.Event) -> None:
             await asyncio.wait_for(hurry.wait(), seconds)
 
 
-def _stop_on_signals(stopping: _Stopping) -> None:
+def _stop_on_signals(stopping: _StopEvents) -> None:
     """The first signal asks for a stop, a second Ctrl-C for hurry."""
     loop = asyncio.get_running_loop()
 

@@ -206,7 +206,7 @@ async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_tell: bo
     return workflow
 
 
-def tell_rights(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
+def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
     """`platform_decides`: whether the platform chooses the user that the server runs as."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
         logger.warning("the server runs as root, and so does the code of every model; start it as a user of its own (see docs/security.md)")

@@ -24,7 +24,7 @@ LAST_WORDS = 5  # seconds that clients may take to read their refusals once the 
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
 
 
-class Answering:
+class ServerGroup:
     """All of them, from the first connection to the last answer."""
 
     def __init__(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.worker.codecs.v2_json import Malformed, output_tensor, read_input
+from tsx_runtime.worker.codecs.v2_json import MalformedTensors, output_tensor, read_input
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -123,7 +123,7 @@ def read_all(contents: Sequence[Any], read: Callable[[Any], list[Any]]) -> list[
     for idx, content in enumerate(contents):
         try:
             found.append(read(content))
-        except Malformed as error:
+        except MalformedTensors as error:
             faults[idx] = str(error)
         except RecursionError:
             faults[idx] = "The body is nested too deeply: write it with fewer levels of lists and objects."
@@ -151,14 +151,14 @@ def _json(content: Any) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"The body is not JSON: {error}") from error
+        raise MalformedTensors(f"The body is not JSON: {error}") from error
 
 
 def _instances(content: Any) -> list[Any]:
     content = _json(content)
     instances = content.get("instances") if isinstance(content, dict) else None
     if not isinstance(instances, list):
-        raise Malformed('The body must be JSON of the form {"instances": [...]}, with one entry for each input.')
+        raise MalformedTensors('The body must be JSON of the form {"instances": [...]}, with one entry for each input.')
     return [_decoded(instance) for instance in instances]
 
 
@@ -169,7 +169,7 @@ def _decoded(value: Any) -> Any:
             try:
                 return base64.b64decode(value["b64"])
             except (binascii.Error, ValueError) as error:
-                raise Malformed(f'The text of a "b64" entry is not base64: {error}') from error
+                raise MalformedTensors(f'The text of a "b64" entry is not base64: {error}') from error
         return {name: _decoded(entry) for name, entry in value.items()}
     return [_decoded(entry) for entry in value] if isinstance(value, list) and any(isinstance(entry, dict) for entry in value) else value
 
@@ -178,7 +178,7 @@ def _inputs(content: Any) -> list[Any]:
     content = _json(content)
     inputs = content.get("inputs") if isinstance(content, dict) else None
     if not isinstance(inputs, list) or not inputs:
-        raise Malformed('The body must be JSON of the form {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
+        raise MalformedTensors('The body must be JSON of the form {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
     return [read_input(entry) for entry in inputs]
 
 

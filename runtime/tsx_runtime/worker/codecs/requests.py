@@ -69,9 +69,9 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     inputs = _query_inputs(query) if query else {}
     parts = None
     if content_type.startswith(TENSORS):
-        request, wish = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
+        request, wanted = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
-        return inputs, wish
+        return inputs, wanted
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         parts = {}
@@ -90,7 +90,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     else:
         given = inputs["body"] = decoded(content_type, body) if decode else own(body)
         if type(given) is dict and "inputs" in given:
-            return inputs, v2_binary.wish_of_json(given)
+            return inputs, v2_binary.output_request_of_json(given)
     return inputs, parts
 
 

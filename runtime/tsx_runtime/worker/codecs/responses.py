@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
 from tsx_runtime.wire import Buffer
-from tsx_runtime.worker.codecs.v2_binary import Dressed
+from tsx_runtime.worker.codecs.v2_binary import TensorResponse
 from tsx_runtime.worker.exceptions import PredictionException, in_words, text_of
 from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
@@ -40,7 +40,7 @@ def encode_body(value: Any) -> Buffer:
         file = io.BytesIO()
         torch.save(value, file)
         return file.getvalue()
-    if isinstance(value, Dressed):
+    if isinstance(value, TensorResponse):
         return value.encode()
     try:
         return to_json(value).encode()

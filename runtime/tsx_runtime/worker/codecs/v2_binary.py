@@ -44,7 +44,7 @@ DTYPES = {
 _DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()} | {"b1": "BOOL"}
 
 
-class Wish(dict[str, dict[str, str]]):
+class OutputRequest(dict[str, dict[str, str]]):
     """How a request wants its answer. It stands where the part headers of a form would, of which there are none."""
 
     def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool) -> None:
@@ -61,16 +61,16 @@ class Tensors(dict[str, Any]):
     """A request that came in the binary form."""
 
 
-def wish_of_json(request: dict[str, Any]) -> Wish | None:
+def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
     """Of a request that is JSON as a whole, where it asks for an answer in bytes; None where it does not, and is not looked at further."""
     try:
-        wish = _wish(request)
+        wanted = _output_request(request)
     except BadRequest:
         return None
-    return wish if wish.binary or any(binary for _, binary in wish.outputs) else None
+    return wanted if wanted.binary or any(binary for _, binary in wanted.outputs) else None
 
 
-def read(length: str, body: bytearray) -> tuple[dict[str, Any], Wish]:
+def read(length: str, body: bytearray) -> tuple[dict[str, Any], OutputRequest]:
     """The request with its tensors as arrays in `data`. Raises BadRequest."""
     if not (length.isdecimal() and len(length) <= MOST_DIGITS and 0 < int(length) <= len(body)):
         raise BadRequest(
@@ -88,7 +88,7 @@ def read(length: str, body: bytearray) -> tuple[dict[str, Any], Wish]:
         at = _read_input(tensor, rest, at)
     if at != len(rest):
         raise BadRequest(f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}.")
-    return Tensors(request), _wish(request)
+    return Tensors(request), _output_request(request)
 
 
 def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
@@ -151,36 +151,38 @@ def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def dressed(results: list[Any], wishes: Mapping[int, Any], context: Context, version: str, begun: Collection[int]) -> list[Any]:
+def tensor_responses(results: list[Any], wishes: Mapping[int, Any], context: Context, version: str, begun: Collection[int]) -> list[Any]:
     """What the handler returned, wrapped where the request was tensors, and the answer has not begun to stream as it is."""
     return [
-        Dressed(value, wish, idx, context, version) if isinstance(wish := wishes.get(idx), Wish) and idx not in begun else value
+        TensorResponse(value, wanted, idx, context, version)
+        if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun
+        else value
         for idx, value in enumerate(results)
     ]
 
 
-class Dressed:
+class TensorResponse:
     """An answer that `encode` makes tensors of, once it is its turn: if that fails, it fails alone."""
 
-    def __init__(self, value: Any, wish: Wish, idx: int, context: Context, version: str) -> None:
+    def __init__(self, value: Any, wanted: OutputRequest, idx: int, context: Context, version: str) -> None:
         self._value = value
-        self._wish = wish
+        self._output_request = wanted
         self._idx = idx
         self._context = context
         self._version = version
 
     def encode(self) -> bytes:
         """The body; its headers are set on the way. Raises PredictionFailed."""
-        context, wish = self._context, self._wish
+        context, wanted = self._context, self._output_request
         if context.get_response_status(self._idx)[0] >= 400:  # the handler's own words about what is wrong
             return self._value if isinstance(self._value, bytes) else str(self._value).encode()
-        response = as_response(self._value, wish)
-        head = {"model_name": context.model_name, "model_version": self._version, "id": wish.id or "", **response}
+        response = as_response(self._value, wanted)
+        head = {"model_name": context.model_name, "model_version": self._version, "id": wanted.id or "", **response}
         if not head["id"]:
             del head["id"]
-        binary = dict(wish.outputs)
+        binary = dict(wanted.outputs)
         raw: list[bytes] = []
-        head["outputs"] = [_written(output, binary.get(output["name"], wish.binary), raw) for output in response["outputs"]]
+        head["outputs"] = [_written(output, binary.get(output["name"], wanted.binary), raw) for output in response["outputs"]]
         text = json.dumps(head).encode()
         if not raw:
             context.set_response_content_type(self._idx, "application/json")
@@ -190,16 +192,16 @@ class Dressed:
         return b"".join([text, *raw])
 
 
-def as_response(value: Any, wish: Wish) -> dict[str, Any]:
+def as_response(value: Any, wanted: OutputRequest) -> dict[str, Any]:
     """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the outputs those that were asked for."""
     told = _own_response(value)
-    outputs = [_as_output(output) for output in told["outputs"]] if told else _outputs_of(value, wish)
-    if wish.outputs:
+    outputs = [_as_output(output) for output in told["outputs"]] if told else _outputs_of(value, wanted)
+    if wanted.outputs:
         by_name = {output["name"]: output for output in outputs}
-        missing = [name for name, _ in wish.outputs if name not in by_name]
+        missing = [name for name, _ in wanted.outputs if name not in by_name]
         if missing:
             raise PredictionFailed(f"The model has no output {missing[0]!r}; its outputs are {', '.join(by_name) or 'none'}.")
-        outputs = [by_name[name] for name, _ in wish.outputs]
+        outputs = [by_name[name] for name, _ in wanted.outputs]
     return {**(told or {}), "outputs": outputs}
 
 
@@ -233,11 +235,11 @@ def _as_output(output: dict[str, Any]) -> dict[str, Any]:
     return {**output, "data": values}
 
 
-def _outputs_of(value: Any, wish: Wish) -> list[dict[str, Any]]:
+def _outputs_of(value: Any, wanted: OutputRequest) -> list[dict[str, Any]]:
     """Any other value: one tensor, or one an entry of a dict of arrays. One alone has the name that was asked for."""
     if isinstance(value, dict) and value and all(_is_array(entry) for entry in value.values()):
         return [_output(str(name), entry) for name, entry in value.items()]
-    return [_output(wish.outputs[0][0] if len(wish.outputs) == 1 else OUTPUT, value)]
+    return [_output(wanted.outputs[0][0] if len(wanted.outputs) == 1 else OUTPUT, value)]
 
 
 def _output(name: str, value: Any) -> dict[str, Any]:
@@ -295,7 +297,7 @@ def _bytes_of(datatype: str, data: Any) -> bytes:
     return bytes(data.astype(DTYPES[datatype], copy=False).tobytes())
 
 
-def _wish(request: dict[str, Any]) -> Wish:
+def _output_request(request: dict[str, Any]) -> OutputRequest:
     try:
         parameters = request.get("parameters") or {}
         binary = parameters.get("binary_data_output") is True
@@ -306,7 +308,7 @@ def _wish(request: dict[str, Any]) -> Wish:
     except (AttributeError, KeyError, TypeError) as error:
         raise BadRequest(f"The request's parameters or outputs cannot be read: {type(error).__name__}: {error}.") from error
     id = request.get("id")
-    return Wish(id if isinstance(id, str) else None, outputs, binary)
+    return OutputRequest(id if isinstance(id, str) else None, outputs, binary)
 
 
 def _is_array(value: Any) -> bool:

@@ -29,19 +29,19 @@ MOST_SIZES = 64  # of a shape, as in numpy
 KNOWN = frozenset(DATATYPES.values()) | {"BYTES"}
 
 
-class Malformed(ValueError):
+class MalformedTensors(ValueError):
     """A request that is not in the form that its protocol has; the message is for the client."""
 
 
 def read_input(entry: Any) -> dict[str, Any]:
     """The entry with `data` nested as `shape` says; of one text, or one run of bytes, that alone."""
     if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= set(entry):
-        raise Malformed("Each input needs name, shape, datatype and data.")
+        raise MalformedTensors("Each input needs name, shape, datatype and data.")
     if hasattr(entry["data"], "dtype"):  # it came as bytes, and is an array of that shape already
         return entry
     name, datatype = str(entry["name"]), entry["datatype"]
     if datatype not in KNOWN:
-        raise Malformed(f"Input {name!r} has the datatype {datatype!r}; known are {', '.join(sorted(KNOWN))}.")
+        raise MalformedTensors(f"Input {name!r} has the datatype {datatype!r}; known are {', '.join(sorted(KNOWN))}.")
     flat = list(_flat(entry["data"])) if isinstance(entry["data"], list) else [entry["data"]]
     shape = _full_shape(name, entry["shape"], len(flat))
     data = flat[0] if datatype == "BYTES" and len(flat) == 1 else _nested(flat, shape)
@@ -84,12 +84,12 @@ def _full_shape(name: str, shape: Any, count: int) -> list[int]:
     """With the one -1 that it may have filled in."""
     sizes = shape if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape) else None
     if sizes is None or sizes.count(-1) > 1 or len(sizes) > MOST_SIZES:
-        raise Malformed(f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES} at the most.")
+        raise MalformedTensors(f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES} at the most.")
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
         sizes = [size if size != -1 else (count // known if known else 0) for size in sizes]
     if math.prod(sizes) != count:
-        raise Malformed(f"Input {name!r} of shape {shape} must have {math.prod(sizes)} values; it has {count}.")
+        raise MalformedTensors(f"Input {name!r} of shape {shape} must have {math.prod(sizes)} values; it has {count}.")
     return sizes
 
 

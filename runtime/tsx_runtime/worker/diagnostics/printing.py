@@ -21,7 +21,7 @@ TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
-Shape = Literal["text", "json", "marked"]  # for a terminal; for programs; for the front end, which writes model_log.log
+OutputFormat = Literal["text", "json", "marked"]  # for a terminal; for programs; for the front end, which writes model_log.log
 Ids = Callable[[], Sequence[str]]  # of the requests that run now
 
 
@@ -38,19 +38,19 @@ class RunningIds:
         return () if context is None else context.running_ids()
 
 
-class Whose(NamedTuple):
+class ModelLabel(NamedTuple):
     model: str
     version: str
     worker: str
 
 
-class Dress:
+class OutputFormatter:
     """One stream's: what was printed in, lines for the log out."""
 
-    def __init__(self, stream: str, shape: Shape, whose: Whose, ids: Ids, *, colour: bool = False) -> None:
+    def __init__(self, stream: str, shape: OutputFormat, label: ModelLabel, ids: Ids, *, colour: bool = False) -> None:
         self._stream = stream
         self._shape = shape
-        self._whose = whose
+        self._label = label
         self._ids = ids
         self._colour = colour
         self._begun = b""
@@ -66,20 +66,20 @@ class Dress:
         if not prefix:
             return data
         *lines, rest = data.split(b"\n")
-        dressed = b"".join(((prefix if self._at_start or at else b"") + line + b"\n") for at, line in enumerate(lines))
+        formatted = b"".join(((prefix if self._at_start or at else b"") + line + b"\n") for at, line in enumerate(lines))
         if rest:
-            dressed += (prefix if lines or self._at_start else b"") + rest
+            formatted += (prefix if lines or self._at_start else b"") + rest
         self._at_start = not rest
-        return dressed
+        return formatted
 
     def _as_text(self, text: str) -> bytes:
         """For a terminal, which obeys none of it: of what steers one only the ends of lines, and a progress bar's returns, are left."""
-        prefix, dressed = self._prefix().decode(), ""
+        prefix, formatted = self._prefix().decode(), ""
         for found in _LINE.finditer(text):
             if found[0]:
-                dressed += (prefix if self._at_start else "") + escaped(found[1]) + found[2]
+                formatted += (prefix if self._at_start else "") + escaped(found[1]) + found[2]
                 self._at_start = bool(found[2])
-        return dressed.encode("utf-8", "backslashreplace")
+        return formatted.encode("utf-8", "backslashreplace")
 
     def _as_json(self, data: bytes) -> bytes:
         """A progress bar writes one line again and again, and only the last of it is kept."""
@@ -90,7 +90,7 @@ class Dress:
         return b"".join([self._json(str(piece, "utf-8", "replace")) for line in lines for piece in _pieces(line)])
 
     def _json(self, text: str) -> bytes:
-        more: dict[str, object] = {"stream": self._stream, **self._whose._asdict(), "request_ids": list(self._ids())[:MOST_IDS]}
+        more: dict[str, object] = {"stream": self._stream, **self._label._asdict(), "request_ids": list(self._ids())[:MOST_IDS]}
         return json_line(time.time(), "info", "handler", text, more).encode("utf-8", "backslashreplace") + b"\n"
 
     def _prefix(self) -> bytes:
@@ -98,7 +98,7 @@ class Dress:
         shown = ",".join(ids[:MOST_IDS]) + (f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else "")
         if self._shape == "marked":
             return f"{MARK}{shown}{MARK_END}".encode() if ids else b""
-        words = f"{self._whose.model} {self._whose.version}{' ' if shown else ''}{shown} |"
+        words = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
         return (f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} ").encode()
 
 
@@ -108,7 +108,7 @@ def _pieces(line: bytes) -> Iterator[bytes]:
     return (line[at : at + LONGEST] for at in range(0, max(1, len(line)), LONGEST))
 
 
-class OwnText(logging.Formatter):
+class WorkerTextFormatter(logging.Formatter):
     """Of a worker's log as text, in which nothing steers a terminal: it quotes what clients have sent."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class OwnText(logging.Formatter):
         return escaped(super().format(record))
 
 
-class OwnJson(JsonLines):
+class WorkerJsonFormatter(JsonLines):
     def traceback_of(self, error: BaseException) -> str:
         return format_error(error)
 
@@ -129,12 +129,12 @@ class OwnJson(JsonLines):
 class JsonLog(logging.Handler):
     """The worker's log where it is JSON: a record is one object, and not the lines of a text."""
 
-    def __init__(self, whose: Whose, ids: Ids) -> None:
+    def __init__(self, label: ModelLabel, ids: Ids) -> None:
         super().__init__()
-        self._whose = whose
+        self._label = label
         self._ids = ids
-        self._json = OwnJson()
-        self._text = OwnText()
+        self._json = WorkerJsonFormatter()
+        self._text = WorkerTextFormatter()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -143,7 +143,7 @@ class JsonLog(logging.Handler):
             self.handleError(record)
 
     def _put(self, record: logging.LogRecord) -> None:
-        for name, value in (*self._whose._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):
+        for name, value in (*self._label._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):
             if not hasattr(record, name):
                 setattr(record, name, value)
         raw = getattr(sys.stderr, "buffer", None)
@@ -154,16 +154,16 @@ class JsonLog(logging.Handler):
             sys.stderr.write(text)
 
 
-def dress_output(shape: Shape, whose: Whose, ids: Ids) -> None:
+def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
     """For a whole process: it stays so. A process that prints for several models, as tests do, is left alone."""
-    dressed = False
+    formatted = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, Lossy):
-            raw.dress = Dress(name, shape, whose, ids, colour=shape == "text" and has_colour(stream))
+            raw.dress = OutputFormatter(name, shape, label, ids, colour=shape == "text" and has_colour(stream))
             raw.notice = dropped if shape == "json" else raw.notice
-            dressed = True
-    if dressed and shape == "json":
+            formatted = True
+    if formatted and shape == "json":
         root = logging.getLogger()
-        root.handlers[:] = [JsonLog(whose, ids) if type(old) is logging.StreamHandler else old for old in root.handlers]
+        root.handlers[:] = [JsonLog(label, ids) if type(old) is logging.StreamHandler else old for old in root.handlers]

@@ -31,7 +31,7 @@ MOST_ERRORS = 20  # different ones of one report
 _LOGGER = "tsx.worker"
 
 
-class Gathered:
+class ReportBuffer:
     """What is to be told next. Any thread may add; adding waits for nothing."""
 
     def __init__(self) -> None:
@@ -81,13 +81,13 @@ class Gathered:
 class _Errors(logging.Handler):
     """A log handler: of a batch that failed, the log has one error."""
 
-    def __init__(self, gathered: Gathered) -> None:
+    def __init__(self, buffer: ReportBuffer) -> None:
         super().__init__(logging.ERROR)
-        self._gathered = gathered
+        self._buffer = buffer
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._gathered.add_error(presentable(record.getMessage()), "" if error is None else format_error(error))
+        self._buffer.add_error(presentable(record.getMessage()), "" if error is None else format_error(error))
 
 
 @contextmanager
@@ -96,14 +96,14 @@ def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) ->
 
     `running`: the ids of the requests that run.
     """
-    gathered, over = Gathered(), threading.Event()
-    logger, errors = logging.getLogger(_LOGGER), _Errors(gathered)
+    buffer, over = ReportBuffer(), threading.Event()
+    logger, errors = logging.getLogger(_LOGGER), _Errors(buffer)
     streams = [(getattr(getattr(sys, name), "buffer", None), name) for name in ("stdout", "stderr")]
     copied = [(raw, name) for raw, name in streams if isinstance(raw, Lossy)]
     logger.addHandler(errors)
     for raw, name in copied:
-        raw.copy = lambda data, name=name: gathered.add_output(name, str(data, "utf-8", "replace"), running())
-    threading.Thread(target=_send, args=(channel, gathered, over), name="tsx-reports", daemon=True).start()
+        raw.copy = lambda data, name=name: buffer.add_output(name, str(data, "utf-8", "replace"), running())
+    threading.Thread(target=_send, args=(channel, buffer, over), name="tsx-reports", daemon=True).start()
     try:
         yield
     finally:
@@ -111,20 +111,20 @@ def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) ->
         for raw, _ in copied:
             raw.copy = None
         over.set()
-        gathered.due.set()
+        buffer.due.set()
         with suppress(OSError):
-            _tell(channel, gathered)
+            _tell(channel, buffer)
 
 
-def _send(channel: Channel, gathered: Gathered, over: threading.Event) -> None:
+def _send(channel: Channel, buffer: ReportBuffer, over: threading.Event) -> None:
     with suppress(OSError):  # the front end is gone, which its reader finds out
         while not over.is_set():
-            gathered.due.wait()
+            buffer.due.wait()
             if not over.wait(EVERY):
-                _tell(channel, gathered)
+                _tell(channel, buffer)
 
 
-def _tell(channel: Channel, gathered: Gathered) -> None:
-    report = gathered.take()
+def _tell(channel: Channel, buffer: ReportBuffer) -> None:
+    report = buffer.take()
     if report is not None:
         channel.send(Kind.REPORT, 0, extra=json.dumps(report).encode())

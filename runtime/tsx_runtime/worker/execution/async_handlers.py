@@ -19,7 +19,7 @@ from functools import partial
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
-from tsx_runtime.worker.codecs.v2_binary import dressed
+from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, Pieces, read_requests
@@ -157,7 +157,7 @@ async def _answer_of(model: Model, items: Sequence[Item], send: SendPiece) -> An
     if problem := mismatch(result, 1, model.entry.name):
         raise problem
     if requests.parts:
-        result = dressed(result, requests.parts, context, model.version, pieces.begun)
+        result = tensor_responses(result, requests.parts, context, model.version, pieces.begun)
     return encode_answers(result, context, model.max_response_size)[0]
 
 

@@ -23,9 +23,9 @@ from tsx_runtime.worker.codecs.responses import (
     mismatch,
     streamed_headers,
 )
-from tsx_runtime.worker.codecs.v2_binary import Wish, as_row, dressed
+from tsx_runtime.worker.codecs.v2_binary import OutputRequest, as_row, tensor_responses
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
-from tsx_runtime.worker.exceptions import BadRows, NobodyWaits, PredictionException, in_words
+from tsx_runtime.worker.exceptions import BadRows, ClientsGone, PredictionException, in_words
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiece
@@ -75,7 +75,7 @@ class Requests(NamedTuple):
     parts: dict[int, dict[str, dict[str, str]]]  # by index in these lists
 
 
-class Ahead(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A batch whose first steps were taken while the one before it ran."""
 
     requests: Requests
@@ -119,7 +119,9 @@ def check_piece(body: Buffer, limit: int) -> None:
         raise PredictionException(text, 503)
 
 
-def answer_batch(model: Model, items: Sequence[Item], send: SendPiece, ahead: Ahead | None = None, began: float | None = None) -> Outcome:
+def answer_batch(
+    model: Model, items: Sequence[Item], send: SendPiece, ahead: PreparedBatch | None = None, began: float | None = None
+) -> Outcome:
     """`began`: time.monotonic() now, of who has it at hand."""
     batch = _Batch(model, items, send, time.monotonic() if began is None else began)
     if ahead is not None:
@@ -145,7 +147,7 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model,
             inputs, form = read_row(text, body, decode)
             if form:
                 all_parts[len(rows)] = form
-                if isinstance(form, Wish) and not model.enveloped:
+                if isinstance(form, OutputRequest) and not model.enveloped:
                     inputs = as_row(inputs)
         except BadRequest as error:
             refused[position] = failure(error)
@@ -162,14 +164,14 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model,
 
 def groups(requests: Requests) -> list[Requests]:
     """Handlers ask the first request of a batch whether to explain or describe: one that wants that is a batch of its own."""
-    if not may_wish("".join(requests.metas)):  # one look for all: nearly no batch holds one
+    if not may_ask_explain("".join(requests.metas)):  # one look for all: nearly no batch holds one
         return [requests]
     alone = [idx for idx, meta in enumerate(requests.metas) if any(wish in meta.lower() for wish in WISHES)]
     others = [idx for idx in range(len(requests.metas)) if idx not in alone]
     return [_only(requests, group) for group in ([others] if others else []) + [[idx] for idx in alone]]
 
 
-def may_wish(meta: str) -> bool:
+def may_ask_explain(meta: str) -> bool:
     """Whether an explanation or a description may be asked for: a quick look at one request's meta, or at many."""
     return ": True\r\n" in meta
 
@@ -198,7 +200,7 @@ class _Batch:
         self._send = send
         self._began = began
 
-    def answer(self, requests: Requests, ahead: Ahead | None = None) -> None:
+    def answer(self, requests: Requests, ahead: PreparedBatch | None = None) -> None:
         size = self._model.ceiling.size
         if not requests.rows or self.over:
             return
@@ -207,7 +209,7 @@ class _Batch:
         elif (problem := self._attempt(requests, ahead)) is not None and problem.left:
             self._in_parts(requests.positions, problem)
 
-    def _attempt(self, requests: Requests, ahead: Ahead | None = None) -> _Failure | None:
+    def _attempt(self, requests: Requests, ahead: PreparedBatch | None = None) -> _Failure | None:
         """Call the handler once. None where all are answered with what it returned."""
         model, context = self._model, self._model.context
         pieces = Pieces(requests.positions, self._send, model.max_response_size)
@@ -227,7 +229,7 @@ class _Batch:
             self.answers.update(dict.fromkeys(requests.positions, failure(problem)))
             return _Failure(failure(problem), place_of(problem), "", "")
         if requests.parts:
-            results = dressed(results, requests.parts, context, model.version, pieces.begun)
+            results = tensor_responses(results, requests.parts, context, model.version, pieces.begun)
         self.answers.update(zip(requests.positions, encode_answers(results, context, model.max_response_size), strict=True))
         if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
             tell_ceiling(model)
@@ -236,7 +238,7 @@ class _Batch:
     def _failed(self, error: BaseException, requests: Requests, begun: set[int]) -> _Failure:
         """What can be tried again is kept open; all else, and what has begun already, is answered and logged."""
         model, positions = self._model, requests.positions
-        if isinstance(error, NobodyWaits):
+        if isinstance(error, ClientsGone):
             logger.info("the handler is stopped: all clients of its batch have left")
             self.answers.update({position: GONE for position in range(len(self._items)) if position not in self.answers})
             self.over = True

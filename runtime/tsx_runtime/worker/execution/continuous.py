@@ -21,7 +21,7 @@ from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answe
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Model, Outcome, check_piece, read_requests
 from tsx_runtime.worker.execution.continuous_members import Membership
-from tsx_runtime.worker.execution.step_times import Spent
+from tsx_runtime.worker.execution.step_times import StepTotals
 from tsx_runtime.worker.handler_api.context import Context, SendPiece
 
 MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
@@ -66,7 +66,7 @@ class ContinuousBatch:
         self._send = send
         self._members: Membership[Member] = Membership(model.retry)
         self._by_batch: dict[int, Member] = {}
-        self._spent = Spent()
+        self._spent = StepTotals()
 
     def __bool__(self) -> bool:
         return bool(self._members)

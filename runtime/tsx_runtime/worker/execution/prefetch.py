@@ -26,23 +26,23 @@ from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.diagnostics import profiling
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Ahead, Model, may_wish, read_requests
+from tsx_runtime.worker.execution.batch import Model, PreparedBatch, may_ask_explain, read_requests
 
 BASE = "tsx_runtime.worker.handlers.base"
 
 logger = logging.getLogger("tsx.worker")
 
 
-class NotItsTurn(RuntimeError):
+class OutOfTurn(RuntimeError):
     """A handler does in `preprocess` what only the batch that is being answered may do."""
 
 
-class Waiting(NamedTuple):
+class ReadBatch(NamedTuple):
     """A batch that was read. `ahead` is None where it is to be prepared in its turn."""
 
     batch: int
     items: list[Item]
-    ahead: Ahead | None
+    ahead: PreparedBatch | None
     began: float | None  # time.monotonic() when it was prepared
 
 
@@ -62,13 +62,13 @@ def overlaps(model: Model) -> bool:
     return wanted is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")
 
 
-def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) -> Iterator[Waiting]:
+def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) -> Iterator[ReadBatch]:
     """The batches that come, each prepared while the one before it is answered. `on_other` gets all frames that are none.
 
     Raises what reading raises; ends when the front end has closed.
     """
     model.entry.instance.context = model.context
-    ready: queue.Queue[Waiting | BaseException | None] = queue.Queue(maxsize=1)
+    ready: queue.Queue[ReadBatch | BaseException | None] = queue.Queue(maxsize=1)
     side = _CudaSide(model.entry.instance.device) if _is_cuda(model.entry.instance) else _Side()
     thread = threading.Thread(target=_read, args=(channel, model, on_other, side, ready), name="tsx-prepare", daemon=True)
     thread.start()
@@ -90,7 +90,7 @@ def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _
                 batch, began = frame.batch, time.monotonic()
                 del frame
                 ahead = prepare(model, items, side)
-                waiting = Waiting(batch, items, ahead, began if ahead else None)
+                waiting = ReadBatch(batch, items, ahead, began if ahead else None)
                 del ahead
                 del items
                 ready.put(waiting)
@@ -108,7 +108,7 @@ def keep(items: Sequence[Item]) -> list[Item]:
     return [(code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body)) for code, meta, body in items]
 
 
-def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
+def prepare(model: Model, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
     """Take the first steps of a batch. What they raise is raised in the batch's turn."""
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(len(items)), model, refused)
@@ -118,14 +118,16 @@ def prepare(model: Model, items: Sequence[Item], side: _Side) -> Ahead | None:
     handler = model.entry.instance
     state = model.context.begin_ahead(requests.metas, requests.parts, _refuse_piece)
     for idx in range(len(requests.rows)):  # an explanation or a description is made in its turn, and alone
-        if may_wish(requests.metas[idx]) and any(model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")):
+        if may_ask_explain(requests.metas[idx]) and any(
+            model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")
+        ):
             return None
     steps, laps = _Steps(handler, side), step_times.begin()
     try:
         steps.prepare(list(requests.rows))
-    except NotItsTurn:
+    except OutOfTurn:
         return None
-    return Ahead(requests, refused, state, steps.finish, laps)
+    return PreparedBatch(requests, refused, state, steps.finish, laps)
 
 
 class _Steps:
@@ -143,7 +145,7 @@ class _Steps:
         start = time.perf_counter()
         try:
             self._prepared = self._handler.preprocess(rows)
-        except NotItsTurn:
+        except OutOfTurn:
             raise
         except BaseException as error:  # the boundary to a user's code: it is raised again in the batch's turn
             self._error = error
@@ -223,4 +225,4 @@ def _is_cuda(handler: Any) -> bool:
 
 
 def _refuse_piece(idx: int, headers: Buffer, body: Buffer) -> None:
-    raise NotItsTurn("a part of an answer cannot be sent before the batches that came earlier are answered")
+    raise OutOfTurn("a part of an answer cannot be sent before the batches that came earlier are answered")

@@ -68,7 +68,7 @@ def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, fl
     return seconds, preprocess, inference, postprocess
 
 
-class Spent:
+class StepTotals:
     """The seconds of all calls so far, where a request takes part in many: its own are the difference since it came."""
 
     def __init__(self) -> None:

@@ -48,7 +48,9 @@ class Dimension:
 class CachingMetric:
     """One metric with all its label values."""
 
-    def __init__(self, pending: Pending, metric_name: str, unit: str, dimension_names: Sequence[str], metric_type: MetricTypes) -> None:
+    def __init__(
+        self, pending: PendingMetrics, metric_name: str, unit: str, dimension_names: Sequence[str], metric_type: MetricTypes
+    ) -> None:
         self.metric_name = metric_name
         self.unit = unit
         self.dimension_names = list(dimension_names)
@@ -70,7 +72,7 @@ class CachingMetric:
         self._pending.add(self, value, tuple((dimension.name, dimension.value) for dimension in dimensions))
 
 
-class Pending:
+class PendingMetrics:
     """The values since the last reply. Handlers may report from threads of their own."""
 
     def __init__(self) -> None:
@@ -120,7 +122,7 @@ class Metrics:
         self.model_name = model_name
         self.request_ids: dict[int, str] | str | None = None
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
-        self.pending = Pending()
+        self.pending = PendingMetrics()
         self._full = False
         self._defaults = [Dimension("ModelName", model_name), Dimension("Level", "Model")]
 

@@ -15,15 +15,15 @@ from tsx_runtime.worker.handlers.steps.timing import timed
 from tsx_runtime.worker.handlers.text import NotAText, TextHandler, text_of
 
 
-class Prepared(tuple[torch.Tensor, Any]):
+class TokenBatch(tuple[torch.Tensor, Any]):
     """(numbers of all tokens, words), and where each text begins in the numbers. Of several texts there is a list of words each."""
 
     offsets: list[int]
 
     @staticmethod
-    def of(numbers: list[list[int]], words: list[list[str]], device: Any) -> Prepared:
+    def of(numbers: list[list[int]], words: list[list[str]], device: Any) -> TokenBatch:
         flat = torch.tensor([number for text in numbers for number in text], dtype=torch.int64, device=device)
-        prepared = Prepared((flat, words[0] if len(words) == 1 else words))
+        prepared = TokenBatch((flat, words[0] if len(words) == 1 else words))
         prepared.offsets = [sum(map(len, numbers[:idx])) for idx in range(len(numbers))]
         return prepared
 
@@ -51,7 +51,7 @@ class TextClassifier(TextHandler):
                 words.append(tokens)
         if faults:
             raise BadRows(faults)
-        return Prepared.of(numbers, words, self.device)
+        return TokenBatch.of(numbers, words, self.device)
 
     def tokens_of(self, text: str) -> list[str]:
         text = self._remove_html_tags(text).lower()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.support.platforms.lambda_api import balancer, function_url, messages, rest_api
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.aws_lambda import batch_events
-from tsx_runtime.targets.aws_lambda.batch_events import Answered, Queue
+from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, Queue
 from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, Own, homes, read_environment
-from tsx_runtime.targets.aws_lambda.events import Ask, asks_of, is_http, is_sqs, is_warm_up, message, ordered_failures
+from tsx_runtime.targets.aws_lambda.events import ModelRequest, is_http, is_sqs, is_warm_up, message, ordered_failures, parse_event
 from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
 from tsx_runtime.targets.aws_lambda.results import Result, Results, s3_key, sqs_message
 from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
@@ -93,22 +93,24 @@ json_values = st.recursive(
 @given(json_values)
 def test_any_json_is_one_request_several_or_an_error_that_is_told(event: Any) -> None:
     try:
-        asks, together = asks_of(event)
+        requests, together = parse_event(event)
     except BadRequest:
         return
-    assert together or len(asks) == 1
-    assert all(isinstance(ask.body, bytes) for ask in asks)
+    assert together or len(requests) == 1
+    assert all(isinstance(ask.body, bytes) for ask in requests)
 
 
 def test_an_input_that_looks_like_a_wrapped_one_but_has_more_keys_is_an_input() -> None:
-    assert asks_of({"body": "x", "title": "y"}).asks == [Ask(b'{"body": "x", "title": "y"}', (("content-type", "application/json"),))]
+    assert parse_event({"body": "x", "title": "y"}).requests == [
+        ModelRequest(b'{"body": "x", "title": "y"}', (("content-type", "application/json"),))
+    ]
     with pytest.raises(BadRequest, match="is said to be base64"):
-        asks_of({"body": "no base64!", "isBase64Encoded": True})
+        parse_event({"body": "no base64!", "isBase64Encoded": True})
 
 
 def test_attributes_of_a_message_are_headers() -> None:
     [record] = messages(["AAE="], {"content-transfer-encoding": "base64", "Content-Type": "image/png", "tsx-model": "m"})["Records"]
-    assert message(record) == Ask(b"\0\1", (("content-type", "image/png"),), "m")
+    assert message(record) == ModelRequest(b"\0\1", (("content-type", "image/png"),), "m")
     [record] = messages(["hello"])["Records"]
     assert message(record).headers == (("content-type", "text/plain"),)
 
@@ -191,22 +193,22 @@ def test_an_answer_without_a_type_is_what_it_looks_like() -> None:
     ]
     told = prelude(200, [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")])
     assert told == b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}' + b"\0" * 8
-    assert Answered(200, "", b"").status == 200
+    assert ModelAnswer(200, "", b"").status == 200
 
 
 def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     sent: list[Result] = []
 
-    async def ask_all(_registry: object, asks: list[Any], seconds: float) -> list[Any]:
+    async def answer_all(_registry: object, requests: list[Any], seconds: float) -> list[Any]:
         given.append(seconds)
-        return [Answered(200, "text/plain", b"yes"), too_late()]
+        return [ModelAnswer(200, "text/plain", b"yes"), too_late()]
 
     class Kept:
         async def send(self, place: str, result: Result) -> None:
             sent.append(result)
 
-    monkeypatch.setattr(batch_events, "ask_all", ask_all)
+    monkeypatch.setattr(batch_events, "ask_all", answer_all)
     told: list[str] = []
     queue = Queue(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
     answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))

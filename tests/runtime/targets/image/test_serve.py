@@ -16,7 +16,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.errors import SettingError
-from tsx_runtime.targets.image.environment import look_around, settings_of
+from tsx_runtime.targets.image.environment import locate_model, settings_of
 
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
 
@@ -68,18 +68,18 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_told(short_path: 
 
 
 def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> None:
-    place = look_around({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
+    place = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
     assert (place.directory, place.name, place.store) == (tmp_path, "service", None)
-    assert look_around({}).directory == Path("/opt/ml/model")
+    assert locate_model({}).directory == Path("/opt/ml/model")
 
 
 def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(tmp_path: Path) -> None:
-    usual = settings_of({}, look_around({}), None, [])
+    usual = settings_of({}, locate_model({}), None, [])
     assert usual.inference_address == "http://0.0.0.0:8080"
     assert usual.management_address == "http://127.0.0.1:8081"
     file = tmp_path / "tsx.toml"
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
-    said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, look_around({}), file, [])
+    said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, [])
     assert (said.inference_address, said.metrics_address) == ("http://0.0.0.0:9000", "http://0.0.0.0:9001")
     with pytest.raises(SettingError, match="unknown setting 'TSX_MODEL_DIRECTORY'"):
-        settings_of({"TSX_MODEL_DIRECTORY": "x"}, look_around({}), None, [])
+        settings_of({"TSX_MODEL_DIRECTORY": "x"}, locate_model({}), None, [])

@@ -20,7 +20,14 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import send_output_to
 from tsx_runtime.targets.observability.log4j_config import LogConfig, read_log_config
-from tsx_runtime.targets.observability.logging_setup import FILES, SERVER_LOG, Json, Shape, Short, set_up_logging
+from tsx_runtime.targets.observability.logging_setup import (
+    FILES,
+    SERVER_LOG,
+    ServerJsonFormatter,
+    ShortFormatter,
+    TextLogFormatter,
+    set_up_logging,
+)
 from tsx_runtime.targets.observability.worker_output import worker_output
 
 PRINTER = """
@@ -221,8 +228,8 @@ def test_log_files_are_json_only_where_that_is_asked_for(tmp_path):
 def test_a_person_at_a_terminal_reads_short_lines():
     record = logging.LogRecord("tsx.http", logging.WARNING, "", 0, "request %s: broken", ("id-1",), None)
     record.request_id, record.model = "id-1", "digits"
-    assert re.fullmatch(r"\d\d:\d\d:\d\d warning request id-1: broken \[model=digits\]", Short(colour=False).format(record))
-    assert "\x1b[33mwarning \x1b[0m" in Short(colour=True).format(record)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d warning request id-1: broken \[model=digits\]", ShortFormatter(colour=False).format(record))
+    assert "\x1b[33mwarning \x1b[0m" in ShortFormatter(colour=True).format(record)
 
 
 def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
@@ -231,7 +238,7 @@ def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
     except ValueError:
         record = logging.LogRecord("x", logging.ERROR, "", 0, 'Model "m" [Version 2.0]: it\nfailed', None, sys.exc_info())
     record.request_id = "id-1"
-    line = Json().format(record)
+    line = ServerJsonFormatter().format(record)
     assert "\n" not in line
     told = json.loads(line)
     assert told.items() >= {"model": "m", "version": "2.0", "request_id": "id-1", "message": 'Model "m" [Version 2.0]: it\nfailed'}.items()
@@ -250,7 +257,7 @@ def test_a_configuration_of_pythons_own_kind_stands_for_all(tmp_path):
 
 
 def test_a_whole_line_stays_as_it_is():
-    shape = Shape("%(levelname)s %(message)s")
+    shape = TextLogFormatter("%(levelname)s %(message)s")
     record = logging.LogRecord("x", logging.INFO, "", 0, "%s", ("a line",), None)
     assert shape.format(record) == "INFO a line"
     record.whole = True

@@ -16,7 +16,7 @@ from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.semantics.messages import Message
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.targets.sagemaker.app import MultiModel
-from tsx_runtime.targets.sagemaker.batch_transform import Answered, answer_each
+from tsx_runtime.targets.sagemaker.batch_transform import LineAnswer, answer_each
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
@@ -36,11 +36,11 @@ class Echo:
     def leave(self, job: WaitingJob) -> None:
         raise AssertionError("every line was answered")
 
-    def line_of(self, answered: Answered) -> bytes:
+    def line_of(self, answered: LineAnswer) -> bytes:
         self.events.append(f"written {answered.body.decode()}")
         return answered.body.upper()
 
-    async def answers(self, line_of: Any = None) -> list[Answered]:
+    async def answers(self, line_of: Any = None) -> list[LineAnswer]:
         def job_of(line: bytes) -> WaitingJob:
             return WaitingJob(b"", line, 0.0)
 
@@ -59,7 +59,7 @@ def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> N
 def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
     """It must not be left out, which would give its answer to the next line."""
 
-    def line_of(answered: Answered) -> bytes:
+    def line_of(answered: LineAnswer) -> bytes:
         if answered.number == 3:
             raise KeyError("unknown")
         return answered.body

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.startup import tell_rights
+from tsx_runtime.targets.server.startup import log_privileges
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 
@@ -17,13 +17,13 @@ def test_a_server_of_root_warns_unless_the_platform_chose_the_user(
     user: int, platform_decides: bool, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    tell_rights(Settings(), {}, platform_decides=platform_decides)
+    log_privileges(Settings(), {}, platform_decides=platform_decides)
     assert ("runs as root" in caplog.text) is warns
 
 
 def test_variables_that_models_do_not_see_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "tsx.server"):
-        tell_rights(Settings(), {"HF_TOKEN": "value", "TSX_MANAGEMENT_TOKEN": "secret", "PATH": "/bin"}, platform_decides=True)
+        log_privileges(Settings(), {"HF_TOKEN": "value", "TSX_MANAGEMENT_TOKEN": "secret", "PATH": "/bin"}, platform_decides=True)
     assert "pass_env names them: HF_TOKEN" in caplog.text
     assert "value" not in caplog.text
     assert "TSX_MANAGEMENT_TOKEN" not in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.worker.diagnostics.reporting import LONGEST, MOST, MOST_ERRORS, Gathered
+from tsx_runtime.worker.diagnostics.reporting import LONGEST, MOST, MOST_ERRORS, ReportBuffer
 
 RAISES = """
 import sys
@@ -71,7 +71,7 @@ def test_a_process_that_a_handler_forks_tells_nothing_and_waits_for_nobody(start
 
 
 def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
-    gathered = Gathered()
+    gathered = ReportBuffer()
     for number in range(5):
         gathered.add_error(f"request {number}", "Traceback: the same")
     for number in range(3 * MOST_ERRORS):
@@ -85,7 +85,7 @@ def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b\n", "\n", "long" * LONGEST, "c\r\n"]), max_size=4).map("".join), max_size=40))
 def test_lines_are_those_that_were_printed_and_never_too_many(pieces: list[str]) -> None:
-    gathered = Gathered()
+    gathered = ReportBuffer()
     for piece in pieces:
         gathered.add_output("stdout", piece)
     report = gathered.take() or {"lines": [], "lost": 0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.worker.conftest import StartWorker
-from tsx_runtime.worker.diagnostics.printing import OwnJson, OwnText
+from tsx_runtime.worker.diagnostics.printing import WorkerJsonFormatter, WorkerTextFormatter
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.handler_api.modules import OwnModules
 
@@ -66,7 +66,7 @@ def test_neither_does_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             raise RuntimeError("why") from caught.value
         except RuntimeError as error:
             record = logging.LogRecord("tsx.worker", logging.ERROR, __file__, 1, "it failed", (), (type(error), error, error.__traceback__))
-            shown.append((format_error(error), OwnText().format(record), OwnJson().format(record)))
+            shown.append((format_error(error), WorkerTextFormatter().format(record), WorkerJsonFormatter().format(record)))
     assert not any("the-secret-word" in text for text in shown[0])
     assert all("x = = 1" in text for text in shown[1])
     assert not any("caught.value" in text for pair in shown for text in pair)  # this test is no file of the model's

@@ -108,7 +108,7 @@ class ToolkitHandler:
 
     def _predictions(self, inputs: list[Any], context: Context) -> list[Any]:
         """In step with the inputs; what failed before stays as it is."""
-        positions = [index for index, each in enumerate(inputs) if not isinstance(each, _Failed)]
+        positions = [index for index, each in enumerate(inputs) if not isinstance(each, _FunctionFailure)]
         results = list(inputs)
         given = [inputs[index] for index in positions]
         if not given:
@@ -118,7 +118,7 @@ class ToolkitHandler:
             if len(found) != len(given):
                 raise PredictionException(f"batch_predict_fn got {len(given)} inputs and returned {len(found)} predictions.", FAILED)
         elif self._joining is not None:
-            found = [_Failed("predict_fn", each) if isinstance(each, Exception) else each for each in self._joining(given)]
+            found = [_FunctionFailure("predict_fn", each) if isinstance(each, Exception) else each for each in self._joining(given)]
         else:
             found = [self._guarded("predict_fn", self._predict, each, context) for each in given]
         for index, each in zip(positions, found, strict=True):
@@ -132,7 +132,7 @@ class ToolkitHandler:
             return self.model(given.to(self.device) if isinstance(given, torch.Tensor) else given)
 
     def _written(self, prediction: Any, own: Request, context: Context) -> Any:
-        if isinstance(prediction, _Failed):
+        if isinstance(prediction, _FunctionFailure):
             return prediction
         if "output_fn" in self._functions:
             return self._call("output_fn", context, prediction, own.accept)
@@ -142,7 +142,7 @@ class ToolkitHandler:
         return self._call("transform_fn", context, self.model, own.data, own.content_type, own.accept)
 
     def _answer(self, result: Any, index: int, own: Request, context: Context) -> Any:
-        if isinstance(result, _Failed):
+        if isinstance(result, _FunctionFailure):
             return result.told(index, context)
         content_type = next(accepted(own.accept, own.default))
         if isinstance(result, tuple) and len(result) == 2:
@@ -162,7 +162,7 @@ class ToolkitHandler:
         except Exception as error:  # the boundary to a user's code
             if is_out_of_device_memory(error):
                 raise  # a smaller batch will do
-            return _Failed(name, error)
+            return _FunctionFailure(name, error)
 
     def _load(self, model_dir: Path) -> Any:
         files = sorted(path for path in model_dir.iterdir() if path.suffix in WEIGHTS)
@@ -175,7 +175,7 @@ class ToolkitHandler:
         return load_model_file((usual or files)[0] if len(files) != 1 else files[0], None, self.device)
 
 
-class _Failed:
+class _FunctionFailure:
     """What a function did with one request."""
 
     def __init__(self, function: str, error: Exception) -> None:
