@@ -133,7 +133,7 @@ class UnsupportedCompression(UnsafeArchive):
 
 
 class CacheError(ArchiveError):
-    """`reason` is the message without the place, for who chose the place and would rather name it in words of their own."""
+    """`reason` is the message without the place, for callers that name the place themselves."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

@@ -66,7 +66,7 @@ class OpenArchive:
 
 
 def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Limits = Limits(), name: str | None = None) -> OpenArchive:  # noqa: B008
-    """Open a .mar, .model, .tar.gz, .tgz (told by their bytes, not their names) or directory.
+    """Open a .mar, .model, .tar.gz, .tgz (detected by their bytes, not their names) or directory.
 
     Archives are unpacked into `cache` (default: the user's cache directory), directories are used where they are.
     `name` is the model's name where the manifest gives none; by default it is made from the file's name.
@@ -81,7 +81,7 @@ def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Lim
 
 
 def is_directory(source: Path) -> bool:
-    """False as well where that cannot be told: `open_source` then says why (Path.is_dir raises for some reasons and hides others)."""
+    """False as well where that is unknown: `open_source` then says why (Path.is_dir raises for some reasons and hides others)."""
     try:
         return stat.S_ISDIR(source.stat().st_mode)
     except (OSError, ValueError):
@@ -142,7 +142,7 @@ def _open_file(file: BinaryIO, source: Path, cache: Path | Cache | None, limits:
 def unpack_file(
     file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[Container, str], Mapping[str, str]]
 ) -> tuple[Entry, str]:
-    """What the archive holds, unpacked in the cache, once for all who open it, and its sha-256.
+    """The archive's content, unpacked in the cache once for all processes that open it, and its sha-256.
 
     `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
     """

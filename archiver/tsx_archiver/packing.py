@@ -29,7 +29,7 @@ BUILTIN_HANDLERS = (
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}
 CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")  # that TorchServe's C++ backend has itself
-_SKIPPED_DIRECTORIES = ("__pycache__",)  # compiled files hold timestamps, and are made anew anyway
+_SKIPPED_DIRECTORIES = ("__pycache__",)  # compiled files hold timestamps, and are compiled again anyway
 
 Warn = Callable[[str], None]
 

@@ -24,7 +24,7 @@ from tsx_archiver.storage.atomic_file import beside, whole_file
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
 
-# Told: the name of the member being read, the bytes read so far, all bytes. Called at least once a member.
+# Arguments: the name of the member being read, the bytes read so far, all bytes. Called at least once a member.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 # Goes up when the same inputs begin to give other bytes.
@@ -49,7 +49,7 @@ def write_archive(
     progress: Progress | None = None,
     warn: Warn | None = None,
 ) -> Path:
-    """Pack, and return the path of what was written.
+    """Pack, and return the path of the archive.
 
     `destination` is the archive itself where it ends like one of that format, else the directory for `<model name>.mar`, made if missing.
     For `warn` see `plan_archive`. Raises ArchiveError, and leaves no partial output.
@@ -64,7 +64,7 @@ def write_archive(
 def write_plan(
     plan: Plan, path: Path, format: Format = "default", *, force: bool = False, progress: Progress | None = None, kind: str = "model"
 ) -> None:
-    """Write what was planned to `path`; raises as `write_archive` does."""
+    """Write the planned archive to `path`; raises as `write_archive` does."""
     try:
         if path.exists() and not force:
             raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the {kind} archive output file.")
@@ -243,7 +243,7 @@ class _DirectorySink:
 
 
 def worth_deflating(member: PlannedMember) -> bool:
-    """Told from samples spread over the file: weights rarely compress, and deflating gigabytes in vain takes minutes.
+    """Estimated from samples spread over the file: weights rarely compress, and deflating gigabytes for nothing takes minutes.
 
     Bytes that compress beyond what readers allow are stored as well.
     """

@@ -1,4 +1,4 @@
-"""Zip and tar.gz behind one face: a list of members that is safe to unpack, and their bytes, never more than declared."""
+"""Zip and tar.gz behind one interface: a list of members that is safe to unpack, and their bytes, never more than declared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Container(Protocol):
 
 
 class MemberList:
-    """Collects members as they are found, and refuses the set of them as early as that can be told."""
+    """Collects members as they are found, and refuses an unsafe set as early as possible."""
 
     def __init__(self, source: str, limits: Limits) -> None:
         self.source = source
@@ -57,7 +57,7 @@ class MemberList:
         self.total += member.size
         if self.total > self.limits.total:
             raise ArchiveTooLarge(
-                f"{self.source} unpacks to more than {human(self.limits.total)} by its own account. {REFUSED} "
+                f"{self.source} unpacks to more than {human(self.limits.total)} by its own headers. {REFUSED} "
                 "Raise the limit only if you know the archive."
             )
         if member.packed is not None and self.limits.too_dense(member.size, member.packed):

@@ -44,7 +44,7 @@ class TarContainer:
                 yield member, stream
 
     def read(self, name: str, most: int) -> bytes | None:
-        """The manifest is at hand; any other member costs another pass."""
+        """The manifest was kept; any other member costs another pass."""
         content = self._manifests.get(name)
         if content is None:
             content = next((_read(stream, most + 1) for member, stream in self.stream() if member.name == name), None)
@@ -53,7 +53,7 @@ class TarContainer:
         return content
 
     def close(self) -> None:
-        """The file is its opener's."""
+        """The caller closes the file."""
 
     def _walk(self) -> Iterator[tuple[Member, BinaryIO]]:
         self._file.seek(0)
@@ -91,9 +91,9 @@ class TarContainer:
 
 
 class _ForwardReader:
-    """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back would unpack all anew.
+    """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back would unpack everything again.
 
-    It counts, so that a bomb in headers or behind the last member is noticed while it unfolds, and refuses to read a header of any size
+    It counts, so that a bomb in headers or behind the last member is noticed while it unpacks, and refuses to read a header of any size
     that an archive may claim.
     """
 
@@ -103,7 +103,7 @@ class _ForwardReader:
         self._source = source
         self._limits = limits
         self.count = 0  # bytes unpacked so far
-        self.last = b""  # what was unpacked last: tarfile looks at the byte before the next header
+        self.last = b""  # the bytes unpacked last: tarfile reads the byte before the next header
         self._back = 0  # how far before `count` the position is, within `last`
 
     def read(self, size: int = -1) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tsx_archiver.names import normal, path_fault
 
-# A reader gives the value, or None and the reason why it is of no use.
+# A reader gives the value, or None and the reason why it cannot be used.
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
 
 

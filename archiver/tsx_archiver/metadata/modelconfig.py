@@ -56,7 +56,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What model-config.yaml says to the server; None where it is silent or its value was of no use.
+    """What model-config.yaml says to the server; None where a key is missing or its value cannot be used.
 
     `raw` is the whole document, keys of the handler included: what a handler reads as `context.model_yaml_config`.
     """

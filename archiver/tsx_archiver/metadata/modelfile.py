@@ -1,4 +1,4 @@
-"""What kind of model file this is, told from its bytes, without torch and without running anything."""
+"""The kind of a model file, detected from its bytes, without torch and without running anything."""
 
 from __future__ import annotations
 

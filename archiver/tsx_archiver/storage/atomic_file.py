@@ -1,4 +1,4 @@
-"""A file that has its name once it is whole: a reader sees the old one or the new one, whatever happens to who writes."""
+"""A file that gets its name once it is complete: a reader sees the old one or the new one, whatever happens to the writer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterator[BinaryIO]:
-    """`mode` is that of a new file, before the umask. Not `durable`: nobody waits for the disk, and a power failure may leave it empty."""
+    """`mode` is that of a new file, before the umask. Unless `durable`, a power failure may leave it empty."""
     partial = beside(path)
     try:
         with open(partial, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:

@@ -9,8 +9,8 @@
         building/<two digits>         held alone while an entry is looked up or made
         seen/<sha256 of a path>       the digest of a file that has not changed since
 
-A process that dies leaves a partial entry that nobody holds; the next one to make an entry removes it. An entry whose
-files changed size is passed over and made anew beside it, since others may still be using what is left of it.
+A process that dies leaves a partial entry without a lock; the next one to make an entry removes it. An entry whose
+files changed size is skipped and unpacked again beside it, since other processes may still use the rest of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger("tsx.archive")
 
 
 class CacheLimits(NamedTuple):
-    """What the cache may hold of entries that nobody uses."""
+    """The bounds of unused entries in the cache."""
 
     age: float = 30 * DAY
     total: int = 64 * GIB
@@ -124,7 +124,7 @@ class Cache:
             building.close()
 
     def clean(self, now: float | None = None) -> None:
-        """Remove what dead processes left, and entries that nobody uses and that are old or beyond the bound."""
+        """Remove what dead processes left, and unused entries that are old or beyond the bounds."""
         if not CAN_LOCK:
             return
         now = time.time() if now is None else now

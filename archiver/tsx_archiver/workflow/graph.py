@@ -42,7 +42,7 @@ def find_cycle(edges: Edges) -> Sequence[str] | None:
                 free.append(successor)
     if not waiting:
         return None
-    # Each node that is left has a parent that is left, so whoever goes up from one meets a node again.
+    # Each node that is left has a parent that is left, so a walk upwards meets a node again.
     parents = parents_of(edges)
     path = [next(iter(waiting))]
     while True:

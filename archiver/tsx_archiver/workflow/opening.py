@@ -46,7 +46,7 @@ class OpenWorkflow:
 
 
 def open_workflow(source: Path, *, cache: Path | None = None, limits: Limits = Limits()) -> OpenWorkflow:  # noqa: B008
-    """Open a .war (told by its bytes, not its name) or a directory that holds what one does.
+    """Open a .war (detected by its bytes, not its name) or a directory with the content of one.
 
     As for models: everything unsafe is refused before a byte is written, archives are unpacked into `cache`, directories are used
     where they are. Raises ArchiveError; InvalidSpec and CycleInSpec are for the specification.

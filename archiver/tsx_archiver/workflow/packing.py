@@ -53,7 +53,7 @@ def write_workflow_archive(spec: WorkflowArchiveSpec, destination: Path, *, forc
 
 
 def _check_spec(spec: WorkflowArchiveSpec, warn: Warn) -> None:
-    """The server would refuse it, so that is said here, where it can be put right."""
+    """The server would refuse it, so it is refused here, where it can be corrected."""
     try:
         read = read_spec(Path(spec.spec_file), has_handler=bool(spec.handler))
     except InvalidConfig as error:
@@ -65,7 +65,7 @@ def _check_spec(spec: WorkflowArchiveSpec, warn: Warn) -> None:
 
 
 def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
-    """Told from the source: the handler's imports may exist on the server only. What it gets by `*` cannot be told."""
+    """Read from the source: the handler's imports may exist on the server only. Names imported by `*` are unknown."""
     try:
         names = _defined(ast.parse(handler.read_bytes(), handler.name))
     except (SyntaxError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""The program that an isolated worker begins as: it gives up what the worker is not to have, then becomes the worker's interpreter.
+"""The program that an isolated worker starts as: it drops the worker's rights, then becomes the worker's interpreter.
 
-It runs before anything of the archive does, also before the `.pth` files of a model's own environment, and imports the standard
-library only. What it gives up stays given up in all that it starts.
+It runs before any code of the archive, also before the `.pth` files of a model's own environment, and imports the standard
+library only. The processes that it starts cannot regain the rights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_CAPABILITIES = 64
 
 
 class SandboxConfig(TypedDict):
-    """What is left to a worker."""
+    """The rights of an isolated worker."""
 
     command: list[str]
     scratch: str  # directory; the only one it may write
@@ -33,7 +33,7 @@ class SandboxConfig(TypedDict):
 
 
 def enter(config: SandboxConfig) -> NoReturn:
-    """Raises OSError for what the system does not have; `core/isolation/config.py` looks before."""
+    """Raises OSError where the system lacks a feature; `core/isolation/config.py` checks before."""
     parent = os.getppid()
     if config["group"] is not None:
         with open(f"{config['group']}/cgroup.procs", "w") as members:
@@ -57,7 +57,7 @@ def _drop_capabilities() -> None:
     """Root keeps its files, and nothing else of root. With no_new_privs no program gives them back."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_MOST_CAPABILITIES):
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # who may not has none, and there are fewer than this
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # a process without the right has none, and there are fewer than this
     _prctl(_PR_CAP_AMBIENT, _CLEAR_ALL)
     if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,11 +1,11 @@
-"""What an image starts, `python -m tsx_runtime.targets.entry`: it finds out where it runs, and serves the model that is there.
+"""The entry point of images, `python -m tsx_runtime.targets.entry`: detects the platform and serves the model of the image.
 
     TSX_TARGET    sagemaker, lambda or container; if not set: lambda where Lambda names the address of its Runtime API, sagemaker
                   where one of SageMaker's variables is there, else container
 
-Any other word than `serve` is a command of the user's, as `docker run IMAGE bash` has it, and takes this process's place.
+Any other word than `serve` is a command, as in `docker run IMAGE bash`, and replaces this process.
 
-What a platform needs is imported once it is known: on Lambda every import is a part of a cold start.
+Modules of a platform are imported once it is known: on Lambda every import adds to the cold start.
 """
 
 import sys
@@ -28,16 +28,16 @@ TARGETS = ("container", "sagemaker", "lambda")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Returns the exit code: 0 after a stop that was asked for, 1 where the model or a setting is wrong."""
+    """Returns the exit code: 0 after a requested stop, 1 where the model or a setting is wrong."""
     words = list(argv) or ["serve"]
     if words[0] != "serve":
         return _become(words)
     try:
-        return _serve(chosen(env), {name: value for name, value in env.items() if name != TARGET})  # which is no setting of a server
+        return _serve(chosen(env), {name: value for name, value in env.items() if name != TARGET})  # no setting of a server
     except (TsxError, ArchiveError, OSError) as error:
         print(f"Error: {getattr(error, 'message', None) or error}", file=sys.stderr)
         if isinstance(error, LoadFailed) and error.traceback:
-            print(error.traceback, file=sys.stderr)  # on these platforms the log is all that anybody sees
+            print(error.traceback, file=sys.stderr)  # on these platforms the log is the only output
         return 1
     except Exception:  # the process's boundary
         traceback.print_exc()
@@ -45,11 +45,11 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _become(words: list[str]) -> int:
-    """Returns only where there is no such program."""
+    """Returns only where the program cannot be started."""
     try:
         os.execvp(words[0], words)
     except OSError as error:
-        print(f"Error: '{words[0]}' cannot be started: {error.strerror}. 'serve' starts the server, and so does no word.", file=sys.stderr)
+        print(f"Error: '{words[0]}' cannot be started: {error.strerror}. 'serve', or no command, starts the server.", file=sys.stderr)
         return 127  # as a shell has it
 
 

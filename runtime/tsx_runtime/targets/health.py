@@ -1,4 +1,4 @@
-"""The health check of an image, `python -m tsx_runtime.targets.health`: exit code 0 where the server can serve, else 1 and why.
+"""The health check of an image, `python -m tsx_runtime.targets.health`: exit code 0 where the server can serve, else 1 and the reason.
 
 It needs no program beside Python, and finds the server by the same variables and files as the entry.
 """
@@ -27,18 +27,18 @@ TIMEOUT = 4.0  # seconds: below the five that the image's HEALTHCHECK gives
 
 def main(env: Mapping[str, str]) -> int:
     try:
-        status, said = _ask(_where(env))
+        status, text = _request(_where(env))
     except (OSError, http.client.HTTPException, TsxError) as error:
         print(f"not healthy: {error}", file=sys.stderr)
         return 1
     if status == http.client.OK:
         return 0
-    print(f"not healthy: {status} {said}", file=sys.stderr)
+    print(f"not healthy: {status} {text}", file=sys.stderr)
     return 1
 
 
 def _where(env: Mapping[str, str]) -> Address:
-    """The management address where it is one of this container's own, as it answers also while the server drains."""
+    """The management address where it is a TCP one, since it also answers while the server drains."""
     given = {name: value for name, value in env.items() if name != TARGET}
     settings = settings_of(given, locate_model(given), find_config(None, env, Path.cwd()), [])
     addresses = [parse_address(each) for each in (settings.management_address, settings.inference_address)]
@@ -48,11 +48,11 @@ def _where(env: Mapping[str, str]) -> Address:
     return address._replace(host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host))
 
 
-def _ask(address: Address) -> tuple[int, str]:
+def _request(address: Address) -> tuple[int, str]:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT)
     if address.scheme == "https":
         own = ssl.create_default_context()
-        own.check_hostname, own.verify_mode = False, ssl.CERT_NONE  # it is this very container, by a name that is on no certificate
+        own.check_hostname, own.verify_mode = False, ssl.CERT_NONE  # the server of this container, by a name that is on no certificate
         connection = http.client.HTTPSConnection(address.host, address.port, timeout=TIMEOUT, context=own)
     try:
         connection.request("GET", PATH)

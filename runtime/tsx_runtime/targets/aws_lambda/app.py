@@ -1,6 +1,6 @@
-"""The inference routes behind Lambda's events: predictions at once, and the others by FastAPI, once one of them is asked for.
+"""The inference routes behind Lambda's events: predictions directly, and the others by FastAPI, imported at their first request.
 
-Importing FastAPI, and making its routes, takes a tenth of a cold start, and few invocations ask for anything but a prediction.
+Importing FastAPI and making its routes takes a tenth of a cold start, and most invocations are predictions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LambdaApp:
         guard = build_guards(settings, build_keys(settings), registry.plugins.authentication.values()).inference
         self._predictions = Predictions(registry, settings.max_request_size, guard, ResponseCounts(), _describe)
         self._predictions.timing_share = settings.server_timing_share
-        self._in_full = bool(settings.cors_allowed_origin or settings.access_log)  # which stand around every route
+        self._in_full = bool(settings.cors_allowed_origin or settings.access_log)  # which wrap every route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

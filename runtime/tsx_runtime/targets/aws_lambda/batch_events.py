@@ -1,4 +1,4 @@
-"""Requests that do not come by HTTP: those of one event are handed to the model at once, and so run as batches of it."""
+"""Requests that do not come by HTTP: those of one event are submitted to the model together, and so run as batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tsx_runtime.targets.aws_lambda.events import ModelRequest
 from tsx_runtime.targets.aws_lambda.http_events import TooLate, looks_like, too_late
 from tsx_runtime.targets.aws_lambda.results import Result, Results
 
-SENDING = 0.1  # of an invocation's time, for answers that are sent elsewhere: of those that are not, the messages would all come again
+SENDING = 0.1  # share of an invocation's time for sending answers elsewhere: messages whose answer is not sent are delivered again
 MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
 
 logger = logging.getLogger("tsx.lambda")
@@ -35,7 +35,7 @@ class ModelAnswer(NamedTuple):
 
 
 async def answer_all(registry: Registry, requests: Sequence[ModelRequest | TsxError], seconds: float) -> list[ModelAnswer | TsxError]:
-    """In their order. Who is not answered within so many seconds is given up; what was no request stays the error that it is."""
+    """The answers, in the order of the requests. Requests that take longer than `seconds` are abandoned; errors are passed through."""
     begun = [_begin(registry, request) if isinstance(request, ModelRequest) else request for request in requests]
     under_way = [asyncio.ensure_future(_whole(job, registry)) for _, job in _jobs(begun)]
     if under_way:
@@ -84,17 +84,17 @@ def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
 
 
 class Queue:
-    """Events of SQS. Their messages are one batch, or as many as the model's size of a batch makes of them."""
+    """Events of SQS. Their messages are one batch, or several by the model's batch size."""
 
     def __init__(self, registry: Registry, place: str, results: Results, late: Callable[[], object]) -> None:
-        """`late` is told of messages that there was no time for."""
+        """`late` is called where there was no time for a message."""
         self._registry = registry
         self._late = late
         self._place = place
         self._results = results
 
     async def answer(self, event: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Which messages are to come again: https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
+        """Which messages are to be delivered again: https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
         end = time.monotonic() + seconds
         records: list[Mapping[str, Any]] = event["Records"]
         asking = seconds * (1 - SENDING) if self._place else seconds
@@ -106,7 +106,7 @@ class Queue:
         going = [(record, answer) for record, answer in zip(records, answers, strict=True) if record["messageId"] not in held_back]
         failed |= await self._send([(record, answer) for record, answer in going if isinstance(answer, ModelAnswer)], end)
         for message, why in failed.items():
-            logger.error("message %s failed, and comes again: %s", message, why)
+            logger.error("message %s failed and will be delivered again: %s", message, why)
         return {"batchItemFailures": [{"itemIdentifier": message} for message in events.ordered_failures(records, set(failed))]}
 
     async def _send(self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float) -> dict[str, str]:
@@ -151,7 +151,7 @@ def _message(record: Mapping[str, Any]) -> ModelRequest | TsxError:
 
 
 def _why_failed(answer: ModelAnswer | TsxError) -> str:
-    """Empty where it has not."""
+    """Empty for a success."""
     if isinstance(answer, TsxError):
         return answer.message
     return "" if answer.status < 400 else f"{answer.status} {answer.body[:500].decode('utf-8', 'replace').strip()}"

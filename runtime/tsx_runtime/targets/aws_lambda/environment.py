@@ -1,7 +1,7 @@
-"""What Lambda and a function's variables say, in tsx's own words: pure functions of the environment.
+"""Translates the variables of Lambda and of a function into tsx's settings: pure functions of the environment.
 
-https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A `TSX_*` variable of the function's goes
-before the defaults here; those that are called `TSX_LAMBDA_*` are told below and are no settings of a server.
+https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A `TSX_*` variable of the function overrides
+the defaults here; the `TSX_LAMBDA_*` variables are described below and are no settings of a server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tsx_runtime.targets.image.environment import TARGET
 PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")
 ANSWERS = ("buffered", "streamed")
-NAMES = {  # what each takes is read in `_own`
+NAMES = {  # their values are read in `_own`
     "TSX_LAMBDA_RUNTIME": "which client of Lambda's Runtime API runs the function: awslambdaric or tsx",
     "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)",
     "TSX_LAMBDA_RESULTS": "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message",
@@ -26,13 +26,13 @@ NAMES = {  # what each takes is read in `_own`
     "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
 }
 
-TMP = "/tmp/tsx"  # all that may be written
+TMP = "/tmp/tsx"  # the only writable directory
 LONGEST = 900  # seconds of an invocation
 LONGEST_MANAGED = 5400
 LARGEST = 6_291_556  # bytes of what an invocation takes and gives, as JSON
 QUEUE = 10_000  # messages that one event of SQS may bring
-INIT_WAIT = 8.0  # Lambda ends a start-up phase after 10 s and begins it anew
-HOMES = {  # of libraries that write where a function may not
+INIT_WAIT = 8.0  # Lambda stops a start-up phase after 10 s and starts it again
+HOMES = {  # of libraries that write outside /tmp
     "HOME": "/tmp",
     "XDG_CACHE_HOME": f"{TMP}/cache",
     "HF_HOME": f"{TMP}/huggingface",
@@ -44,7 +44,7 @@ HOMES = {  # of libraries that write where a function may not
 
 
 class FunctionSettings(NamedTuple):
-    """What is said of the function beside a server's settings."""
+    """The settings of the function that a server does not have."""
 
     runtime: str = ""  # of RUNTIMES; empty: as the platform asks
     streams: bool = False
@@ -65,7 +65,7 @@ class EnvironmentSettings(NamedTuple):
 
 
 def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
-    """Raises SettingError for a variable that there is not, and for a value that means nothing."""
+    """Raises SettingError for an unknown variable or a value that cannot be used."""
     own = _own(env)
     longest = str(LONGEST_MANAGED if own.concurrency > 1 else LONGEST)
     defaults = {
@@ -75,16 +75,16 @@ def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
         "TSX_CACHE_DIR": f"{TMP}/models",
         "TSX_STATE_DIR": f"{TMP}/state",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),
-        "TSX_MAX_RESPONSE_SIZE": str(200 << 20),  # what is too large for its way out is told there
+        "TSX_MAX_RESPONSE_SIZE": str(200 << 20),  # an answer that is too large for Lambda is refused later
         "TSX_DEFAULT_RESPONSE_TIMEOUT": longest,
         "TSX_DEFAULT_STARTUP_TIMEOUT": longest,
-        "TSX_HEARTBEAT_TIMEOUT": "0",  # a frozen thread gives no sign of life
+        "TSX_HEARTBEAT_TIMEOUT": "0",  # a frozen thread sends no heartbeat
         "TSX_HEARTBEAT_INTERVAL": "3600",
     }
     given = {name: value for name, value in env.items() if not name.startswith(PREFIX) and name not in (TARGET, *OF_THE_IMAGE)}
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE}
     if own.concurrency == 1:
-        order["max_batch_delay"] = 0  # nobody else can come while a request waits
+        order["max_batch_delay"] = 0  # no other request can arrive while one waits
     return EnvironmentSettings({**defaults, **given}, order, own)
 
 
@@ -135,7 +135,7 @@ def _number(name: str, env: Mapping[str, str], default: float) -> float:
 
 
 def _init_wait(env: Mapping[str, str]) -> float | None:
-    """Only a function on demand has 10 s; elsewhere nobody waits yet, and what serves is to be ready."""
+    """Only an on-demand function has the limit of 10 s; elsewhere no request waits yet, and the environment should start ready."""
     if env.get("TSX_LAMBDA_INIT_WAIT", "").strip():
         return _number("TSX_LAMBDA_INIT_WAIT", env, INIT_WAIT)
     return INIT_WAIT if env.get("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand") == "on-demand" else None

@@ -1,10 +1,10 @@
-"""What an event of Lambda's is, and what it asks of a model: pure functions.
+"""The kinds of Lambda events and the model requests in them: pure functions.
 
 | event                                                   | is                                             |
 |---------------------------------------------------------|------------------------------------------------|
 | of API Gateway (1.0, 2.0), a function URL, an ALB       | an HTTP request                                |
 | `Records` of SQS                                        | a batch of requests                            |
-| EventBridge's schedule, or `{"warmup": ...}`            | a wish that the model be there                 |
+| EventBridge's schedule, or `{"warmup": ...}`            | a warm-up: the model is loaded                 |
 | any other event of EventBridge                          | one request, its `detail`                      |
 | `{"requests": [...]}`                                   | a batch of requests, each as the next two      |
 | `{"body": ..., "headers": {}, "model": ...}`            | one request                                    |
@@ -41,7 +41,7 @@ class EventRequest(NamedTuple):
 
 
 class UnknownEvent(BadRequest):
-    """An event of a service that asks nothing of a model."""
+    """An event of a service that sends no model requests."""
 
 
 def is_http(event: Any) -> bool:
@@ -96,7 +96,7 @@ def from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"the body is said to be base64, but is not: {error}") from error
+        raise BadRequest(f"the body is marked as base64, but is not: {error}") from error
 
 
 def message(record: Mapping[str, Any]) -> ModelRequest:
@@ -112,13 +112,13 @@ def message(record: Mapping[str, Any]) -> ModelRequest:
 
 
 def result_place(record: Mapping[str, Any]) -> str:
-    """Where the message itself wants its answer; empty where it says nothing."""
+    """Where the message asks for its answer to be sent; empty where it does not say."""
     attribute = (record.get("messageAttributes") or {}).get("tsx-results") or {}
     return str(attribute.get("stringValue") or "").strip()
 
 
 def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> list[str]:
-    """The messages that are to come again. Of a FIFO queue's group none may overtake one that failed."""
+    """The messages that are to be delivered again. In a group of a FIFO queue none may overtake one that failed."""
     groups: set[str] = set()
     again = []
     for record in records:
@@ -130,7 +130,7 @@ def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> 
 
 
 def group_of(record: Mapping[str, Any]) -> str:
-    """Of a message of a FIFO queue; else empty. (A standard queue may have groups, too, which order nothing.)"""
+    """Of a message of a FIFO queue; else empty. (A standard queue may have groups too, without an order.)"""
     is_fifo = str(record.get("eventSourceARN", "")).endswith(".fifo")
     return str((record.get("attributes") or {}).get("MessageGroupId", "")) if is_fifo else ""
 
@@ -153,7 +153,7 @@ def _refuse_foreign(event: Mapping[str, Any]) -> None:
         what = "CloudWatch Logs"
     if what:
         raise UnknownEvent(
-            f"This function has no use for an event of {what}. It takes HTTP requests (API Gateway, function URL, ALB), messages of SQS, "
+            f"This function does not support events of {what}. It takes HTTP requests (API Gateway, function URL, ALB), messages of SQS, "
             "events of EventBridge, and direct invocations with a model's input. Send others by way of SQS or EventBridge."
         )
 

@@ -1,6 +1,6 @@
 """A model as a Lambda function: it loads while the environment starts, and answers events of every kind.
 
-Between two invocations the environment is frozen, and an event loop with it: nothing here relies on time that passes then. The worker is
+Between two invocations the environment is frozen, and the event loop with it: nothing here relies on time that passes then. The worker is
 a thread of this process, on the same channel as any other; its event loop runs while the model is waited for, and during invocations.
 
 `handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. `run.py` chooses the client.
@@ -41,17 +41,17 @@ from tsx_runtime.targets.image.environment import locate_model
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
-MARGIN = 0.5  # seconds before an invocation's end at which it is answered, whatever has become of it
+MARGIN = 0.5  # seconds before an invocation's end at which it is answered in any case
 
 logger = logging.getLogger("tsx.lambda")
 
 
 class StillLoading(Unavailable):
-    """The model was not there in the invocation's time."""
+    """The model was not loaded within the invocation's time."""
 
 
 class Function:
-    """The models, and what answers events with them. `over` says why this environment is of no further use, once it is not."""
+    """The models of an environment, and the answers to its events. `over` is the reason to end the environment, or empty."""
 
     def __init__(self, environment: EnvironmentSettings, env: Mapping[str, str]) -> None:
         """Raises SettingError."""
@@ -70,7 +70,7 @@ class Function:
         self._told = False
 
     async def start(self) -> None:
-        """The model is on its way from now on. Raises SettingError where it cannot be found."""
+        """Begin to load the model. Raises SettingError where it cannot be found."""
         place = locate_model(self._env)
         models = models_from_settings(self._settings) or [found_model(place.directory, self._env, place.name)]
         self._registry = Registry(self._settings, starter=self._starter)
@@ -80,7 +80,7 @@ class Function:
         self._queue = Queue(self._registry, self.own.results, self._results, self._late)
 
     async def loaded(self, seconds: float | None) -> bool:
-        """Whether the model is there within that time. Raises LoadFailed where it will not be."""
+        """Whether the model is loaded within that time. Raises LoadFailed."""
         await asyncio.wait([self._loading], timeout=seconds)
         if not self._loading.done():
             return False
@@ -92,24 +92,24 @@ class Function:
         return True
 
     def tell(self, error: LoadFailed) -> None:
-        """In the log, once, since no client gets the traceback."""
+        """Log it once, since no client gets the traceback."""
         if not self._told:
             self._told = True
             logger.error("the model does not load: %s\n%s", error.message, error.traceback or "")
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
-        """What the invocation is answered with: of an HTTP request None where `write` has taken it. Raises TsxError."""
+        """The answer to the invocation; None for an HTTP request whose answer went to `write`. Raises TsxError."""
         try:
             return await self._answer(event, context, write)
         finally:
             self.over = self.over or self._hopeless()
 
     def _hopeless(self) -> str:
-        """Why this process is of no use to a worker any more; empty where it is."""
+        """Why this process cannot run a worker any more; empty where it can."""
         if self._starter.stuck:
             return "the handler did not return within responseTimeout, and a thread cannot be killed"
         if any(worker.state is WorkerState.FAILED for worker in self._registry.workers()):
-            return "the worker kept dying, and was given up"
+            return "the worker kept dying and is not restarted"
         if self._starter.restarted:
             return "the worker ended by itself, as it does when the device does not answer"
         return ""
@@ -133,10 +133,10 @@ class Function:
 
     async def _load(self, models: list[StartModel]) -> None:
         await load_all(self._registry, models)
-        logger.info("the model is there %.2f s after its function began", time.monotonic() - self._began)
+        logger.info("the model was loaded %.2f s after its function began", time.monotonic() - self._began)
 
     async def _wait(self) -> None:
-        """Raises Unavailable where there will be no model; once that is told, this environment is of no use."""
+        """Wait for the model. Raises Unavailable where it does not load, and marks the environment to be ended."""
         if not self._loading.done():
             await asyncio.wait([self._loading])
         try:
@@ -147,16 +147,16 @@ class Function:
             raise Unavailable(error.message) from error
 
     def _late(self) -> TsxError:
-        """What is said of a request for which there is no more time. A worker that is still at it would hold up the next one."""
+        """The error of a request that ran out of time. A worker that still runs it would delay the next one."""
         if not self._loading.done():
             text = "The model is still loading, for %.0f s by now. Try again; or raise the function's timeout, or its memory."
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
         if self.own.concurrency == 1 or self._hangs():
-            self.over = "an invocation was given up, and the model may still be at it"
+            self.over = "an invocation was abandoned, and the model may still be running it"
         return too_late()
 
     def _hangs(self) -> bool:
-        """Whether the model has been at a batch for longer than any of its invocations may have waited for it."""
+        """Whether the model has run a batch for longer than any of its invocations may have waited for it."""
         channels = [worker.channel for worker in self._registry.workers()]
         return any(channel and channel.sent and time.monotonic() - channel.began > self._longest for channel in channels)
 
@@ -180,7 +180,7 @@ class Function:
 
 
 class HandlerFailed(TsxError):
-    """The handler answered a direct invocation with an error's status: who invoked sees a failed function."""
+    """The handler answered a direct invocation with an error status: the caller gets a function error."""
 
     def __init__(self, answer: ModelAnswer) -> None:
         super().__init__(f"{answer.status}: {answer.body.decode('utf-8', 'replace').strip()}")
@@ -193,7 +193,7 @@ def seconds_left(context: Any) -> float:
 
 
 def as_value(answer: ModelAnswer) -> Any:
-    """Of a direct invocation: JSON as it is, text as a text, all else as API Gateway has it."""
+    """The result of a direct invocation: JSON as it is, text as a string, anything else in API Gateway's form."""
     kind = answer.content_type.partition(";")[0].strip().lower()
     try:
         if kind.endswith("json"):
@@ -216,7 +216,7 @@ class Handler:
     """`handler(event, context)`, as AWS's client calls it: in its only thread, one event at a time."""
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Returns when the model is there, or may be waited for in an invocation. Raises SettingError, LoadFailed."""
+        """Returns when the model is loaded, or may be waited for in an invocation. Raises SettingError, LoadFailed."""
         self._loop = asyncio.new_event_loop()
         self.function = self._loop.run_until_complete(begin(env))
 
@@ -236,7 +236,7 @@ async def begin(env: MutableMapping[str, str]) -> Function:
     except LoadFailed as error:
         if wait is None:
             raise
-        function.tell(error)  # and the first invocation is told
+        function.tell(error)  # the first invocation gets the error
     return function
 
 
@@ -250,12 +250,12 @@ def leave(why: str, code: int = 1) -> None:
 
 
 def _age() -> float:
-    """Seconds for which this process has been there."""
+    """Seconds since this process was started."""
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def __getattr__(name: str) -> Any:
-    """`handler` is made when it is first asked for: importing this module starts nothing."""
+    """`handler` is created at its first use: importing this module starts nothing."""
     if name == "handler":
         return _handler()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

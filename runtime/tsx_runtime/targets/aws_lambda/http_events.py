@@ -29,7 +29,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class AnswerTooLarge(PayloadTooLarge):
-    """It was made, but Lambda does not carry it."""
+    """The answer exceeds Lambda's payload limit."""
 
 
 class TooLate(Unavailable):
@@ -39,7 +39,7 @@ class TooLate(Unavailable):
 
 
 class Http:
-    """The app behind events. `wait` returns once there is a model, and raises TsxError; `late` says what became of what ran too long."""
+    """The app behind HTTP events. `wait` returns once the model is loaded, or raises TsxError; `late` gives the error of a timeout."""
 
     def __init__(self, app: App, base_path: str, wait: Callable[[], Awaitable[None]], late: Callable[[], TsxError]) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Http:
         self._mangum = Mangum(cast("Any", app), lifespan="off", text_mime_types=text, exclude_headers=["connection"])
 
     async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
-        """In the form of the event's service."""
+        """The answer in the form of the event's service."""
         handler, scope, body = self._read(event, context)
         whole = _BufferedAnswer()
         try:
@@ -88,7 +88,7 @@ class Http:
             raise UnknownEvent(f"{text}: {error!r}") from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
-        """A path that begins with the stage of an API, or with what the function says, is that of the app behind it."""
+        """The base path, or the stage of an API, is cut off the beginning of the path."""
         scope["headers"] = [(name, value) for name, value in scope["headers"]]
         stage = event["requestContext"].get("stage")
         for root in (self._base_path, f"/{stage}" if stage and stage != "$default" else ""):
@@ -110,7 +110,7 @@ class Http:
 
 
 class _RequestBody:
-    """The request, then nothing: who waits for its client's leaving waits until it is told to stop."""
+    """The request, then nothing: a wait for the client's disconnect lasts until it is cancelled."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -123,7 +123,7 @@ class _RequestBody:
 
 
 class _BufferedAnswer:
-    """An answer that is gathered."""
+    """An answer collected in memory."""
 
     def __init__(self) -> None:
         self.status = 500
@@ -141,14 +141,14 @@ class _BufferedAnswer:
                 self.body, self.ended = b"".join(self._parts), True
 
     def response(self) -> dict[str, Any]:
-        """Lambda's services take what has no type for JSON, or Mangum for binary; here it is what it looks like."""
+        """Without a content type Lambda's services assume JSON and Mangum binary; here the body decides."""
         if not any(name == b"content-type" for name, _ in self.headers):
             self.headers = [*self.headers, (b"content-type", looks_like(self.body).encode())]
         return {"status": self.status, "headers": self.headers, "body": self.body}
 
 
 class _StreamedAnswer:
-    """An answer that is sent as it comes."""
+    """An answer sent as it is produced."""
 
     def __init__(self, write: Write) -> None:
         self.begun = self.ended = False
@@ -165,7 +165,7 @@ class _StreamedAnswer:
 
 
 def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """What Lambda makes the status and the headers of a streamed answer of."""
+    """The status and headers of a streamed answer, as Lambda expects them before its body."""
     named: dict[str, str] = {}
     cookies: list[str] = []
     for raw, value in headers:
@@ -179,7 +179,7 @@ def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def looks_like(body: bytes) -> str:
-    """The type of an answer whose handler named none."""
+    """The content type of an answer without one."""
     if body[:1] in _BEGINS_JSON:
         return "application/json"
     try:

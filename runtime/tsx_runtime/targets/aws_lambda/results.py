@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
 
 class Results:
-    """Sends to any place. `client` makes one of boto3's by the name of its service."""
+    """Sends answers to S3 or SQS. `client` makes boto3's client of a service."""
 
     def __init__(self, client: Callable[[str], Any] | None = None) -> None:
         self._make = cache(client or _client)
@@ -34,7 +34,7 @@ class Results:
         self._threads = ThreadPoolExecutor(AT_ONCE, "tsx-results")
 
     async def send(self, place: str, result: Result) -> None:
-        """Returns when it is there. Raises what boto3 raises."""
+        """Returns once it is delivered. Raises boto3's errors."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._send, place, result)
 
     def _client(self, service: str) -> Any:
@@ -59,7 +59,7 @@ def s3_key(place: str, result: Result) -> tuple[str, str]:
 
 
 def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
-    """Text as it is, bytes as base64, which an attribute tells. A FIFO queue keeps the order of the group that the message came in."""
+    """Text as it is, bytes as base64 with an attribute that says so. A FIFO queue keeps the order within the message's group."""
     attributes = {"tsx-message-id": result.message, "tsx-status": str(result.status), "content-type": result.content_type}
     try:
         body = result.body.decode()
@@ -71,6 +71,6 @@ def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
 
 
 def _client(service: str) -> Any:
-    import boto3  # 0.2 s of a cold start, which only those pay whose answers go somewhere
+    import boto3  # here: it takes 0.2 s of a cold start, and only functions with TSX_LAMBDA_RESULTS need it
 
     return boto3.client(service)

@@ -22,11 +22,11 @@ _ASCII = dict.fromkeys(range(32), "?") | {0x7F: "?"}
 
 
 class ConnectionLost(Exception):
-    """The Runtime API is gone, or does not speak as documented: the environment is at its end."""
+    """The Runtime API is gone, or does not follow its documentation: the environment has to end."""
 
 
 class RequestRefused(Exception):
-    """The Runtime API did not take what was sent."""
+    """The Runtime API refused an answer or an error report."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"Lambda answered {status}: {body[:300].decode('utf-8', 'replace')}")
@@ -34,7 +34,7 @@ class RequestRefused(Exception):
 
 
 class Invocation:
-    """What an invocation says of itself; the same names as in the context of AWS's own client."""
+    """One invocation; the names are those of the context of AWS's own client."""
 
     def __init__(self, headers: dict[str, str], body: bytes) -> None:
         self.body = body
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
 
 
 class Connection:
-    """One of the pollers': it asks, answers and asks again."""
+    """A connection of one poller, which takes an invocation, answers it and takes the next."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -64,14 +64,14 @@ class Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def next(self) -> Invocation:
-        """Waits for as long as nobody invokes. Raises Broken."""
+        """Waits until there is an invocation. Raises ConnectionLost."""
         reply = await self._model_request("GET", "invocation/next")
         if reply.status != 200 or "lambda-runtime-aws-request-id" not in reply.headers:
             raise ConnectionLost(f"Lambda answered {reply.status} where an invocation was asked for: {reply.body[:300]!r}")
         return Invocation(reply.headers, reply.body)
 
     async def answer(self, id: str, body: bytes) -> None:
-        """Raises Refused, Broken."""
+        """Raises RequestRefused, ConnectionLost."""
         _check(await self._model_request("POST", f"invocation/{id}/response", body))
 
     async def fail(self, id: str, kind: str, message: str, trace: list[str]) -> None:
@@ -147,7 +147,7 @@ class Parts:
         self.begun = False
 
     async def write(self, part: bytes) -> None:
-        if not part:  # which would be the end
+        if not part:  # an empty chunk would end the answer
             return
         chunk = b"%x\r\n%b\r\n" % (len(part), part)
         try:
@@ -165,7 +165,7 @@ class Parts:
             raise ConnectionLost(f"the Runtime API is gone: {error!r}") from error
 
     async def end(self, kind: str = "", message: str = "") -> None:
-        """With a kind: it broke off, which the trailers tell."""
+        """With a `kind` the answer broke off, and the trailers carry the error."""
         trailers = b""
         if kind:
             told = base64.b64encode(_error(kind, message, [], self._id)).decode()

@@ -1,7 +1,7 @@
-"""tsx's own client of Lambda's Runtime API: as many invocations at once as the environment gets share one model and one queue.
+"""tsx's own client of Lambda's Runtime API: the concurrent invocations of an environment share one model and one queue.
 
-AWS's client answers the concurrent invocations of Lambda Managed Instances with a process each, and so with a model each and no batches.
-Here each of N pollers asks for an invocation, answers it and asks again, all on one event loop; what is there when the worker is free
+AWS's client answers concurrent invocations of Lambda Managed Instances with a process and a model each, and so without batches.
+Here each of N pollers takes an invocation, answers it and takes the next, all on one event loop; what waits when the worker is free
 is its next batch.
 """
 
@@ -23,14 +23,14 @@ from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
 from tsx_runtime.targets.aws_lambda.runtime_api import Connection, ConnectionLost, Invocation, Parts, RequestRefused
 from tsx_runtime.targets.image.environment import RUNTIME_API
 
-STOP = 1.5  # seconds for what is under way, once the environment is to end
+STOP = 1.5  # seconds for running invocations once the environment has to end
 TEXT = "[%(levelname)s]\t%(asctime)s\t%(message)s"
 
 logger = logging.getLogger("tsx.lambda")
 
 
 def run(env: MutableMapping[str, str]) -> int:
-    """Until the environment ends, or is of no further use. The exit code is 1 where a fresh environment is to take its place."""
+    """Run until the environment ends or is unusable. The exit code is 1 where a fresh environment should replace it."""
     _log(env)
     return asyncio.run(_run(env))
 
@@ -52,7 +52,7 @@ async def _run(env: MutableMapping[str, str]) -> int:
     await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
     busy = [task for task, poller in running.items() if poller.leave() and not task.done()]
     for task in running.keys() - busy:
-        task.cancel()  # it has asked for an invocation, which nobody would answer
+        task.cancel()  # it waits for an invocation, which would stay unanswered
     if busy:
         await asyncio.wait(busy, timeout=STOP if stopped.is_set() else None)
     for task in running:
@@ -71,7 +71,7 @@ class Poller:
         self._connection = connection
 
     async def run(self) -> None:
-        """Until the environment is of no further use, or `leave` was called. Raises Broken."""
+        """Run until the environment is unusable or `leave` was called. Raises ConnectionLost."""
         try:
             while not (self._function.over or self._leaving):
                 invocation = await self._connection.next()
@@ -85,7 +85,7 @@ class Poller:
             self._connection.close()
 
     def leave(self) -> bool:
-        """Have it take no further invocation, which would be lost with the environment; whether it has one to answer."""
+        """Take no further invocation, which would be lost with the environment. True while one is being answered."""
         self._leaving = True
         return self._busy
 
@@ -116,7 +116,7 @@ class Poller:
 
 
 def _log(env: MutableMapping[str, str]) -> None:
-    """As Lambda is told to have it."""
+    """Log in the format and at the level of the function's configuration."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonLines() if env.get("AWS_LAMBDA_LOG_FORMAT", "").upper() == "JSON" else logging.Formatter(TEXT))
     level = logging.getLevelName(env.get("AWS_LAMBDA_LOG_LEVEL", "INFO").upper())

@@ -1,4 +1,4 @@
-"""What a container of one's own, a pod, or KServe's says by variables and by what lies where its model is: pure but for a look at files.
+"""The settings of a container, by its variables and by the layout of its model directory; reads no file but tests which exist.
 
     TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
     TSX_MODEL_NAME    what the one model is called, in place of its archive's own name
@@ -20,11 +20,11 @@ RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"  # host and port; set on Lambda only
 MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
 OWN = (MODEL_DIR, MODEL_NAME)  # no settings of a server
 USUAL = Path("/opt/ml/model")
-DEFAULTS = {  # behind what the user has set anywhere: others reach a container by its own address alone
+DEFAULTS = {  # overridden by any setting of the user: clients reach a container by its own address only
     "inference_address": "http://0.0.0.0:8080",
-    "management_address": "http://127.0.0.1:8081",  # nobody reaches it from outside
+    "management_address": "http://127.0.0.1:8081",  # not reachable from outside
     "metrics_address": "http://0.0.0.0:8082",
-    "max_connections_per_client": "0",  # a load balancer or an ingress stands before it, and has one address for all clients
+    "max_connections_per_client": "0",  # a load balancer or an ingress in front has one address for all clients
     "max_requests_per_client": "0",
 }
 
@@ -33,7 +33,7 @@ class ModelLocation(NamedTuple):
     directory: Path
     name: str | None  # of the model
     store: Path | None = None  # of KServe's TorchServe layout
-    config: Path | None = None  # the file of settings that lies there
+    config: Path | None = None  # the settings file found there
 
 
 def locate_model(env: Mapping[str, str]) -> ModelLocation:
@@ -50,7 +50,7 @@ def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None,
     given = {name: value for name, value in env.items() if name not in OWN}
     defaults = dict(DEFAULTS)
     if place.store is not None:
-        given.setdefault("TSX_MODEL_STORE", str(place.store))  # before the file's, which is of the machine that it was written on
+        given.setdefault("TSX_MODEL_STORE", str(place.store))  # overrides that of the file, which was written on another machine
         defaults["load_models"] = "all"
     file = file or place.config
     _, origins = load_settings({}, given, file, lambda notice: None)

@@ -19,22 +19,22 @@ from tsx_runtime.targets.server.startup import StartModel, start_model
 
 BASE = "SAGEMAKER_BASE_DIR"
 MANIFEST = Path("MAR-INF", "MANIFEST.json")
-HANDLER = "sagemaker_toolkit"  # among those of the worker
+HANDLER = "sagemaker_toolkit"  # a built-in handler of the worker
 PROGRAM = "inference.py"
 WEIGHTS = (".pt", ".pth", ".pt2")
 CONFIG = "model-config.yaml"
-TOGETHER = 32  # requests of a batch, where the model can run them at once; an idle worker takes what is there, so nobody waits for that
+TOGETHER = 32  # requests of a batch where the model can run them together; an idle worker does not wait for a full batch
 
 
 def model_directory(env: Mapping[str, str]) -> Path:
-    """Where an image has its model."""
+    """The directory of an image's model."""
     return Path(env.get(BASE) or "/opt/ml") / "model"
 
 
 def found_model(directory: Path, env: Mapping[str, str], name: str | None = None) -> StartModel:
-    """The one model of a directory: an archive, what was in one, or the layout of SageMaker's toolkit.
+    """The one model of a directory: an archive, an unpacked archive, or the layout of SageMaker's toolkit.
 
-    Raises SettingError, which says what is there instead.
+    Raises SettingError, which says what the directory holds instead.
     """
     if (directory / MANIFEST).is_file():
         return start_model(directory, name)
@@ -59,7 +59,7 @@ def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") 
     code, program = directory / "code", env.get("SAGEMAKER_PROGRAM", "").strip() or PROGRAM
     named = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
     if named.is_dir() and named.resolve().is_relative_to(directory.resolve()):
-        code = named  # else it is where the code came from, and the host has put it here
+        code = named  # else it is the code's origin, and the host has copied it here
     script = code / program
     if not script.is_file():
         if env.get("SAGEMAKER_PROGRAM", "").strip():
@@ -85,21 +85,21 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
 
 
 def _order(directory: Path, script: Path, env: Mapping[str, str], name: str) -> RegisterOrder:
-    """`batchSize` of a model-config.yaml goes before what the code looks like."""
+    """`batchSize` of a model-config.yaml overrides what the code suggests."""
     source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
     together = TOGETHER if runs_together(source) and not (directory / CONFIG).is_file() else None
     return RegisterOrder(url=directory.name, model_name=name, loaded_at_startup=True, batch_size=together)
 
 
 def runs_together(source: str) -> bool:
-    """Whether the functions leave it to tsx to put requests together, or do so themselves: told by their names, without running them.
+    """Whether requests can run as one batch, by tsx or by the functions themselves: read from their names, without running them.
 
-    Where they do not, a batch would run one by one all the same, and the first of it would wait for the last.
+    Otherwise a batch would run one by one, and its first request would wait for the last.
     """
     try:
         names = {name for node in ast.parse(source).body for name in _defined(node)}
     except (SyntaxError, ValueError):
-        return False  # the worker says what is wrong with it
+        return False  # the worker reports what is wrong with it
     return "batch_predict_fn" in names or not names & {"predict_fn", "transform_fn", "*"}
 
 

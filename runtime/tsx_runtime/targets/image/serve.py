@@ -1,4 +1,4 @@
-"""The server of an image: the one model that lies there, served as the platform wants it."""
+"""The server of an image: the one model in its directory, with the settings of a container."""
 
 from __future__ import annotations
 

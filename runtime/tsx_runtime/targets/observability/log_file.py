@@ -1,4 +1,4 @@
-"""A log file that takes whole lines or none, is renamed when it is large, and is made anew where somebody has moved or deleted it."""
+"""A log file that takes whole lines or none, is rotated by size, and is created again where it was moved or deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("tsx.server")
 
 
 class LogFile(logging.Handler):
-    """For one thread, the one that writes the log. The file is appended to, by nobody else while the server runs.
+    """For one thread, the one that writes the log. No other program appends to the file while the server runs.
 
     `path.1` to `path.KEPT` are older ones, the newest first. What cannot be written is lost, which the server's log says once.
     """
@@ -31,13 +31,13 @@ class LogFile(logging.Handler):
         self._kept = kept
         self._fd = _open(path)
         self._clock = clock
-        self._lost = 0  # lines, since that was told
+        self._lost = 0  # lines, since that was logged
         self._told = 0.0  # when it was
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             lines = self.format(record) + "\n"
-        except Exception:  # the boundary to who logged: its arguments may not fit its words
+        except Exception:  # the boundary to the caller: its arguments may not fit its message
             self.handleError(record)
             return
         try:
@@ -70,7 +70,7 @@ class LogFile(logging.Handler):
             raise
 
     def _find_again(self) -> None:
-        """A file that was moved is another's, as one that was deleted is nobody's: the log goes on under its own name."""
+        """A file that was moved or deleted is not written any more: the log continues under its own name."""
         try:
             found, ours = self.path.stat(), os.fstat(self._fd)
             if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):

@@ -115,7 +115,7 @@ class TextLogFormatter(logging.Formatter):
 
 
 class ShortFormatter(TextLogFormatter):
-    """For a person who looks at a terminal: the time of day, and colour for what is wrong."""
+    """For a terminal: the time of day, and colour for warnings and errors."""
 
     _COLOURS: ClassVar = {"warning": "33", "error": "31", "critical": "1;31", "debug": "2"}
 

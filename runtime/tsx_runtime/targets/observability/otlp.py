@@ -63,7 +63,7 @@ def _is_off(env: Mapping[str, str]) -> bool:
 
 
 class Sender:
-    """Spans wait in the SDK's queue, which is bounded and drops the oldest; a thread of the SDK makes them whole and sends them."""
+    """Spans wait in the SDK's queue, which is bounded and drops the oldest; a thread of the SDK converts and sends them."""
 
     def __init__(self, endpoint: str | None) -> None:
         """Raises ImportError where the extra is not installed."""
@@ -74,16 +74,16 @@ class Sender:
         self._processor = BatchSpanProcessor(self._exporter)
 
     def emit(self, make: Make) -> None:
-        """Waits for nothing."""
+        """Does not block."""
         self._processor.on_end(cast("Any", QueuedSpans(make)))
 
     def close(self) -> None:
-        """Send what is left; a collector that does not answer is not waited for without end."""
+        """Send the remaining spans; a collector that does not answer is waited for LAST_SPANS seconds."""
         ending = threading.Thread(target=self._processor.shutdown, name="tsx-spans-end", daemon=True)
         ending.start()
         ending.join(LAST_SPANS)
         if ending.is_alive():
-            self._exporter.shutdown()  # it tries no more
+            self._exporter.shutdown()  # no further retries
 
 
 class _SampledContext:
@@ -92,7 +92,7 @@ class _SampledContext:
 
 
 class QueuedSpans:
-    """What the SDK's queue holds, and asks only whether it is sampled: spans are made of it in the sending thread."""
+    """An item of the SDK's queue, which reads only whether it is sampled: the sending thread makes spans of it."""
 
     __slots__ = ("make",)
     context = _SampledContext
@@ -118,7 +118,7 @@ def _exporter(inner: Any) -> Any:
 
 
 def maker() -> Any:
-    """Makes the SDK's spans of ours; `offset` is what time.monotonic() has to have added to be time.time()."""
+    """Converts spans into the SDK's; `offset` is time.time() minus time.monotonic()."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope

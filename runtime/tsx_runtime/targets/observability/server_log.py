@@ -1,4 +1,4 @@
-"""What the server's own log says of a version goes beside what its workers print: started, died, could not load."""
+"""Copies the server's log lines about a version (started, died, could not load) to the output kept of its workers."""
 
 from __future__ import annotations
 

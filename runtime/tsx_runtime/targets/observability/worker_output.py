@@ -1,4 +1,4 @@
-"""What workers print, as lines of model_log.log: each worker sends its stdout and stderr to a socket of the front end."""
+"""The output of workers, as lines of model_log.log: each worker sends its stdout and stderr to a socket of the front end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tsx_runtime.shared.socket_paths import socket_place
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
 PAUSE = 0.1  # seconds until a connection that could not be taken is tried again
-GATHER = 0.05  # seconds in which lines come together: waking up for each would cost the server more than the line
+GATHER = 0.05  # seconds in which lines are collected: waking up for each would cost the server more than the line
 PIECE = 64 << 10
-MANY = PIECE // 4  # bytes of one worker's that are gathered enough: who prints so much must not wait for room
+MANY = PIECE // 4  # bytes of one worker that are written without waiting: a worker that prints so much must not block
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
 LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose characters may take six
@@ -43,11 +43,11 @@ def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterat
 
 
 class _Source:
-    """One stream of one worker. Its first line is its name."""
+    """One stream of one worker. Its first line names it."""
 
     def __init__(self, longest: int) -> None:
         self.name = ""
-        self.begun = b""  # of a line whose end is not there yet
+        self.begun = b""  # of a line that is not complete yet
         self._longest = longest
 
     def take(self, data: bytes) -> list[str]:
@@ -62,7 +62,7 @@ class _Source:
 
 
 class TerminalOutput:
-    """In the place of a log: the terminal, where the lines look as those that Python prints."""
+    """The terminal in place of a log: lines look like those that Python prints."""
 
     is_json = False
 
@@ -74,7 +74,7 @@ class TerminalOutput:
         target.write(f"\x1b[2m{words}\x1b[0m {text}\n" if has_colour(target) else f"{words} {text}\n")
 
     def flush(self) -> None:
-        """Each line is written when it is there."""
+        """Each line is written at once."""
 
 
 class _Reader(threading.Thread):
@@ -105,12 +105,12 @@ class _Reader(threading.Thread):
         self._selector.close()
 
     def close(self) -> None:
-        """Once what is there is read. What a stray program of a handler goes on printing is not waited for."""
+        """Read what was sent, then end. A program of a handler that goes on printing is not waited for."""
         self._wake.close()  # which the other end reads
         self.join(PATIENCE)
 
     def _turn(self) -> bool:
-        """Take what is there. False once it is to end, and nothing more is there."""
+        """Read what was sent. False once the thread should end and nothing is left."""
         ready = self._selector.select()
         self._has_many = False
         going_on = True
@@ -126,7 +126,7 @@ class _Reader(threading.Thread):
     def _accept(self) -> None:
         try:
             source, _ = self._listening.accept()
-        except OSError:  # the server has no descriptor left: what the worker prints waits, and that of others is read
+        except OSError:  # the server has no descriptor left: this worker's output waits, and that of others is read
             time.sleep(PAUSE)
             return
         self._selector.register(source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST))
@@ -172,7 +172,7 @@ def _refuse(word: str) -> None:
 
 
 def as_json(now: float, text: str, name: str) -> str:
-    """A line that did not come from Python: of native code, or of a program that a handler started."""
+    """A line of native code, or of a program that a handler started."""
     found = _NAME.fullmatch(name)
     worker, model, version, stream = found.groups() if found else ("", "", "", "")
     return json_line(now, "info", "handler", text, {"stream": stream, "model": model, "version": version, "worker": worker})

@@ -97,7 +97,7 @@ class SageMaker:
             elif path == PARAMETERS:
                 await self.answer(send, scope, request_id, 200, (JSON,), _told(**parameters(self._versions(), self.environment)))
             else:
-                if self.predictions.guard is not None:  # of a plugin's, or where tokens are wanted all the same
+                if self.predictions.guard is not None:  # of a plugin, or where tokens are required nevertheless
                     self.predictions.guard.check(scope["headers"])
                 await self.route(scope, receive, send, request_id)
         except ClientGone:
@@ -188,7 +188,7 @@ class SageMaker:
 
 
 def parameters(versions: Sequence[ModelVersion], environment: EnvironmentSettings) -> dict[str, Any]:
-    """What a batch transform job should do, where it has not been told. Of bodies of lines two a worker are enough to keep it busy."""
+    """The parameters of a batch transform job that does not set them. Two bodies of lines keep a worker busy."""
     told: Transform = environment.transform
     payload = told.payload or PAYLOAD
     workers = sum(version.min_workers for version in versions) or 1
@@ -202,7 +202,7 @@ def parameters(versions: Sequence[ModelVersion], environment: EnvironmentSetting
 
 
 def is_given_up(version: ModelVersion) -> bool:
-    """Nobody serves it, and nobody will. A worker that is being restarted is no reason to take the whole instance away."""
+    """No worker is ready, and at least one has failed for good. A worker that is being restarted is no reason to replace the instance."""
     states = Counter(worker.state for worker in version.workers)
     return version.min_workers > 0 and not states[WorkerState.READY] and states[WorkerState.FAILED] > 0
 

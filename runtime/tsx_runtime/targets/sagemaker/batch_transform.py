@@ -39,7 +39,7 @@ FORMS = {
     "text/csv": CSV,
 }
 _SOMETHING = re.compile(rb"\S")
-MOST_ACCEPTED = 100  # types that an Accept header may name; the others count for nothing
+MOST_ACCEPTED = 100  # types of an Accept header that are read; the others are ignored
 ACCEPTED = {**FORMS, "application/json": JSON_LINES}
 
 
@@ -48,7 +48,7 @@ def form_of(content_type: bytes) -> Form | None:
 
 
 def accepted_form(accept: bytes, own: Form) -> Form:
-    """The first that is accepted, in the client's order; the request's own where it accepts anything, or nothing that there is."""
+    """The first accepted format, in the client's order; the request's own where the client accepts anything, or no known format."""
     for part in accept.decode("latin-1").split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]:
         form = ACCEPTED.get(part.partition(";")[0].strip().lower())
         if form is not None:
@@ -57,7 +57,7 @@ def accepted_form(accept: bytes, own: Form) -> Form:
 
 
 def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Those that hold anything, with their numbers, from 1. Each is found when it is asked for: a body may have millions."""
+    """The lines that are not blank, with their numbers from 1. They are found one by one: a body may have millions."""
     start, number = 0, 1
     while (found := _SOMETHING.search(body, start)) is not None:
         number += body.count(b"\n", start, found.start())
@@ -69,16 +69,16 @@ def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def as_line(answer: bytes, form: Form) -> bytes:
-    """An answer as one line. Raises ValueError for one that is no text."""
+    """An answer as one line. Raises ValueError where it is not text."""
     text = answer.decode("utf-8")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text.rstrip("\r\n")
         if form is CSV and "\n" not in value:
-            return value.encode()  # it is CSV already, for all that anybody knows
+            return value.encode()  # taken as CSV
     if form is JSON_LINES:
-        return _json(value).encode("utf-8", "backslashreplace")  # half of a pair, which JSON can say and UTF-8 cannot
+        return _json(value).encode("utf-8", "backslashreplace")  # a lone surrogate, which JSON can hold and UTF-8 cannot
     return _row(value if isinstance(value, list) else [value]).encode("utf-8", "backslashreplace")
 
 
@@ -91,7 +91,7 @@ def _json(value: Any) -> str:
 
 
 def _row(values: list[Any]) -> str:
-    """Numbers and texts as they are, anything else as JSON in one field."""
+    """Numbers and strings as they are, anything else as JSON in one field."""
     file = io.StringIO()
     csv.writer(file, lineterminator="").writerow([value if isinstance(value, str) else _json(value) for value in values])
     return file.getvalue().replace("\r", " ").replace("\n", " ")  # of a quoted field: a line is a record
@@ -104,7 +104,7 @@ class LineAnswer(NamedTuple):
 
 
 class LineFailed(Exception):
-    """One line could not be answered, and so the request is not."""
+    """One line could not be answered, so the request fails."""
 
     def __init__(self, number: int, status: int, why: str) -> None:
         super().__init__(f"Line {number}: {why}")
@@ -113,7 +113,7 @@ class LineFailed(Exception):
 
 
 def room(version: ModelVersion) -> int:
-    """How many lines of all requests may be under way: full batches for each worker, and the next ones; what else comes finds room too."""
+    """How many lines of all requests may be queued: two full batches for each worker, with room for other requests."""
     plan = version.plan
     return max(1, min(plan.job_queue_size, max(2 * plan.batch_size * max(1, len(version.workers)), plan.job_queue_size // 2)))
 
@@ -126,9 +126,9 @@ async def answer_each(
     line_of: Callable[[LineAnswer], bytes],
     most: int,
 ) -> list[LineAnswer]:
-    """In the lines' order; the bodies are what `line_of` makes of them as they come, since for all of them it would hold up the loop.
+    """The answers in the lines' order. `line_of` converts each body as it arrives, since converting all at once would block the loop.
 
-    Raises LineFailed, for the first of those that failed; none is begun after the first failure.
+    Raises LineFailed for the first line that failed; no line is submitted after a failure.
     """
     answers: list[LineAnswer] = []
     failures: list[BaseException] = []
@@ -139,7 +139,7 @@ async def answer_each(
         return answered._replace(body=line_of(answered))
 
     def ended(task: asyncio.Task[LineAnswer]) -> None:
-        """Also of one that was cancelled before it began."""
+        """Runs also for a task that was cancelled before it started."""
         tasks.discard(task)
         gate.release()
         if not task.cancelled():
@@ -185,14 +185,14 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Line
 
 
 def _reason(body: bytes) -> str:
-    """Of an answer that is an error; one in the form of the server's own is not quoted whole."""
+    """The reason in an error answer; of the server's own error form only the message is quoted."""
     told = read_error(body.strip())
     text = told["message"] if told else body.decode("utf-8", "replace").strip()
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
-    """The result of `work`; it is cancelled when the client leaves, and ClientGone raised."""
+    """The result of `work`. When the client disconnects, `work` is cancelled and ClientGone raised."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:

@@ -1,4 +1,4 @@
-"""A SageMaker endpoint, or a job of batch transform: the model at `/opt/ml/model`, served as SageMaker asks."""
+"""A SageMaker endpoint or batch transform job: the model at `/opt/ml/model`, served by SageMaker's contract."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("tsx.server")
 
 
 def serve_endpoint(env: Mapping[str, str]) -> None:
-    """Until SIGTERM. Raises SettingError, and what a model raises that does not load: SageMaker would wait for it in vain."""
+    """Serve until SIGTERM. Raises SettingError, and the error of a model that does not load, so that SageMaker stops waiting."""
     environment, settings = settings_of(env)
     models = (
         []
@@ -54,12 +54,14 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
 
 
 def settings_of(env: Mapping[str, str]) -> tuple[EnvironmentSettings, Settings]:
-    """With the log begun. `TSX_*` variables go before what SageMaker and its toolkit say."""
+    """Also sets up the log. `TSX_*` variables override those of SageMaker and its toolkit."""
     unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
     if unknown is not None:
         raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN)} There are {', '.join(OWN)}")
     environment = read_environment(env)
-    given = {name: text for name, text in env.items() if name not in (*OWN, MODEL_DIR, MODEL_NAME)}  # an image may have a container's
+    given = {
+        name: text for name, text in env.items() if name not in (*OWN, MODEL_DIR, MODEL_NAME)
+    }  # an image may have variables of a container
     notices = list(environment.notices)
     settings, _ = load_settings({}, {**environment.variables, **given}, find_config(None, env, Path.cwd()), notices.append)
     keep_going()
@@ -76,7 +78,7 @@ def with_order(order: RegisterOrder, environment: EnvironmentSettings) -> Regist
 
 
 def takes_lines(version: ModelVersion) -> bool:
-    """The toolkit's functions were written for whole bodies: their `input_fn` may want all lines of a CSV."""
+    """The toolkit's functions were written for whole bodies: their `input_fn` may expect all lines of a CSV."""
     return version.handler != HANDLER
 
 

@@ -1,7 +1,7 @@
-"""What SageMaker and its PyTorch toolkit say by environment variables, in tsx's own words: a pure function.
+"""Translates the variables of SageMaker and its PyTorch toolkit into tsx's settings: a pure function.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and the toolkit's `SAGEMAKER_TS_*` and
-`SAGEMAKER_MODEL_SERVER_*`, which its users have set in their models. A `TSX_*` variable goes before all of them.
+`SAGEMAKER_MODEL_SERVER_*`, which its users set in their models. A `TSX_*` variable overrides all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STARTUP = 600  # seconds that the toolkit gives the start of a model
 STARTUP_SERVERLESS = 180  # and that SageMaker gives it where it begins on request
 PAYLOAD = 6  # MB of one request of a batch transform
 
-ORDERS = {  # variable -> what of a registration it sets; the later of two goes before
+ORDERS = {  # variable -> the field of a registration that it sets; the later of two wins
     "SAGEMAKER_MODEL_SERVER_WORKERS": "initial_workers",
     "SAGEMAKER_TS_MIN_WORKERS": "initial_workers",
     "SAGEMAKER_TS_MAX_WORKERS": "max_workers",
@@ -55,7 +55,7 @@ STRATEGIES = ("MULTI_RECORD", "SINGLE_RECORD")
 
 
 class Transform(NamedTuple):
-    """What a batch transform job has been told already; None where the container may say."""
+    """The parameters that a batch transform job sets itself; None where the container may choose."""
 
     concurrent: int | None = None
     strategy: str | None = None
@@ -83,7 +83,7 @@ def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
     variables = {
         "TSX_INFERENCE_ADDRESS": here,
         "TSX_METRICS_ADDRESS": here,  # SageMaker reads /metrics where it sends requests
-        "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{_management_port(env, port)}",  # nobody reaches it from outside
+        "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{_management_port(env, port)}",  # not reachable from outside
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",  # only the platform reaches the container, and it sends no header of ours
         "TSX_MAX_CONNECTIONS_PER_CLIENT": "0",  # the platform is the one client
         "TSX_MAX_REQUESTS_PER_CLIENT": "0",
@@ -113,7 +113,7 @@ def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
 
 
 def _mode(env: Mapping[str, str]) -> str:
-    """A job of batch transform is told so by the platform; of an endpoint's kind nobody tells but who deploys it."""
+    """The platform marks a batch transform job; the kind of an endpoint is known to its deployer only."""
     named = env.get(MODE, "").strip().lower()
     if named and named not in TIMEOUTS:
         raise SettingError(f"{MODE} is '{named}'{suggestion(named, TIMEOUTS)} There are {', '.join(TIMEOUTS)}")
@@ -132,7 +132,7 @@ def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
 
 
 def _management_port(env: Mapping[str, str], port: int) -> int:
-    """Beside other containers on one host, only ports of the range are this container's; where it is not told, a free one is taken."""
+    """Beside other containers on one host, only the ports of the range may be used; without a range a free port is taken."""
     given = env.get("SAGEMAKER_SAFE_PORT_RANGE", "").strip()
     if not given:
         return PORT + 1 if port == PORT else 0

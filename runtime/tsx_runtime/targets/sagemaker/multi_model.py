@@ -1,7 +1,7 @@
-"""Many models behind one endpoint of SageMaker: it has them loaded, asked and unloaded by routes of its own.
+"""Many models behind one SageMaker endpoint, which loads, invokes and unloads them by routes of its own.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's, and mean nothing. A model that finds no
-room is refused with 507, whereupon SageMaker unloads others and asks again.
+https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's, without a meaning. A model without
+room is refused with 507; SageMaker then unloads others and tries again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound, 
 from tsx_runtime.targets.server.startup import StartModel
 
 PAGE = 100
-SHARE = 0.8  # of the container's memory that models may take, where no bound is set
+SHARE = 0.8  # of the container's memory for models, where no bound is set
 LONGEST_NAME = 100
 MEGA = 1 << 20
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -46,10 +46,10 @@ class Models:
         self._bound = bound or int(SHARE * container_memory())
         self._opened = opened
         self._loaded: dict[str, LoadedModel] = {}
-        self._coming: dict[str, int] = {}  # by name, bytes that each will want at least
+        self._coming: dict[str, int] = {}  # by name, bytes that each needs at least
 
     async def load(self, name: str, url: str) -> LoadedModel:
-        """Raises Conflict (it is there), OutOfResources (there is no room), BadRequest (it is no model), LoadFailed."""
+        """Raises Conflict (already loaded), OutOfResources (no room), BadRequest (no model), LoadFailed."""
         if name in self._loaded or name in self._coming:
             raise Conflict(f"Model {name} is loaded already.")
         if not name or not url:
@@ -72,7 +72,7 @@ class Models:
         return loaded
 
     async def unload(self, name: str) -> None:
-        """Its requests are answered and its processes are gone on return. Raises ModelNotFound."""
+        """Returns once its requests are answered and its processes have ended. Raises ModelNotFound."""
         await self._registry.unregister(self.find(name).own)
         self._loaded.pop(name, None)
         logger.info("model %s is unloaded", name)
@@ -85,7 +85,7 @@ class Models:
             raise ModelNotFound(f"Model not found: {name}. It is not loaded.") from None
 
     def page(self, token: str | None) -> tuple[list[LoadedModel], str | None]:
-        """In the order in which they came, from where the last page ended. Raises BadRequest."""
+        """In the order of loading, from the end of the last page. Raises BadRequest."""
         try:
             start = max(0, int(token or 0))
         except ValueError:
@@ -121,14 +121,14 @@ def registry_name(name: str) -> str:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of what lies there: a model that is loaded has them in memory, and more. Raises BadRequest."""
+    """Bytes of the files: a loaded model takes at least as much memory. Raises BadRequest."""
     if not directory.is_dir():
         raise BadRequest(f"The model's url is {directory}, which is no directory.")
     return sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(directory) for name in names)
 
 
 def memory_of(workers: Iterable[Worker]) -> int:
-    """What their processes have for themselves, with their shares of what they have in common, where the system tells."""
+    """The memory of their processes; shared pages count in proportion, where the system tells."""
     total = 0
     for worker in workers:
         running = worker.running
@@ -142,7 +142,7 @@ def memory_of(workers: Iterable[Worker]) -> int:
 
 
 def container_memory() -> int:
-    """Of the machine, or what a container may have of it."""
+    """The memory of the machine, or the container's limit."""
     found = [psutil.virtual_memory().total]
     for file in LIMITS:
         with suppress(OSError, ValueError):  # another system, or no limit

@@ -1,4 +1,4 @@
-"""Where gRPC is served, if it is: which ports, with which certificate, and what is said where its packages are missing."""
+"""The gRPC listeners: their ports, their certificate, and the log line where the packages of gRPC are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("tsx.server")
 
 
 class Port(NamedTuple):
-    """One that gRPC is served at."""
+    """A port that serves gRPC."""
 
     target: str  # HOST:PORT, as clients call it
     roles: list[str]
@@ -51,7 +51,7 @@ def grpc_addresses(settings: Settings) -> GrpcAddresses:
 
 
 def check_free(addresses: GrpcAddresses) -> None:
-    """Raise SettingError now, and not once the models are loaded, where a port cannot be had."""
+    """Raise SettingError where a port is taken, now and not after the models have loaded."""
     for address, roles in addresses:
         if address.port:
             with contextlib.closing(Listener(address, roles)):
@@ -59,7 +59,7 @@ def check_free(addresses: GrpcAddresses) -> None:
 
 
 def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: ResponseCounts) -> list[Port]:
-    """A server for each of the addresses, which counts its calls with the requests of HTTP."""
+    """A server for each address, which counts its calls together with HTTP requests."""
     if not addresses:
         return []
     from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
@@ -74,12 +74,12 @@ def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddr
 
 
 def prepare() -> None:
-    """Import what is heavy, in a thread, while models load."""
+    """Import the heavy modules, in a thread, while models load."""
     import tsx_runtime.grpc.server  # noqa: F401  # an extra
 
 
 def _installed(settings: Settings) -> bool:
-    """Whether the extra is there; says how to get it where it is not."""
+    """Whether the extra is installed; logs how to install it where it is not."""
     missing = [name for name in PACKAGES if not is_there(name)]
     if missing:
         asked = any(name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set)
@@ -89,7 +89,7 @@ def _installed(settings: Settings) -> bool:
 
 
 def is_there(package: str) -> bool:
-    """Whether it could be imported. Of `google.protobuf` even `google` may be missing, which `find_spec` takes for an error."""
+    """Whether it can be imported. `find_spec` raises where even the parent package, such as `google`, is missing."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:

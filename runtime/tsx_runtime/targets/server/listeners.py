@@ -19,7 +19,7 @@ BACKLOG = 2048  # connections that may wait to be accepted
 
 
 class Listener:
-    """A bound socket that does not listen yet: nobody is kept waiting while models load.
+    """A bound socket that does not listen yet: no client waits in its backlog while models load.
 
     Raises SettingError, which says what to change.
     """
@@ -38,7 +38,7 @@ class Listener:
         self.sock.setblocking(False)
 
     def listen(self) -> None:
-        """Take connections from now on. Raises SettingError where another server that was starting as well has come first."""
+        """Begin to accept connections. Raises SettingError where another server has taken the address meanwhile."""
         if self._file is not None and not self._has_its_file():
             raise SettingError(_taken(self.address.path, self._names))
         try:
@@ -47,7 +47,7 @@ class Listener:
             raise SettingError(_cannot_bind(self.address, self._names, error)) from error
 
     def leave(self) -> None:
-        """Remove a unix socket's file, unless another server's is there by now. (While the socket is open, its inode is no other's.)"""
+        """Remove a unix socket's file, unless another server has replaced it. (While the socket is open, its inode is not reused.)"""
         if self._file is not None and self._has_its_file():
             with contextlib.suppress(OSError):
                 Path(self.address.path).unlink()
@@ -106,7 +106,7 @@ def _bind_tcp(address: Address, names: str) -> socket.socket:
 
 
 def _bind_unix(path: str, names: str) -> socket.socket:
-    """Only this user may connect: the file's mode is set before anybody can."""
+    """Only this user may connect: the file's mode is set before any client can."""
     if not hasattr(socket, "AF_UNIX"):
         raise SettingError(f"{names}: this system has no unix sockets. Use http://127.0.0.1:PORT.")
     _make_room(path, names)
@@ -125,7 +125,7 @@ def _bind_unix(path: str, names: str) -> socket.socket:
 
 
 def _make_room(path: str, names: str) -> None:
-    """Remove the file that a server left which did not end by itself; nobody listens there."""
+    """Remove the file of a server that crashed; no process listens there."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise SettingError(f"{names}: {path} is there already and is no socket. Choose another path, or remove it.")

@@ -1,4 +1,4 @@
-"""A server of its own: ports, signals, start and end."""
+"""The server process: ports, signals, start and stop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class RunningServer:
-    """What is there once the server answers: roles are inference, management, metrics, and those of gRPC where it is served."""
+    """A server that answers. Roles are inference, management, metrics, and those of gRPC where it is served."""
 
     addresses: dict[str, str]
     versions: list[ModelVersion]
@@ -58,20 +58,20 @@ class RunningServer:
 
 
 class HostedPlatform(Platform, Protocol):
-    """A platform that asks whether the server is well from its first moment on."""
+    """A platform that sends health checks from the server's first moment on."""
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        """While requests are answered. What it raises of `TsxError` and `ArchiveError` ends the server."""
+        """Runs while requests are answered. A `TsxError` or `ArchiveError` ends the server."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a server starts, where it is not to start as `tsx serve` does."""
+    """How a server starts where that differs from `tsx serve`."""
 
-    answer_first: bool = False  # models load while it answers already, and it goes on without those that do not
+    answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
     snapshots: Snapshots | None = None
-    on_bound: Callable[[], None] = lambda: None  # no other program has its addresses
-    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one that has the predictions
+    on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
+    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one with the prediction routes
 
 
 DEFAULT_OPTIONS = ServeOptions()
@@ -79,7 +79,7 @@ DEFAULT_OPTIONS = ServeOptions()
 
 @dataclass(frozen=True)
 class _ServerParts:
-    """What a server is made of, once it has its addresses."""
+    """The parts of a server whose addresses are bound."""
 
     settings: Settings
     registry: Registry
@@ -92,10 +92,10 @@ class _ServerParts:
 
 @dataclass(frozen=True)
 class _StopEvents:
-    """What signals have asked for."""
+    """Stops requested by signals."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a person who does not want to wait
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a second Ctrl-C
 
 
 def serve(
@@ -142,7 +142,7 @@ async def serve_async(
             versions = await _unless(stopping.asked, load(registry, () if options.hosted else models))
             if prepared is not None:
                 await prepared
-            if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_tell=options.answer_first)) is None:
+            if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:
                 return
             started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
             parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls)
@@ -153,9 +153,9 @@ async def serve_async(
 
 
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
-    """Where there are log files, workers have one of their own; and where the log is JSON, all of its lines are written by one process.
+    """With log files, workers have a file of their own; with a JSON log, one process writes all lines.
 
-    At a terminal it takes what workers' native code and programs print, which could steer it.
+    At a terminal it takes the output of workers' native code and programs, which could hold control sequences.
     """
     in_files = settings.log_location is not None
     is_json = writes_json(settings.log_format, in_files=in_files)
@@ -168,7 +168,7 @@ def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]
 
 @contextlib.contextmanager
 def _keys(settings: Settings) -> Generator[Keys, None, None]:
-    """Their file is there for as long as the server is."""
+    """Their file exists as long as the server."""
     keys = start_keys(settings)
     if keys.file is not None:
         logger.info("requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or disable_token_authorization", keys.file)
@@ -185,7 +185,7 @@ async def _answer(
     models: Sequence[StartModel],
     on_ready: Callable[[dict[str, str]], None],
 ) -> None:
-    """From the first request to the last. `on_ready` gets the addresses, by role."""
+    """Serve from the first request to the last. `on_ready` gets the addresses by role."""
     settings, registry, listeners, snapshots = parts.settings, parts.registry, parts.listeners, options.snapshots
     for listener in listeners:
         listener.listen()
@@ -202,7 +202,7 @@ async def _answer(
             if snapshots is not None:
                 snapshots.begin(registry)
             gc.collect()
-            gc.freeze()  # modules, routes and schemas stay: no collection, during which nothing is answered, needs to look at them again
+            gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
             on_ready(servers.addresses)
             failure = await _failure_to_load(hosted, models, stopping)
             registry.stop()
@@ -232,7 +232,7 @@ def _hosted(options: ServeOptions, registry: Registry, apps: Sequence[ServerApp]
 async def _failure_to_load(
     hosted: HostedPlatform | None, models: Sequence[StartModel], stopping: _StopEvents
 ) -> TsxError | ArchiveError | None:
-    """Wait until a stop is asked for, or what loads while the server answers has failed."""
+    """Wait until a stop is requested, or a model that loads while the server answers has failed."""
     try:
         if hosted is not None:
             await _unless(stopping.asked, hosted.load(models))
@@ -243,7 +243,7 @@ async def _failure_to_load(
 
 
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:
-    """Go on while balancers find out that the server is not ready any more."""
+    """Keep answering while load balancers notice that the server is not ready any more."""
     if seconds:
         logger.info("stopping: not ready any more; requests are taken for another %d s. Ctrl-C again: at once", seconds)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -251,7 +251,7 @@ async def _delay(seconds: float, hurry: asyncio.Event) -> None:
 
 
 def _stop_on_signals(stopping: _StopEvents) -> None:
-    """The first signal asks for a stop, a second Ctrl-C for hurry."""
+    """The first signal requests a stop, a second Ctrl-C an immediate one."""
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:

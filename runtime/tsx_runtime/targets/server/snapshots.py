@@ -1,4 +1,4 @@
-"""Snapshots: what a server has been told of its models, kept in files from which the next one can start (contract 4.4)."""
+"""Snapshots: the registered models and their settings, in files from which the next server can start (contract 4.4)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Snapshots:
         self.write("shutdown", registry.models.values())
 
     def write(self, kind: str, models: Iterable[Model]) -> None:
-        """A failure is told, and fails nothing: what was changed is changed."""
+        """A failure is logged and has no other effect: the change itself stays."""
         created = int(self._clock() * 1000)
         try:
             private_directory(self._directory)

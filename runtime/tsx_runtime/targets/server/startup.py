@@ -32,11 +32,11 @@ class StartModel:
     path: Path | None
     order: RegisterOrder
     default: bool = False  # of several versions, the one for requests that name none
-    archive: OpenArchive | None = None  # where it is open already, since no manifest lies at the path
+    archive: OpenArchive | None = None  # opened already, where the path holds no manifest
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """All side by side, until their workers are ready; the first that fails ends the start."""
+    """Load all concurrently, until their workers are ready; the first failure ends the start."""
     tasks = [asyncio.create_task(_load(registry, model)) for model in models]
     try:
         versions = list(await asyncio.gather(*tasks))
@@ -50,8 +50,8 @@ async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[Mod
 
 
 async def register_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """As TorchServe does: their workers load while the server answers already, and what cannot be registered is told and left out."""
-    found = await asyncio.gather(*(_register_or_tell(registry, model) for model in models))
+    """As in TorchServe: workers load while the server already answers; a model that cannot be registered is logged and skipped."""
+    found = await asyncio.gather(*(_register_or_log(registry, model) for model in models))
     there = [(model, version) for model, version in zip(models, found, strict=True) if version is not None]
     _set_defaults(registry, there)
     return [version for _, version in there]
@@ -64,7 +64,7 @@ async def _load(registry: Registry, model: StartModel) -> ModelVersion:
         raise LoadFailed(f"{model.order.url} does not load: {error.message}", traceback=error.traceback) from error
 
 
-async def _register_or_tell(registry: Registry, model: StartModel) -> ModelVersion | None:
+async def _register_or_log(registry: Registry, model: StartModel) -> ModelVersion | None:
     try:
         return await _register(registry, model, wait=False)
     except TsxError as error:
@@ -81,7 +81,7 @@ async def _register(registry: Registry, model: StartModel, *, wait: bool) -> Mod
 
 
 def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelVersion]]) -> None:
-    """Without this, the one whose archive happened to be opened first would be the default."""
+    """Without this, the default would be the version whose archive was opened first."""
     described = registry.settings.model_versions
     chosen: dict[str, tuple[str, bool]] = {}
     for model, version in started:
@@ -107,7 +107,7 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
 
 
 def _looks_like_model(path: Path) -> bool:
-    """What is hidden is not, as in TorchServe: file managers leave such behind. Nor is what a file system has at its root."""
+    """Hidden files are skipped, as in TorchServe, and the file system's own `lost+found`."""
     return (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)) and not path.name.startswith(".") and path.name != "lost+found"
 
 
@@ -160,9 +160,9 @@ class StartWorkflow:
     order: WorkflowOrder
 
 
-async def load_workflows(workflows: Workflows, starts: Iterable[StartWorkflow], *, or_tell: bool) -> list[Workflow]:
-    """All side by side. With `or_tell`, one that cannot be registered is told and left out; else the first ends the start."""
-    found = await asyncio.gather(*(_load_workflow(workflows, start, or_tell) for start in starts))
+async def load_workflows(workflows: Workflows, starts: Iterable[StartWorkflow], *, or_log: bool) -> list[Workflow]:
+    """Load all concurrently. With `or_log`, a failure is logged and the workflow skipped; else the first failure ends the start."""
+    found = await asyncio.gather(*(_load_workflow(workflows, start, or_log) for start in starts))
     return [workflow for workflow in found if workflow is not None]
 
 
@@ -191,14 +191,14 @@ def _workflow_from_entry(name: str, file: str, store: Path | None) -> StartWorkf
     return StartWorkflow(Path(file) if store is None else store / file, order)
 
 
-async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_tell: bool) -> Workflow | None:
+async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_log: bool) -> Workflow | None:
     try:
         if start.path is None:
             workflow = await workflows.register(start.order, trust=Trust.OPERATOR)
         else:
             workflow = await workflows.register_path(start.path, start.order)
     except TsxError as error:
-        if not or_tell:
+        if not or_log:
             raise
         logger.error("workflow %s is not served: %s", start.order.url, error.message)
         return None

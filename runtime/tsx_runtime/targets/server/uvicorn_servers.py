@@ -1,4 +1,4 @@
-"""The servers that answer at the addresses that are bound, uvicorn's and those of gRPC: how they begin, and in which order they end."""
+"""The servers at the bound addresses, uvicorn's and gRPC's: how they start, and in which order they stop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 
-LAST_WORDS = 5  # seconds that clients may take to read their refusals once the time to drain is over
+LAST_WORDS = 5  # seconds that clients may take to read their errors once the time to drain is over
 TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
 
 
 class ServerGroup:
-    """All of them, from the first connection to the last answer."""
+    """All servers of a process, from the first connection to the last answer."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ServerGroup:
         ports: Sequence[Port],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """An app for each of the listeners."""
+        """`apps` has one app for each listener."""
         limited = [app.clients is not None for app in apps]
         protocols = {each: http_protocol(limited=each) for each in set(limited)}  # once: it may have a warning to log
         self._servers = [
@@ -58,9 +58,9 @@ class ServerGroup:
             await port.server.start()
 
     async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
-        """No new connections. What was accepted is answered within that time, or until somebody loses patience; then it is refused.
+        """Refuse new connections. Accepted requests are answered within `seconds`, or until `hurry` is set; then they are refused.
 
-        Whether the server is alive, and how far it is, can be asked until the last prediction is answered.
+        Health checks and metrics are answered until the last prediction is.
         """
         end = time.monotonic() + seconds
         predicting = [server for server in self._running if "inference" in server.listener.roles]
@@ -82,12 +82,12 @@ async def _drain(ending: Sequence[Awaitable[Any]], registry: Registry, hurry: as
     await asyncio.wait([answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not answering.done():
-        await registry.close()  # refuses what waits and ends the workers: that, too, is an answer to each request
+        await registry.close()  # refuses waiting requests and ends the workers, so each request gets an answer
     await answering
 
 
 async def _listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Wait until the server listens. Raises what keeps it from that."""
+    """Wait until the server listens. Raises its error."""
     waiting = asyncio.create_task(up.wait())
     await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -105,7 +105,7 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_timeout,
-        proxy_headers=False,  # X-Forwarded-* is not believed
+        proxy_headers=False,  # X-Forwarded-* is not trusted
         timeout_graceful_shutdown=settings.drain_timeout + LAST_WORDS,
     )
 

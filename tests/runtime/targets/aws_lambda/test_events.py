@@ -104,7 +104,7 @@ def test_an_input_that_looks_like_a_wrapped_one_but_has_more_keys_is_an_input() 
     assert parse_event({"body": "x", "title": "y"}).requests == [
         ModelRequest(b'{"body": "x", "title": "y"}', (("content-type", "application/json"),))
     ]
-    with pytest.raises(BadRequest, match="is said to be base64"):
+    with pytest.raises(BadRequest, match="is marked as base64"):
         parse_event({"body": "no base64!", "isBase64Encoded": True})
 
 

@@ -164,7 +164,7 @@ def test_an_event_that_asks_nothing_of_a_model_says_what_does(host: Host, event:
     told = host.invoke(event)
     assert told.error
     assert told.json()["errorType"] == "UnknownEvent"
-    assert f"no use for an event of {what}. It takes HTTP requests" in told.json()["errorMessage"]
+    assert f"not support events of {what}. It takes HTTP requests" in told.json()["errorMessage"]
 
 
 def test_half_a_request_is_told(host: Host) -> None:
