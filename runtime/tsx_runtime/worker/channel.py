@@ -33,7 +33,7 @@ class Channel:
         self._answering: int | None = None
         self._reading = threading.Lock()
         self._aside: deque[Frame | None] = deque()  # read while a batch was answered; None is the end of the stream
-        self._called_off = False  # whether nobody waits for the batch that is being answered
+        self._called_off = False  # whether all clients of the current batch have disconnected
         self._selector: selectors.BaseSelector | None = None
 
     def read(self) -> Frame | None:
@@ -42,7 +42,7 @@ class Channel:
             return self._aside.popleft() if self._aside else self._read()
 
     def is_called_off(self) -> bool:
-        """Whether the front end has said, by now, that nobody waits for the batch that is being answered; or is gone itself."""
+        """Whether the front end has cancelled the current batch, since all of its clients have disconnected, or is gone itself."""
         if self._reading.acquire(blocking=False):  # else another thread is looking already
             try:
                 while not (self._aside and self._aside[-1] is None) and self.has_frame():
@@ -116,7 +116,7 @@ class Channel:
             self._write(buffers)
 
     def has_frame(self) -> bool:
-        """Whether `read` would return at once, or as soon as the rest of a frame is there that has begun to come."""
+        """Whether `read` would return at once, or once the rest of a frame has arrived whose beginning has."""
         if self._end > self._start:
             return True
         if self._selector is None:

@@ -1,9 +1,9 @@
-"""What can go wrong in a worker, and what a handler may raise to say so.
+"""The errors of a worker, and those that a handler may raise.
 
-NobodyWaits             no client is left for the answer that is being sent in parts; no `except Exception` of a handler's holds it up
+ClientsGone             all clients of a streamed answer have disconnected; not an `Exception`, so that handlers do not catch it by chance
 PredictionException     the handler's own refusal of the whole batch, with a status
 ├── BadRows             ... of some rows only: the others are run again without them
-LoadError               the model cannot be loaded; the message tells what to do
+LoadError               the model cannot be loaded; the message says what to do
 MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric that is reported wrongly
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 from tsx_runtime.errors import shortened
 
-LONGEST = 8000  # characters of what is told of an exception; a traceback may have four times as many
+LONGEST = 8000  # characters of an exception's message in reports; a traceback may have four times as many
 
 
 class ClientsGone(BaseException):
-    """Raised where a handler sends a part of an answer, once all clients of its batch have left: it need not go on."""
+    """Raised where a handler sends a part of an answer after all clients of its batch have disconnected."""
 
 
 class PredictionException(Exception):
@@ -36,7 +36,7 @@ class BadRows(PredictionException):
     """Some rows of the batch cannot be used: position in the data -> what is wrong with it.
 
     These rows are answered with `error_code`, and the handler is called again with the others, so that one broken request does
-    not fail its neighbours. A handler raises it before it sends parts of answers: those that have begun are broken off.
+    not fail its neighbours. A handler raises it before it sends parts of answers: answers that have begun are broken off.
     """
 
     def __init__(self, faults: Mapping[int, str], error_code: int = 400) -> None:
@@ -56,7 +56,7 @@ class MetricsCacheKeyError(KeyError):
 
 
 class MetricsCacheTypeError(TypeError):
-    """What is no name, or no type, of a metric."""
+    """A value that is no name, or no type, of a metric."""
 
 
 class MetricsCacheValueError(ValueError):
@@ -64,20 +64,20 @@ class MetricsCacheValueError(ValueError):
 
 
 def in_words(error: BaseException) -> str:
-    """`ValueError: its text`, or the name alone where it says nothing."""
+    """`ValueError: its text`, or the name alone where the text is empty."""
     text = text_of(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def text_of(error: BaseException) -> str:
-    """What it says, fit to be told: its class may be a user's own, and what it holds a batch."""
+    """Its message, cut and valid UTF-8: the class may be a user's own, and the message may quote a batch."""
     try:
         text = str(error)
     except BaseException as second:  # the boundary to a user's code
-        return f"(what it says cannot be told: {type(second).__name__} in its __str__)"
+        return f"(no message: {type(second).__name__} in its __str__)"
     return presentable(text)
 
 
 def presentable(text: str, most: int = LONGEST) -> str:
-    """Without what UTF-8 cannot have, such as the bytes of a file's name that are none, and not longer than anybody would read."""
+    """The text as valid UTF-8 (a file's name may hold other bytes), cut to a length that people read."""
     return shortened(text, most, tail=most // 2).encode(errors="backslashreplace").decode()

@@ -32,7 +32,7 @@ from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
 
-END_GRACE = 5.0  # seconds that a handler may take to return once nobody waits for its answer
+END_GRACE = 5.0  # seconds that a handler may take to return once the front end is gone
 
 logger = logging.getLogger("tsx.worker")
 
@@ -66,13 +66,11 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
     except FrameError as error:
         logger.error("the front end sent what is not a frame: %s", error)
     except ConnectionError:
-        pass  # the front end is gone, and with it everyone who waits
+        pass  # the front end is gone, and all clients with it
     except OSError:
         if os.getpid() == pid:
             raise
-        logger.error(
-            "a process that the handler forked came back from the handler, as the worker does; it is ended, and the worker goes on"
-        )
+        logger.error("a process that the handler forked returned from the handler, as the worker does; it is ended, and the worker goes on")
         os._exit(1)
     finally:
         with suppress(OSError):
@@ -81,21 +79,21 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
 
 
 def _stay(number: int, frame: object) -> None:
-    """What a stop means to a worker: nothing. What it waits for goes on."""
+    """A worker ignores stop signals, and system calls continue."""
 
 
 def begin_process(sock: socket.socket, files: int | None) -> None:
-    """What holds for a process that serves a model and does nothing else."""
+    """Prepare a process that serves a model and does nothing else."""
     keep_going()
     if files is not None:
         import resource  # here, because Windows has none
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     end_with_front_end(sock)
-    # How the server starts processes is not how the handler does: a DataLoader's need neither import torch anew nor be pickled.
+    # How the server starts processes is not how the handler does: a DataLoader's need neither import torch again nor be pickled.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)  # the first is this Python's own choice
     if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=sock.close)  # a child of the handler's must not hold it open, nor answer on it
+        os.register_at_fork(after_in_child=sock.close)  # a child process of the handler must not hold it open, nor answer on it
 
 
 def end_with_front_end(sock: socket.socket) -> None:
@@ -127,12 +125,12 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
     printing.format_output(shape, printing.ModelLabel(order["model_name"], order["model_version"], order["worker"]), running)
     if order["output"]:
         label = f"W-{order['worker']}-{order['model_name']}_{order['model_version']}"
-        with suppress(OSError):  # nobody reads it: the server is on its way out
+        with suppress(OSError):  # no reader: the server is stopping
             send_output_to(order["output"], label, all_of_it=not direct)
     try:
         model = load_model(order)
         warm_up_model(model, order)
-    except BaseException as error:  # the boundary to a user's code: whatever it raises, the front end is told
+    except BaseException as error:  # the boundary to a user's code: whatever it raises is reported to the front end
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
         return None
     running.context = model.context
@@ -178,7 +176,7 @@ def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[.
 def _reply(
     channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: PreparedBatch | None = None, began: float | None = None
 ) -> bool:
-    """Answer one batch, which was begun at `began` (time.monotonic()) if not now. Whether this process can answer another."""
+    """Answer one batch, which was started at `began` (time.monotonic()) or now. Whether this process can answer another."""
     channel.begin(batch)
     start = time.monotonic()
     if ahead is not None:
@@ -217,7 +215,7 @@ def _send_piece(channel: Channel, batch: int, stops: bool, position: int, header
 
 
 def _report(error: BaseException) -> dict[str, str]:
-    """For people: what is wrong, and the traceback of the handler's own code, without the way there."""
+    """The message and the traceback of the handler's own code, without the frames of the loader."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
     message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"
     return {"message": message, "traceback": "" if cause is None else _own_traceback(cause)}

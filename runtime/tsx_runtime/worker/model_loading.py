@@ -1,4 +1,4 @@
-"""Loads the model of a worker: its place and directory, its handler with micro-batches and envelope, its warm-up."""
+"""Loads the model of a worker: its devices and directory, its handler with micro-batches and envelope, its warm-up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INPUT_KINDS = ("image", "text", "json", "file")
 
 logger = logging.getLogger("tsx.worker")
 
-_HOW_TO_HEED = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
+_HOW_TO_APPLY = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
 
 
 def load_model(order: LoadOrder) -> Model:
@@ -60,8 +60,8 @@ def load_model(order: LoadOrder) -> Model:
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
     has_steps = step_times.watch(entry.instance)
-    if not heeds_precision(entry.instance, context.model_yaml_config):
-        logger.warning("precision in model-config.yaml changes nothing: %s does not heed it. %s", entry.name, _HOW_TO_HEED)
+    if not applies_precision(entry.instance, context.model_yaml_config):
+        logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
     model = Model(
@@ -98,13 +98,13 @@ def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
 def warm_up_model(model: Model, order: LoadOrder) -> None:
     if not model.context.model_yaml_config.get("warmup"):
         return
-    config, _ = parse_model_config(model.context.model_yaml_config)  # what is wrong in it was told when it was registered
+    config, _ = parse_model_config(model.context.model_yaml_config)  # its errors were reported at registration
     id, start, end = order["sequence_headers"]
     warm_up(model, config, Path(order["model_dir"]), order["batch_size"], (id, start, end) if order["stateful"] else None)
 
 
 def facts_of(model: Model, order: LoadOrder) -> dict[str, Any]:
-    """What the front end is told of a model that has loaded."""
+    """The facts of a loaded model for the front end."""
     return {
         "device": device_of(model.entry.instance, order),
         "prefetch": model.mode == "batch" and overlaps(model),
@@ -113,19 +113,19 @@ def facts_of(model: Model, order: LoadOrder) -> dict[str, Any]:
     }
 
 
-def heeds_precision(instance: Any, config: Mapping[str, Any]) -> bool:
-    """Whether the handler did what `precision` says, if anything; one that does tells it by an attribute of that name."""
+def applies_precision(instance: Any, config: Mapping[str, Any]) -> bool:
+    """Whether the handler has applied the configured `precision`, if any."""
     return config.get("precision") is None or precision_of(instance) is not None
 
 
 def precision_of(instance: Any) -> str | None:
-    """What the handler says that its model reckons with, because it was asked for."""
+    """The precision that the handler has applied, by its attribute `precision`."""
     precision = getattr(instance, "precision", None)
     return precision if isinstance(precision, str) else None
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:
-    """What the handler says it runs on; of one that does not say, what it was given."""
+    """The device that the handler declares, or else the one that was assigned."""
     device = getattr(instance, "device", None)
     if device is not None:
         return str(device)
@@ -134,20 +134,20 @@ def device_of(instance: Any, order: LoadOrder) -> str:
 
 
 def input_of(instance: Any) -> str | None:
-    """What the handler says that it takes (`input_kind`): what a person who tries it is asked for."""
+    """The kind of input that the handler declares (`input_kind`), for the form on the server's page."""
     kind = getattr(instance, "input_kind", None)
     return kind if kind in INPUT_KINDS else None
 
 
 def gpu_of_rank(order: LoadOrder) -> int | None:
-    """The GPU of this process, counted among those that it sees. The ranks of a group share out the worker's GPUs in their order."""
+    """The GPU of this process, counted among those that it sees. The ranks of a group divide the worker's GPUs in their order."""
     if order["gpu_id"] is None or order["ranks"] == 1:
         return order["gpu_id"]
     return int(os.environ["LOCAL_RANK"]) * max(1, order["gpus"] // order["ranks"])
 
 
 def _take_place(order: LoadOrder) -> None:
-    """The cores and devices that the server has for this worker; before anything looks how many there are."""
+    """Apply the cores and devices that the server assigned, before any library counts them."""
     os.environ.update(order["variables"])
     protect_compiler_cache()
     if order["cores"] is not None and hasattr(os, "sched_setaffinity"):

@@ -14,7 +14,7 @@ class ListLike(np.ndarray[Any, Any]):
         return self.size > 0
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] | None = None, **options: Any) -> Any:
-        """What is reckoned from it is an array like any other: `if array > 5` must not say yes because there is an array."""
+        """Results of operations are plain arrays: `if array > 5` must not be true merely because an array exists."""
         plain = [_plain(each) for each in inputs]
         if out is not None:
             options["out"] = tuple(_plain(each) for each in out)

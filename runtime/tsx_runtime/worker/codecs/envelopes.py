@@ -1,7 +1,7 @@
 """Envelopes: what a protocol wraps around requests and answers, taken off before the handler and put on after it. Contract section 5.5.
 
 `service_envelope` names one: `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open Inference Protocol). A request that is
-not in its envelope's form is answered 400, and its neighbours without it. Where TorchServe heeds only the first request of a batch, all
+not in its envelope's form is answered 400, and its neighbours without it. Where TorchServe reads only the first request of a batch, all
 are answered: in one call of the handler where each holds one instance, else in one call each.
 """
 
@@ -145,7 +145,7 @@ def _opened(row: Any) -> Any:
 
 
 def _json(content: Any) -> Any:
-    """Bodies that come undecoded (`decode_input_request = false`, or another content type) are JSON all the same."""
+    """Bodies that were not decoded (`decode_input_request = false`, or another content type) are parsed as JSON too."""
     if not isinstance(content, bytes | bytearray | str):
         return content
     try:

@@ -53,7 +53,7 @@ def encode_body(value: Any) -> Buffer:
 
 def to_json(value: Any) -> str:
     """`json.dumps(value, indent=2)`, which is TorchServe's form. A list or dict of plain values, which most answers are, takes a third
-    of the time: Python's fast encoder does not indent, but writes between the values what it is told.
+    of the time: Python's fast encoder does not indent, but writes a given separator between the values.
     """
     kind = type(value)
     if value and (kind is list or kind is dict) and _PLAIN.issuperset(map(type, value.values() if kind is dict else value)):
@@ -108,7 +108,7 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
 
 
 def failure(error: BaseException) -> Answer:
-    """What a client is told about an exception."""
+    """The part of an exception that a client gets."""
     if isinstance(error, PredictionException):
         code = error.error_code if isinstance(error.error_code, int) and 400 <= error.error_code <= 599 else 500
         return (code, JSON_HEADER, error_body(code, TsxError.type, str(error.message)))
@@ -150,4 +150,4 @@ def _named(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-GONE = failure(PredictionFailed("The request was cancelled before it was answered; send it again."))  # mostly nobody waits for it any more
+GONE = failure(PredictionFailed("The request was cancelled before it was answered; send it again."))  # mostly its client has disconnected

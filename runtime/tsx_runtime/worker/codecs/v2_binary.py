@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol with its binary extension: a request's into arrays, what a handler returned into an answer.
+"""Tensors of the Open Inference Protocol with its binary extension: a request's into arrays, a handler's result into an answer.
 
 A body of this kind is JSON and, behind it, the bytes of those tensors whose `binary_data_size` the JSON names; a header tells how
 long the JSON is. gRPC's ModelInfer comes in the same form. A handler gets `body`: the JSON's dict, with an array in each `data`. What
@@ -45,24 +45,24 @@ _DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()}
 
 
 class OutputRequest(dict[str, dict[str, str]]):
-    """How a request wants its answer. It stands where the part headers of a form would, of which there are none."""
+    """The outputs that a request asks for. Stands in the place of a form's part headers, of which there are none."""
 
     def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool) -> None:
         super().__init__()
         self.id = id
-        self.outputs = outputs  # names, and whether each shall come as bytes; none: all
-        self.binary = binary  # whether outputs that say nothing of their own come as bytes
+        self.outputs = outputs  # names, and whether each is wanted as bytes; none: all
+        self.binary = binary  # whether outputs without a setting of their own come as bytes
 
     def __bool__(self) -> bool:
         return True
 
 
 class Tensors(dict[str, Any]):
-    """A request that came in the binary form."""
+    """A request in the binary form."""
 
 
 def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
-    """Of a request that is JSON as a whole, where it asks for an answer in bytes; None where it does not, and is not looked at further."""
+    """For a request that is entirely JSON and asks for an answer in bytes; None where it does not, and is not checked further."""
     try:
         wanted = _output_request(request)
     except BadRequest:
@@ -152,7 +152,7 @@ def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def tensor_responses(results: list[Any], wishes: Mapping[int, Any], context: Context, version: str, begun: Collection[int]) -> list[Any]:
-    """What the handler returned, wrapped where the request was tensors, and the answer has not begun to stream as it is."""
+    """The handler's results, wrapped where the request had tensors and its answer does not stream already."""
     return [
         TensorResponse(value, wanted, idx, context, version)
         if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun

@@ -18,7 +18,7 @@ _M_MMAP_THRESHOLD = -3
 def keep_freed_memory() -> None:
     """Have glibc hold on to what large bodies are read into, and what a model computes with.
 
-    By default it returns such blocks to the system at once, and the next batch pays for every page anew: a third of the
+    By default it returns such blocks to the system at once, and the next batch pays for every page again: a third of the
     worker's time for bodies of 128 KiB, two thirds for 10 MiB, a quarter for a small convolutional network on 32 images.
     """
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""What a handler prints or logs, with the model's name and the ids of the requests that run: looked up only when something is printed."""
+"""Adds the model's name and the ids of the running requests to the lines that a handler prints or logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ here: ContextVar[Context] = ContextVar("tsx_context")  # of a request that is a 
 
 
 class RunningIds:
-    """Asks the context, once there is one. In a thread of the handler's own, the requests are those of the worker's batch."""
+    """The ids in the context, once there is one. In a thread of the handler's own they are those of the worker's batch."""
 
     context: Context | None = None
 
@@ -45,7 +45,7 @@ class ModelLabel(NamedTuple):
 
 
 class OutputFormatter:
-    """One stream's: what was printed in, lines for the log out."""
+    """Formats one stream: printed bytes in, lines for the log out."""
 
     def __init__(self, stream: str, shape: OutputFormat, label: ModelLabel, ids: Ids, *, colour: bool = False) -> None:
         self._stream = stream
@@ -73,7 +73,7 @@ class OutputFormatter:
         return formatted
 
     def _as_text(self, text: str) -> bytes:
-        """For a terminal, which obeys none of it: of what steers one only the ends of lines, and a progress bar's returns, are left."""
+        """For a terminal: control characters are escaped, except line ends and the carriage returns of progress bars."""
         prefix, formatted = self._prefix().decode(), ""
         for found in _LINE.finditer(text):
             if found[0]:
@@ -82,7 +82,7 @@ class OutputFormatter:
         return formatted.encode("utf-8", "backslashreplace")
 
     def _as_json(self, data: bytes) -> bytes:
-        """A progress bar writes one line again and again, and only the last of it is kept."""
+        """A progress bar rewrites one line; only its last state is kept."""
         *lines, self._begun = (self._begun + data).split(b"\n")
         if len(self._begun) > LONGEST:
             lines.append(self._begun)
@@ -103,13 +103,13 @@ class OutputFormatter:
 
 
 def _pieces(line: bytes) -> Iterator[bytes]:
-    """Of a progress bar only the last; of a line that is too long, all there is."""
+    """The last state of a progress bar; a line that is too long in several pieces."""
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
     return (line[at : at + LONGEST] for at in range(0, max(1, len(line)), LONGEST))
 
 
 class WorkerTextFormatter(logging.Formatter):
-    """Of a worker's log as text, in which nothing steers a terminal: it quotes what clients have sent."""
+    """The worker's log as text, with control characters escaped, since it quotes requests."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -139,7 +139,7 @@ class JsonLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._put(record)
-        except Exception:  # the boundary to who logged: arguments that do not fit the words are no reason to fail a request
+        except Exception:  # the boundary to the caller: arguments that do not fit the message are no reason to fail a request
             self.handleError(record)
 
     def _put(self, record: logging.LogRecord) -> None:
@@ -155,7 +155,7 @@ class JsonLog(logging.Handler):
 
 
 def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
-    """For a whole process: it stays so. A process that prints for several models, as tests do, is left alone."""
+    """Applies to the whole process for good. A process that prints for several models, as in tests, is left unchanged."""
     formatted = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -45,7 +45,7 @@ class Profile:
                 self.write()
 
     def write(self) -> None:
-        """By renaming: the directory is open to all, and whoever reads gets a whole file."""
+        """By renaming: the directory is open to all users, and every reader gets a complete file."""
         self._written = time.monotonic()
         with suppress(OSError):  # a full disk ends no worker
             for target in (self._path, self._directory / NEWEST):

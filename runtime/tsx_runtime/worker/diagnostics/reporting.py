@@ -1,6 +1,6 @@
-"""Tells the front end what a handler raised and printed: what is in the log goes over the channel too, where a person may ask for it.
+"""Reports to the front end what a handler raised and printed, so that the management API can show it.
 
-Nobody waits for any of it: a thread sends what was gathered for a moment, as much as is of use to somebody who reads it.
+No request waits for it: a thread sends what was collected for a moment, within the bounds below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import presentable
 
-EVERY = 0.5  # seconds for which reports are gathered
+EVERY = 0.5  # seconds between two reports
 MOST = 200  # lines of one report; of more the newest
 LONGEST = 1000  # characters of a line
 MOST_IDS = 8  # that a line names
@@ -32,15 +32,15 @@ _LOGGER = "tsx.worker"
 
 
 class ReportBuffer:
-    """What is to be told next. Any thread may add; adding waits for nothing."""
+    """The content of the next report. Any thread may add to it; adding does not block."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[float, str, str, list[str]]] = deque(maxlen=MOST)
         self._lost = 0
         self._errors: dict[str, dict[str, Any]] = {}
-        self._begun = {"stdout": "", "stderr": ""}  # of a line whose end is not there yet
+        self._begun = {"stdout": "", "stderr": ""}  # of a line that is not complete yet
         self._lock = threading.RLock()  # a signal's handler may print while this thread holds it
-        self._pid = os.getpid()  # a process that a handler forks has no thread that sends, and maybe a lock that nobody lets go
+        self._pid = os.getpid()  # a process forked by a handler has no sending thread, and maybe a lock that is never released
         self.due = threading.Event()
 
     def add_output(self, stream: str, text: str, ids: Sequence[str] = ()) -> None:
@@ -56,7 +56,7 @@ class ReportBuffer:
             self.due.set()
 
     def add_error(self, message: str, trace: str) -> None:
-        """The same one again is counted: a handler that always fails must not pay for each time."""
+        """A repeated error is only counted: a handler that always fails must not pay for each report."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -79,7 +79,7 @@ class ReportBuffer:
 
 
 class _Errors(logging.Handler):
-    """A log handler: of a batch that failed, the log has one error."""
+    """A log handler: the log has one error for each failed batch."""
 
     def __init__(self, buffer: ReportBuffer) -> None:
         super().__init__(logging.ERROR)
@@ -92,7 +92,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
-    """While this is open, the errors that the worker logs, and what is printed in this process, are told to the front end.
+    """While this is open, the worker's logged errors and this process's output are reported to the front end.
 
     `running`: the ids of the requests that run.
     """

@@ -70,7 +70,7 @@ class ConcurrentRequests:
                 task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
             elif frame.kind is Kind.CANCEL:
-                if frame.batch in self._tasks:  # else its answer was on its way already
+                if frame.batch in self._tasks:  # else its answer was already sent
                     self._tasks[frame.batch].cancel()
             else:
                 self._on_other(self._channel, frame)  # from the loop: a loop that is blocked gives no sign of life
@@ -98,7 +98,7 @@ class ConcurrentRequests:
             return failure(error)
 
     def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
-        """Also for a task that was cancelled before it had begun, of which `_answer` saw nothing."""
+        """Runs also for a task that was cancelled before it started, which `_answer` never saw."""
         del self._tasks[batch]
         answer = GONE if task.cancelled() else task.result()
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
@@ -111,7 +111,7 @@ class ConcurrentRequests:
 
 
 def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
-    """On the loop that `initialize` ran on, if it was a coroutine: what it has begun there goes on."""
+    """On the loop that `initialize` ran on, if it was a coroutine: tasks that it started there continue."""
 
     async def run() -> None:
         await ConcurrentRequests(channel, model, on_other, on_request).run()

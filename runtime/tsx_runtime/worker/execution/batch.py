@@ -57,7 +57,7 @@ class Model(NamedTuple):
     version: str = ""
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
     mode: str = "batch"  # as in the load order
-    stops: bool = False  # whether a handler that streams is stopped once nobody waits for its batch
+    stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
     has_steps: bool = True  # that tell how long they take (`stages.watch`)
 
 
@@ -76,7 +76,7 @@ class Requests(NamedTuple):
 
 
 class PreparedBatch(NamedTuple):
-    """A batch whose first steps were taken while the one before it ran."""
+    """A batch that was preprocessed while the one before it ran."""
 
     requests: Requests
     refused: dict[int, Answer]
@@ -122,7 +122,7 @@ def check_piece(body: Buffer, limit: int) -> None:
 def answer_batch(
     model: Model, items: Sequence[Item], send: SendPiece, ahead: PreparedBatch | None = None, began: float | None = None
 ) -> Outcome:
-    """`began`: time.monotonic() now, of who has it at hand."""
+    """`began`: time.monotonic(), where the caller knows it."""
     batch = _Batch(model, items, send, time.monotonic() if began is None else began)
     if ahead is not None:
         batch.answers.update(ahead.refused)
@@ -194,7 +194,7 @@ class _Batch:
     def __init__(self, model: Model, items: Sequence[Item], send: SendPiece, began: float) -> None:
         self.answers: dict[int, Answer] = {}
         self.lost = False  # whether the device is
-        self.over = False  # whether nobody waits for the answers any more
+        self.over = False  # whether all clients have disconnected
         self._model = model
         self._items = items
         self._send = send
@@ -236,7 +236,7 @@ class _Batch:
         return None
 
     def _failed(self, error: BaseException, requests: Requests, begun: set[int]) -> _Failure:
-        """What can be tried again is kept open; all else, and what has begun already, is answered and logged."""
+        """Requests that can be tried again stay open; the others, and those whose answer has begun, are answered and logged."""
         model, positions = self._model, requests.positions
         if isinstance(error, ClientsGone):
             logger.info("the handler is stopped: all clients of its batch have left")
@@ -277,7 +277,7 @@ class _Batch:
         return True
 
     def _in_parts(self, whole: list[int], first: _Failure | None) -> None:
-        """Call the handler again, in parts and with rows read anew: it may have changed those that it got. See `recovery`."""
+        """Call the handler again, in parts and with rows read again, since it may have changed them. See `recovery`."""
         model = self._model
         search = Search(model.ceiling, model.response_timeout)
         last: _Failure | None = None
@@ -338,7 +338,7 @@ def tell_ceiling(model: Model) -> None:
 
 
 def free_device_memory() -> None:
-    """The exception is gone; what it held may hang in cycles, and torch keeps what was freed for itself."""
+    """The exception is gone, but its objects may be in reference cycles, and torch caches freed memory."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()

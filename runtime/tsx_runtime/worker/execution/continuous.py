@@ -1,4 +1,4 @@
-"""Continuous batching: the handler is called again and again with whoever is there, until each request's answer is complete.
+"""Continuous batching: the handler is called again and again with the current requests, until each answer is complete.
 
 What the handler returns for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
 last: one callable a request, in the batch's order, that is given what the handler returned for it. A handler that sets none
@@ -84,7 +84,7 @@ class ContinuousBatch:
 
     def cancel(self, batch: int) -> None:
         member = self._by_batch.pop(batch, None)
-        if member is not None:  # else its last part was on its way already
+        if member is not None:  # else its last part was already sent
             self._members.leave(member)
             self._send([self._reply(member, GONE)])
 

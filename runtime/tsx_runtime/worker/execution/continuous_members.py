@@ -1,4 +1,4 @@
-"""Which requests a continuous batch calls the handler with, and who is to blame when a call fails. No call is made here."""
+"""Decides which requests a continuous batch calls the handler with, and which ones a failed call is attributed to. Makes no call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MemberT = TypeVar("MemberT")
 class Membership(Generic[MemberT]):
     """Requests join between two calls of the handler, and leave when their answer is complete.
 
-    Each call is told by `called` or `failed`. When one fails in which somebody took part for the first time:
+    Each call is recorded by `called` or `failed`. When one fails that had newcomers (requests in their first call):
 
-    1. With one newcomer, it is to blame: it alone fails, and the others are called again without it.
-    2. With several, the others are first called without them; then the newcomers join one at a time, so that the guilty
-       takes nobody with it.
+    1. With one newcomer, that one fails, and the others are called again without it.
+    2. With several, the others are first called without them; then the newcomers join one at a time, so that only the
+       failing one fails.
 
-    When a call without newcomers fails, nobody can tell who did it, and all that took part fail. So they do where a handler
+    When a call without newcomers fails, its cause is unknown, and all requests in it fail. So they do where a handler
     must not be called again with what it was called with before (`again` is off).
     """
 
@@ -27,7 +27,7 @@ class Membership(Generic[MemberT]):
         self._waiting: deque[MemberT] = deque()
         self._newcomers = 0  # at the end of `members`, since the last call
         self._apart = 0  # of those that wait, the first so many join one at a time
-        self._without = False  # nobody joins the next call
+        self._without = False  # no request joins the next call
         self._again = again
 
     def __bool__(self) -> bool:
@@ -46,7 +46,7 @@ class Membership(Generic[MemberT]):
             self.members.remove(member)
 
     def next(self) -> list[MemberT]:
-        """Who is in the next call; empty only where nobody is here at all."""
+        """The requests of the next call; empty only without any request."""
         without, self._without = self._without, False
         if not (without and self.members):
             count = 1 if self._apart else len(self._waiting)
@@ -62,7 +62,7 @@ class Membership(Generic[MemberT]):
         self._newcomers = 0
 
     def failed(self) -> Sequence[MemberT]:
-        """The call has failed. Who fails with it; all others go on."""
+        """The call has failed: the requests that fail with it. All others go on."""
         newcomers = self.members[len(self.members) - self._newcomers :]
         everyone, count, self._newcomers = self.members, self._newcomers, 0
         if not count or not self._again:

@@ -100,7 +100,7 @@ class MicroBatching:
 
 
 class _Flow:
-    """One micro-batch on its way through the stages."""
+    """One micro-batch and its way through the stages."""
 
     def __init__(
         self, owner: MicroBatching, pools: Sequence[ThreadPoolExecutor], context: Context, number: int, part: range, rows: list[Any]
@@ -139,7 +139,7 @@ class _Flow:
 
 
 def with_micro_batches(entry: Entry, context: Context) -> Entry:
-    """As model-config.yaml's `micro_batching` asks for it, where the handler does not see to it itself. Raises `LoadError`."""
+    """Micro-batches as `micro_batching` in model-config.yaml says, unless the handler makes its own. Raises `LoadError`."""
     wanted = context.model_yaml_config.get("micro_batching")
     handler = entry.instance
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)

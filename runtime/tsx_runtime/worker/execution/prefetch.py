@@ -1,9 +1,9 @@
 """Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the worker's own runs the model.
 
-Only for handlers whose three steps can be told apart: those derived from `BaseHandler` that have no `handle` of their own. Batches
+Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle` of their own. Batches
 are answered in their order. Whatever cannot be prepared ahead is left to its turn and handled as it is without a second thread.
 
-What `preprocess` makes must be all that it hands on. A handler that leaves something on `self` for `postprocess` would find there
+`preprocess` must pass on everything by its result. A handler that leaves something on `self` for `postprocess` would find there
 what belongs to the next batch, so a `preprocess` of a user's own is run ahead only where the model asks for it
 (`overlapPreprocessing: true`); by itself it happens on CUDA devices, where the processor would wait for the GPU, with the `preprocess`
 of tsx's own handlers.
@@ -34,11 +34,11 @@ logger = logging.getLogger("tsx.worker")
 
 
 class OutOfTurn(RuntimeError):
-    """A handler does in `preprocess` what only the batch that is being answered may do."""
+    """In `preprocess` a handler does something that only the current batch may do."""
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read. `ahead` is None where it is to be prepared in its turn."""
+    """A batch that was read. `ahead` is None where it is prepared in its turn."""
 
     batch: int
     items: list[Item]
@@ -164,7 +164,7 @@ class _Steps:
         try:
             output = self._handler.postprocess(self._handler.inference(prepared))
         finally:
-            self._side.finish()  # before `prepared` is let go of, whose memory the other thread's stream may take at once
+            self._side.finish()  # before `prepared` is released, whose memory the other thread's stream may reuse at once
         metrics = self._handler.context.metrics
         if metrics is not None:
             seconds = self._seconds + time.perf_counter() - start

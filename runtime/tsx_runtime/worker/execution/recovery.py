@@ -5,9 +5,9 @@ A batch that fails is tried again in parts, so that what one request does to the
 1. First three requests of the batch alone, from its start, its middle and its end: where the handler is broken, all fail
    alike, and the rest is not tried at all. So one or two guilty ones never fail another; and a broken handler costs four calls.
 2. Then the others, in halves, and what fails of those in halves again, until the guilty are alone.
-3. No further call is begun that might, as long as the longest so far, not end before the batch's time is nearly over.
+3. No call is started that, lasting as long as the longest so far, might end after the batch's time.
 
-What has begun to be answered, by a part that was sent, is not tried again.
+A request whose answer has begun, by a part that was sent, is not tried again.
 
 A batch that ran out of the device's memory is no suspect: it is cut to half its size, and so are those that come later (`Ceiling`).
 """
@@ -67,7 +67,7 @@ def may_try(used: float, longest: float, timeout: float) -> bool:
 class Search:
     """Which parts of a batch that failed to call the handler with, one after the other.
 
-    `next` says it, and is told by `succeeded`, `failed` or `again` what became of it. Each position is given out again until
+    `next` returns it, and `succeeded`, `failed` or `again` records its result. Each position is returned again until
     it was in a part that succeeded, or failed alone, or is in `given_up`.
     """
 
@@ -99,7 +99,7 @@ class Search:
         self._todo.clear()
 
     def again(self, positions: Sequence[int]) -> None:
-        """To be tried once more, for a reason that says nothing about them."""
+        """Try them again: they failed for a reason that is not their own."""
         if positions:
             self._todo.append((list(positions), False))
 

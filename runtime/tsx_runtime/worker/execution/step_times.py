@@ -1,10 +1,10 @@
-"""How long the steps of a handler take: `preprocess`, `inference` and `postprocess` tell it, whoever calls them.
+"""How long the steps of a handler take: `preprocess`, `inference` and `postprocess`, whichever code calls them.
 
 Each step of a handler's object is put behind a `Step`, so that a `handle` of a user's own which calls `self.preprocess` is seen as well
-as that of `BaseHandler`. What a step spends in another one counts for the other. The laps go to the list that was begun last in this
+as that of `BaseHandler`. Time spent in a nested step counts for that step. The laps go to the list that was started last in this
 thread, or this task: one for each batch.
 
-On a GPU a step ends when it returns; work that it has only begun counts where its result is waited for.
+On a GPU a step ends when it returns; work that it has only queued counts where its result is waited for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _laps: ContextVar[Laps | None] = ContextVar("tsx_laps", default=None)
 
 
 def begin(laps: Laps | None = None) -> Laps:
-    """From now on, in this thread or task, steps belong to a new batch, or go on with that of `laps`."""
+    """From now on, in this thread or task, steps belong to a new batch, or to that of `laps`."""
     if laps is None:
         laps = []
     _laps.set(laps)
@@ -37,9 +37,9 @@ def begin(laps: Laps | None = None) -> Laps:
 
 
 def begin_next() -> Laps:
-    """As `begin`, for who answers one batch after the other in this thread.
+    """As `begin`, for a thread that answers one batch after the other.
 
-    A list that no step has told anything to serves the next batch too: setting a context variable costs more than all else here.
+    An empty list serves the next batch too: setting a context variable costs more than all else here.
     """
     laps = _laps.get()
     return begin() if laps is None or laps else laps
@@ -130,7 +130,7 @@ def _as_it_was(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch(handler: Any) -> bool:
-    """Have the steps of this object tell how long they take, as far as they can be told apart; what they do stays the same.
+    """Measure the steps of this object, as far as they are separate methods; their behaviour stays the same.
 
     Whether there are any.
     """

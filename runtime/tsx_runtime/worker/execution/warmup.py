@@ -1,6 +1,6 @@
 """The first requests of a model, before the server knows that it is loaded: `warmup` of its model-config.yaml.
 
-What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is slow for nobody who waits.
+What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is not slow for a client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def warm_up(model: Model, config: ModelConfig, directory: Path, batch_size: int,
         except (OSError, NotARecording) as error:
             _tell(entry, f"{entry.file} cannot be read: {getattr(error, 'strerror', None) or error}")
     if config.warmup:
-        model.metrics.pending.take()  # nobody asked for them
+        model.metrics.pending.take()  # no client asked for them
         logger.info("warmed up by %d requests in %.2f s", count, time.monotonic() - began)
 
 

@@ -131,7 +131,7 @@ class RequestProcessor:
         return self._response_header.get(key)
 
     def header_block(self) -> bytes:
-        """For the wire; the server frames the answer itself, so it is not told how."""
+        """The headers for the wire, without those of framing, which the server decides."""
         lines = [f"{name}: {value}\r\n" for name, value in self._response_header.items() if name.lower() not in _FRAMING]
         return "".join(lines).encode("latin-1")
 

@@ -238,7 +238,7 @@ class Metrics:
 
 
 class PredictionTime:
-    """TorchServe's metric of the time that a batch takes in the worker. One value a second is enough for who reads the last one."""
+    """TorchServe's metric of the time that a batch takes in the worker. One value a second is enough, since only the last one is read."""
 
     def __init__(self, metrics: Metrics, every: bool) -> None:
         self._metrics = metrics

@@ -67,7 +67,7 @@ class Staging:
         size = torch.Size(shape).numel() * dtype.itemsize
         slot = self._buffers.pop(0)
         if slot is not None:
-            slot[1].synchronize()  # what was sent from it last has arrived
+            slot[1].synchronize()  # the last copy from it has finished
         if slot is None or slot[0].numel() < size:
             slot = (self._allocate(size), self._new_event())
         self._buffers.append(slot)

@@ -14,7 +14,7 @@ def run(sock: socket.socket, files: int | None = None, hidden: Iterable[str] = (
         os.environ.pop(name, None)
     from tsx_runtime.worker import main  # here, because the front end must not import what a worker needs
 
-    main.begin_process(sock, files)  # here, because `main.run` may also serve in a thread of somebody else's process
+    main.begin_process(sock, files)  # here, because `main.run` may also serve in a thread of another process
     main.run(sock)
 
 

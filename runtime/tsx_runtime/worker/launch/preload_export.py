@@ -1,6 +1,6 @@
 """What loading a `torch.export` program imports besides torch: a second, and 100 MB that workers then share.
 
-For the preload list of a server that has `.pt2` models; others would wait for it in vain.
+For the preload list of a server that has `.pt2` models; others would wait for it without need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One process of a group: rank 0 answers the front end, and tells the others what it was told.
+"""One process of a group: rank 0 answers the front end, and passes its frames on to the others.
 
 Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets every batch: the handler runs in
 step on all of them, and only what rank 0 returns is an answer. Without it (pipelines) rank 0 alone gets requests, and what the
@@ -66,7 +66,7 @@ class Leader(Channel):
     def reply(self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer) -> None:
         if any(code >= 500 for code, _, _ in answers) and self._is_alone(MOMENT):
             logger.error("a batch failed because another rank has ended")
-            threading.Event().wait()  # its death is told by the end of the group, which the agent is about to bring about
+            threading.Event().wait()  # its death shows by the end of the group, which the agent is about to cause
         super().reply(batch, answers, extra)
 
     def _listen(self, other: socket.socket, position: int) -> None:

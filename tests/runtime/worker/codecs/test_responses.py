@@ -104,7 +104,7 @@ def told_of(error: BaseException) -> str:
 
 
 def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:
-    assert told_of(Mute()) == "Prediction failed: Mute: (what it says cannot be told: SystemExit in its __str__)"
+    assert told_of(Mute()) == "Prediction failed: Mute: (no message: SystemExit in its __str__)"
 
 
 def test_what_is_no_text_can_be_told_all_the_same() -> None:

@@ -22,10 +22,10 @@ logger = logging.getLogger("tsx.worker")
 def load_model_file(
     path: Path, model_file: Path | None, device: torch.device, *, weights_only: bool = True, compile_ahead: bool = False
 ) -> Any:
-    """Told by its bytes, not by its name. On the CPU its weights share the file's pages with other workers."""
+    """The kind is detected by the bytes, not by the name. On the CPU the weights share the file's pages with other workers."""
     if not path.is_file():
         raise LoadError(f"The model {path.name} is not in the archive. Name it with --serialized-file when packing.")
-    file = describe_model_file(path, called=Path(path.name))  # the directory may be one of the cache, which says nothing to anybody
+    file = describe_model_file(path, called=Path(path.name))  # the directory may be one of the cache, whose name means nothing to users
     if file.kind == "torchscript":
         return load_torchscript(path, device)
     if file.kind == "exported":
@@ -132,7 +132,7 @@ def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
 
 
 class FixedBatch:
-    """Cuts any batch to the size that a program takes, as `torch.export` writes them unless told that a size may vary."""
+    """Cuts any batch to the size that a program takes, as `torch.export` writes them unless a dimension is marked dynamic."""
 
     def __init__(self, model: Any, size: int) -> None:
         self.model = model

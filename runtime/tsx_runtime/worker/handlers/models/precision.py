@@ -1,7 +1,7 @@
-"""`precision:` of model-config.yaml: the floating point numbers that a model reckons with, whatever it is given and asked for.
+"""`precision:` of model-config.yaml: the floating point type that a model computes in, independent of its inputs and outputs.
 
 The weights are converted once, when the model is loaded, instead of by autocast at each call: that costs no time and halves their memory.
-Inputs are cast on their way into the model and results to float32 on their way out, so that the steps of a handler need not know.
+Inputs are cast before the model and results to float32 after it, so that the steps of a handler need no change.
 What is compiled or exported has its precision built in; it is checked, not converted.
 """
 
@@ -83,7 +83,7 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
         nn.functional.conv2d(square, square)
     except (RuntimeError, TypeError) as error:  # TypeError: Apple's devices, of types that they have not
         text = str(error).strip().partition("\n")[0]
-        raise LoadError(f"precision: {precision} is not to be had on {device} with torch {torch.__version__}: {text}") from error
+        raise LoadError(f"precision: {precision} is not available on {device} with torch {torch.__version__}: {text}") from error
 
 
 def _check_types(found: set[torch.dtype | None], precision: str) -> None:

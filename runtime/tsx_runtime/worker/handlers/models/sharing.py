@@ -2,7 +2,7 @@
 
 A worker that holds weights in memory of its own costs their size each time. Torch and safetensors files store each tensor
 uncompressed and aligned, so a tensor can point into a private file mapping instead: the pages are the file's in the page
-cache, one copy for all processes, until somebody writes to one. `torch.load(mmap=True)` and safetensors do that by
+cache, one copy for all processes, until a process writes to one. `torch.load(mmap=True)` and safetensors do that by
 themselves. `torch.jit.load` and `torch.export.load` copy; `share_with_file` swaps their copies for the mapping afterwards.
 It finds a tensor's place by its content, which holds for every version of those formats and cannot pick a wrong one.
 """

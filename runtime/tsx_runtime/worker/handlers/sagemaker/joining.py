@@ -1,7 +1,7 @@
 """Requests of different clients in one call of `predict_fn`, where that is known to change no answer.
 
 Nothing tells whether a function of a tensor treats its rows apart, so it is tried, and watched: for each rank and type of its inputs, the
-first batches are run one by one, which is what clients get, and once more joined, with an input made up beside them, so that they differ.
+first batches are run one by one, for the clients, and a second time joined, with an invented input beside them, so that they differ.
 Only where the joined answers were the single ones are later batches joined; and one that fails joined runs one by one again. Rows are laid
 end to end; where that is not the same, inputs without a dimension for rows are stacked.
 """
@@ -75,7 +75,7 @@ class Joining:
         return parted(self._predict(torch.cat(list(given))), [len(each) for each in given])
 
     def _try(self, kind: tuple[Any, ...], given: list[Any], results: list[Any]) -> None:
-        """Whether the answers are the same joined: nobody gets these."""
+        """Whether the joined answers are the same; they are not sent."""
         sound = [(each, result) for each, result in zip(given, results, strict=True) if not isinstance(result, Exception)]
         if not sound:
             return

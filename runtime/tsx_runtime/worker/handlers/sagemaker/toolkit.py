@@ -64,7 +64,7 @@ class ToolkitHandler:
 
     def initialize(self, context: Context) -> None:
         model_dir = str(context.system_properties["model_dir"])
-        if level := os.environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip():  # the front end has looked at it
+        if level := os.environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip():  # the front end has checked it
             logging.getLogger().setLevel(int(level) if level.isdigit() else level.upper())
         self.device = choose_device(context.system_properties.get("gpu_id"))
         self._functions = functions_of(_program(Path(model_dir), context.manifest.get("sagemaker") or {}))

@@ -15,7 +15,7 @@ from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
 from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
-from tsx_runtime.worker.model_loading import heeds_precision
+from tsx_runtime.worker.model_loading import applies_precision
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
@@ -51,11 +51,11 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
 
 
 @pytest.mark.parametrize(
-    ("config", "handler", "heeds"),
+    ("config", "handler", "applies"),
     [({}, object(), True), ({"precision": "bf16"}, object(), False), ({"precision": "bf16"}, SimpleNamespace(precision="bf16"), True)],
 )
-def test_whether_a_handler_heeds_the_key_is_known_by_its_attribute(config: dict[str, Any], handler: object, heeds: bool) -> None:
-    assert heeds_precision(handler, config) is heeds
+def test_whether_a_handler_applies_the_key_is_known_by_its_attribute(config: dict[str, Any], handler: object, applies: bool) -> None:
+    assert applies_precision(handler, config) is applies
 
 
 @pytest.mark.parametrize("value", ["int8", 16, True])
@@ -117,5 +117,5 @@ def test_a_precision_that_torch_lacks_on_the_device_is_an_error_when_loading(mon
         raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'\nand more")
 
     monkeypatch.setattr(torch.nn.functional, "conv2d", lacking)
-    with pytest.raises(LoadError, match=r"precision: fp16 is not to be had on cpu with torch .*: .* not implemented for 'Half'$"):
+    with pytest.raises(LoadError, match=r"precision: fp16 is not available on cpu with torch .*: .* not implemented for 'Half'$"):
         in_precision(torch.nn.Linear(1, 1), "fp16", CPU)
