@@ -21,7 +21,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.image.environment import Place, settings_of
+from tsx_runtime.targets.image.environment import ModelLocation, settings_of
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
@@ -170,11 +170,11 @@ def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
 
 
 def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_limited(tmp_path: Path) -> None:
-    container = settings_of({}, Place(tmp_path, None), None, [])
+    container = settings_of({}, ModelLocation(tmp_path, None), None, [])
     limits = client_limits(container, is_local=False)
     assert limits is not None
     assert limits.numbers == (0, 0, FAILURES)
-    own = settings_of({"TSX_MAX_REQUESTS_PER_CLIENT": "7"}, Place(tmp_path, None), None, [])
+    own = settings_of({"TSX_MAX_REQUESTS_PER_CLIENT": "7"}, ModelLocation(tmp_path, None), None, [])
     assert own.max_requests_per_client == 7
     names = ("MAX_CONNECTIONS_PER_CLIENT", "MAX_REQUESTS_PER_CLIENT", "MAX_FAILED_TOKENS")
     assert [read_environment({}).variables[f"TSX_{name}"] for name in names] == ["0", "0", "0"]

@@ -16,7 +16,7 @@ from tests.support.platforms.lambda_api import balancer, function_url, messages,
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.aws_lambda import batch_events
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, Queue
-from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, Own, homes, read_environment
+from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, FunctionSettings, homes, read_environment
 from tsx_runtime.targets.aws_lambda.events import ModelRequest, is_http, is_sqs, is_warm_up, message, ordered_failures, parse_event
 from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
 from tsx_runtime.targets.aws_lambda.results import Result, Results, s3_key, sqs_message
@@ -180,7 +180,7 @@ def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() ->
         return "answer"
 
     api = Api()
-    poller = Poller(cast("Any", SimpleNamespace(over="", own=Own(), answer=answer)), cast("Any", api))
+    poller = Poller(cast("Any", SimpleNamespace(over="", own=FunctionSettings(), answer=answer)), cast("Any", api))
     asyncio.run(poller.run())
     assert (api.answered, api.closed, poller.leave()) == (["0", "1"], True, False)
 
