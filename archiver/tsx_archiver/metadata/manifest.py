@@ -135,13 +135,13 @@ def _check(data: dict[str, Any]) -> None:
         raise InvalidManifest(f"{MANIFEST_PATH}: model is a {type(model).__name__}, not an object. Pack the model again.")
     checksums = data.get(CHECKSUMS_KEY)
     if checksums is not None and not (isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())):
-        raise InvalidManifest(f"{MANIFEST_PATH}: {CHECKSUMS_KEY} is not an object of texts. Pack the model again.")
+        raise InvalidManifest(f"{MANIFEST_PATH}: {CHECKSUMS_KEY} is not an object of strings. Pack the model again.")
     for key in ("modelName", "modelVersion", *_FILE_KEYS):
         value = (model or {}).get(key)
         if value is None or value == "":
             continue
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-            raise InvalidManifest(f"{MANIFEST_PATH}: {key} is a {type(value).__name__}, not a text. Pack the model again.")
+            raise InvalidManifest(f"{MANIFEST_PATH}: {key} is a {type(value).__name__}, not a string. Pack the model again.")
         _check_path(key, str(value))
 
 

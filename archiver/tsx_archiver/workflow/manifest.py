@@ -38,7 +38,7 @@ def parse_workflow_manifest(content: bytes, *, source: str) -> WorkflowManifest:
         raise _invalid(source, "has no object called workflow")
     checksums = data.get(CHECKSUMS_KEY)
     if checksums is not None and not (isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())):
-        raise _invalid(source, f"has a {CHECKSUMS_KEY} that is not an object of texts")
+        raise _invalid(source, f"has a {CHECKSUMS_KEY} that is not an object of strings")
     name, spec, handler = (_text(workflow, key, source) for key in ("workflowName", "specFile", "handler"))
     if not name or not is_model_name(name):
         raise _invalid(source, f"names the workflow {shown(name or '')}: letters, digits, '_', '-' and '.' only")
@@ -53,7 +53,7 @@ def _text(workflow: dict[str, Any], key: str, source: str) -> str | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise _invalid(source, f"has a {key} that is a {type(value).__name__}, not a text")
+        raise _invalid(source, f"has a {key} that is a {type(value).__name__}, not a string")
     fault = handler_fault(value) if key == "handler" else path_fault(value)
     if fault:
         raise _invalid(source, f"has the {key} {shown(value)}, which is refused: {fault}")

@@ -19,10 +19,10 @@ PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")
 ANSWERS = ("buffered", "streamed")
 NAMES = {  # their values are read in `_own`
-    "TSX_LAMBDA_RUNTIME": "which client of Lambda's Runtime API runs the function: awslambdaric or tsx",
+    "TSX_LAMBDA_RUNTIME": "the client of Lambda's Runtime API: awslambdaric or tsx",
     "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)",
     "TSX_LAMBDA_RESULTS": "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message",
-    "TSX_LAMBDA_BASE_PATH": "what stands before the paths of requests, such as the mapping of a custom domain",
+    "TSX_LAMBDA_BASE_PATH": "prefix of the paths of requests, such as the mapping of a custom domain",
     "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
 }
 
@@ -96,7 +96,7 @@ def homes(env: Mapping[str, str]) -> dict[str, str]:
 def _own(env: Mapping[str, str]) -> FunctionSettings:
     for name in env:
         if name.startswith(PREFIX) and name not in NAMES:
-            raise SettingError(f"{name} is no setting{suggestion(name, NAMES) or '.'} There are {', '.join(NAMES)}")
+            raise SettingError(f"{name} is not a setting{suggestion(name, NAMES) or '.'} There are {', '.join(NAMES)}")
     concurrency = _number("AWS_LAMBDA_MAX_CONCURRENCY", env, 1)
     own = FunctionSettings(
         runtime=_one_of("TSX_LAMBDA_RUNTIME", env, RUNTIMES),
@@ -107,11 +107,11 @@ def _own(env: Mapping[str, str]) -> FunctionSettings:
         concurrency=max(1, int(concurrency)),
     )
     if own.runtime == "awslambdaric" and own.streams:
-        raise SettingError("TSX_LAMBDA_ANSWERS is 'streamed', which awslambdaric cannot do. Take TSX_LAMBDA_RUNTIME away, or set it to tsx")
+        raise SettingError("TSX_LAMBDA_ANSWERS is 'streamed', which awslambdaric cannot do. Remove TSX_LAMBDA_RUNTIME, or set it to tsx")
     if own.runtime == "awslambdaric" and own.concurrency > 1:
         raise SettingError(
             f"TSX_LAMBDA_RUNTIME is 'awslambdaric', but this environment gets {own.concurrency} invocations at once, for which that would "
-            "start as many processes with a model each. Take TSX_LAMBDA_RUNTIME away, or set it to tsx"
+            "start as many processes with a model each. Remove TSX_LAMBDA_RUNTIME, or set it to tsx"
         )
     return own
 

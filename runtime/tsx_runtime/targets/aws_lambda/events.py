@@ -81,7 +81,7 @@ def _model_request(value: Any) -> ModelRequest:
     headers = value.get("headers") or {}
     model = value.get("model")
     if not isinstance(headers, dict) or not all(isinstance(text, str) for text in headers.values()):
-        raise BadRequest('"headers" of the event must be an object of texts')
+        raise BadRequest('"headers" of the event must be an object of strings')
     if model is not None and not isinstance(model, str):
         raise BadRequest('"model" of the event must be the name of a model')
     pairs = tuple((name.lower(), text) for name, text in headers.items())

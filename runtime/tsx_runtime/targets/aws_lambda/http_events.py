@@ -190,7 +190,7 @@ def looks_like(body: bytes) -> str:
 
 
 def too_late() -> TooLate:
-    return TooLate("The answer was not there before the function's time was over. Raise the function's timeout, or its memory.")
+    return TooLate("The answer was not ready within the function's timeout. Raise the timeout, or the memory.")
 
 
 def broken_off() -> PredictionFailed:

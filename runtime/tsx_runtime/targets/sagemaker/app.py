@@ -55,7 +55,7 @@ PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/i
 INVOKE = b"/invoke"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
 ISOLATED = (
-    "Under network isolation (EnableNetworkIsolation), and in a subnet without a way out, nothing can be installed at the start: "
+    "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the internet, nothing can be installed at the start: "
     "put the packages into the image, or their wheels beside requirements.txt."
 )
 TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker hands on
@@ -233,7 +233,7 @@ def _line(form: Form, answer: LineAnswer) -> bytes:
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:
-        raise LineFailed(answer.number, 500, "the model's answer is no text, and so no line.") from error
+        raise LineFailed(answer.number, 500, "the model's answer is not text, so it cannot be a line.") from error
 
 
 def _header(headers: list[Pair], wanted: bytes) -> bytes:

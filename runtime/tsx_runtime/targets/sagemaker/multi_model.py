@@ -89,7 +89,7 @@ class Models:
         try:
             start = max(0, int(token or 0))
         except ValueError:
-            raise BadRequest(f"next_page_token is {token!r}, which no page has given.") from None
+            raise BadRequest(f"next_page_token is {token!r}, which is not a token of a page.") from None
         return list(self._loaded.values())[start : start + PAGE], (str(start + PAGE) if len(self._loaded) > start + PAGE else None)
 
     async def _register(self, loaded: LoadedModel) -> None:

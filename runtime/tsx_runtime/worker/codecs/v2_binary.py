@@ -285,7 +285,7 @@ def _written(output: dict[str, Any], binary: bool, raw: list[bytes]) -> dict[str
         return {**told, "data": [value.decode() for value in data]}
     except UnicodeDecodeError as error:
         raise PredictionFailed(
-            f"The output {output['name']!r} is no text, so JSON cannot carry it: ask for it with binary_data."
+            f"The output {output['name']!r} is not text, so JSON cannot carry it: ask for it with binary_data."
         ) from error
 
 
