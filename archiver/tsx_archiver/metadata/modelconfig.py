@@ -161,15 +161,15 @@ def _read_warm_up(given: list[Any]) -> tuple[tuple[WarmUp, ...], list[Problem]]:
             problems.append(Problem("value", under[:-1], text))
             continue
         inner, faults = _read(entry, WARM_UP_KEYS, known=names, under=under)
-        told = {fault.key for fault in faults}
+        faulty = {fault.key for fault in faults}
         for name in entry:
-            if name not in names and f"{under}{name}" not in told:
+            if name not in names and f"{under}{name}" not in faulty:
                 text = f"{under}{name} is not a key that the server reads; there are {', '.join(names)}"
                 faults.append(Problem("near-miss", f"{under}{name}", text))
         problems += faults
         if inner.get("file"):
             entries.append(WarmUp(**inner))
-        elif f"{under}file" not in told:
+        elif f"{under}file" not in faulty:
             problems.append(Problem("value", f"{under}file", f"{under}file is missing: it names the file of the archive that is sent"))
     return tuple(entries), problems
 

@@ -67,7 +67,7 @@ class Function:
         self._results = Results()
         self._began = time.monotonic()
         self._longest = 0.0  # seconds that an invocation had
-        self._told = False
+        self._is_logged = False
 
     async def start(self) -> None:
         """Begin to load the model. Raises SettingError where it cannot be found."""
@@ -91,10 +91,10 @@ class Function:
             raise LoadFailed(getattr(error, "message", None) or str(error), traceback=trace) from error
         return True
 
-    def tell(self, error: LoadFailed) -> None:
+    def log_failure(self, error: LoadFailed) -> None:
         """Log it once, since no client gets the traceback."""
-        if not self._told:
-            self._told = True
+        if not self._is_logged:
+            self._is_logged = True
             logger.error("the model does not load: %s\n%s", error.message, error.traceback or "")
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
@@ -142,14 +142,14 @@ class Function:
         try:
             await self.loaded(None)
         except LoadFailed as error:
-            self.tell(error)
+            self.log_failure(error)
             self.over = error.message
             raise Unavailable(error.message) from error
 
     def _late(self) -> TsxError:
         """The error of a request that ran out of time. A worker that still runs it would delay the next one."""
         if not self._loading.done():
-            text = "The model is still loading, for %.0f s by now. Try again; or raise the function's timeout, or its memory."
+            text = "The model is still loading, for %.0f s by now. Try again, or raise the timeout or the memory."
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
         if self.own.concurrency == 1 or self._hangs():
             self.over = "an invocation was abandoned, and the model may still be running it"
@@ -165,18 +165,18 @@ class Function:
         if any(isinstance(answer, TooLate) for answer in answers):
             self._late()
         if requests.together:
-            told: Any = [_as_item(answer) for answer in answers]
+            result: Any = [_as_item(answer) for answer in answers]
         else:
             [answer] = answers
             if isinstance(answer, TsxError):
                 raise answer
             if answer.status >= 400:
                 raise HandlerFailed(answer)
-            told = as_value(answer)
+            result = as_value(answer)
         size = sum(len(answer.body) for answer in answers if isinstance(answer, ModelAnswer))
-        if size > SURELY_FITS and (whole := len(json.dumps(told))) > LARGEST:
+        if size > SURELY_FITS and (whole := len(json.dumps(result))) > LARGEST:
             raise too_large(whole, size)
-        return told
+        return result
 
 
 class HandlerFailed(TsxError):
@@ -236,7 +236,7 @@ async def begin(env: MutableMapping[str, str]) -> Function:
     except LoadFailed as error:
         if wait is None:
             raise
-        function.tell(error)  # the first invocation gets the error
+        function.log_failure(error)  # the first invocation gets the error
     return function
 
 

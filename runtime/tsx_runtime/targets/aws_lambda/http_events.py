@@ -174,8 +174,8 @@ def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
             cookies.append(text)
         elif name not in ("content-length", "connection"):
             named[name] = f"{named[name]}, {text}" if name in named else text
-    told = {"statusCode": status, "headers": named, **({"cookies": cookies} if cookies else {})}
-    return json.dumps(told).encode() + PRELUDE_END
+    head = {"statusCode": status, "headers": named, **({"cookies": cookies} if cookies else {})}
+    return json.dumps(head).encode() + PRELUDE_END
 
 
 def looks_like(body: bytes) -> str:
@@ -190,7 +190,7 @@ def looks_like(body: bytes) -> str:
 
 
 def too_late() -> TooLate:
-    return TooLate("The answer was not ready within the function's timeout. Raise the timeout, or the memory.")
+    return TooLate("The answer was not ready within the function's timeout. Raise the timeout or the memory.")
 
 
 def broken_off() -> PredictionFailed:

@@ -65,9 +65,9 @@ def sqs_message(queue: str, result: Result) -> Mapping[str, Any]:
         body = result.body.decode()
     except UnicodeDecodeError:
         body, attributes["content-transfer-encoding"] = base64.b64encode(result.body).decode(), "base64"
-    told = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
+    typed = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
     order = {"MessageGroupId": result.group or "tsx", "MessageDeduplicationId": result.message} if queue.endswith(".fifo") else {}
-    return {"MessageBody": body or " ", "MessageAttributes": told, **order}
+    return {"MessageBody": body or " ", "MessageAttributes": typed, **order}
 
 
 def _client(service: str) -> Any:

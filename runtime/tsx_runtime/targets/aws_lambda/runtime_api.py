@@ -92,9 +92,9 @@ class Connection:
             self._writer.close()
 
     async def _model_request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Reply:
-        told = {"Content-Type": "application/json", "Content-Length": str(len(body))} if method == "POST" else {}
+        defaults = {"Content-Type": "application/json", "Content-Length": str(len(body))} if method == "POST" else {}
         try:
-            await self.begin(method, path, told | (headers or {}), body)
+            await self.begin(method, path, defaults | (headers or {}), body)
             return await self.reply()
         except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
             raise ConnectionLost(f"the Runtime API at {self._address} does not answer: {error!r}") from error
@@ -168,8 +168,8 @@ class Parts:
         """With a `kind` the answer broke off, and the trailers carry the error."""
         trailers = b""
         if kind:
-            told = base64.b64encode(_error(kind, message, [], self._id)).decode()
-            trailers = f"{ERROR_TYPE}: {kind.translate(_ASCII)}\r\n{ERROR_BODY}: {told}\r\n".encode("latin-1", "replace")
+            details = base64.b64encode(_error(kind, message, [], self._id)).decode()
+            trailers = f"{ERROR_TYPE}: {kind.translate(_ASCII)}\r\n{ERROR_BODY}: {details}\r\n".encode("latin-1", "replace")
         try:
             await self._connection.write(b"0\r\n" + trailers + b"\r\n")
             _check(await self._connection.reply())
@@ -183,5 +183,5 @@ def _check(reply: Reply) -> None:
 
 
 def _error(kind: str, message: str, trace: list[str], id: str = "") -> bytes:
-    told: dict[str, Any] = {"errorMessage": message, "errorType": kind, "requestId": id, "stackTrace": trace}
-    return json.dumps(told).encode()
+    report: dict[str, Any] = {"errorMessage": message, "errorType": kind, "requestId": id, "stackTrace": trace}
+    return json.dumps(report).encode()

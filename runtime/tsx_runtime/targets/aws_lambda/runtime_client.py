@@ -94,11 +94,11 @@ class Poller:
         try:
             event = json.loads(invocation.body)
             streams = self._function.own.streams and events.is_http(event)
-            told = await self._function.answer(event, invocation, parts.write if streams else None)
+            answer = await self._function.answer(event, invocation, parts.write if streams else None)
             if streams:
                 await parts.end()
             else:
-                await self._connection.answer(invocation.aws_request_id, json.dumps(told).encode())
+                await self._connection.answer(invocation.aws_request_id, json.dumps(answer).encode())
         except (ConnectionLost, RequestRefused):
             raise
         except TsxError as error:

@@ -71,17 +71,17 @@ def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") 
 
 
 def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], name: str) -> OpenArchive:
-    told: dict[str, Any] = {"modelName": name, "handler": env.get("SAGEMAKER_HANDLER", "").strip() or HANDLER}
+    model: dict[str, Any] = {"modelName": name, "handler": env.get("SAGEMAKER_HANDLER", "").strip() or HANDLER}
     config, problems = ModelConfig(), []
     if (code / "requirements.txt").is_file():
-        told["requirementsFile"] = str((code / "requirements.txt").relative_to(directory))
+        model["requirementsFile"] = str((code / "requirements.txt").relative_to(directory))
     if (directory / CONFIG).is_file():
         refuse_foreign_link(directory / CONFIG, directory, directory)
-        told["configFile"] = CONFIG
+        model["configFile"] = CONFIG
         config, found = load_model_config(directory / CONFIG)
         problems = [f"{CONFIG}: {problem.text}" for problem in found]
     layout = {"code": os.path.relpath(code, directory), "program": str(script.relative_to(code)) if script.is_file() else ""}
-    return OpenArchive(directory, directory.absolute(), Manifest({"model": told, "sagemaker": layout}, name), config, problems)
+    return OpenArchive(directory, directory.absolute(), Manifest({"model": model, "sagemaker": layout}, name), config, problems)
 
 
 def _order(directory: Path, script: Path, env: Mapping[str, str], name: str) -> RegisterOrder:

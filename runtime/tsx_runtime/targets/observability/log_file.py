@@ -32,7 +32,7 @@ class LogFile(logging.Handler):
         self._fd = _open(path)
         self._clock = clock
         self._lost = 0  # lines, since that was logged
-        self._told = 0.0  # when it was
+        self._logged_at = 0.0  # when it was
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -45,7 +45,7 @@ class LogFile(logging.Handler):
         except OSError as error:
             self._lose(lines.count("\n"), error)
             return
-        if self._lost and self._clock() - self._told >= CALM:
+        if self._lost and self._clock() - self._logged_at >= CALM:
             lost, self._lost = self._lost, 0
             logger.warning("%s is written again; %d lines of it were lost", self.path, lost)
 
@@ -101,7 +101,7 @@ class LogFile(logging.Handler):
 
     def _lose(self, lines: int, error: OSError) -> None:
         if not self._lost:
-            self._told = self._clock()
+            self._logged_at = self._clock()
             logger.error("%s cannot be written, so its lines are lost until it can: %s", self.path, error.strerror)
         self._lost += lines
 

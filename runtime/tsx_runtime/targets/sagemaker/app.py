@@ -55,7 +55,7 @@ PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/i
 INVOKE = b"/invoke"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
 ISOLATED = (
-    "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the internet, nothing can be installed at the start: "
+    "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the internet, nothing can be installed: "
     "put the packages into the image, or their wheels beside requirements.txt."
 )
 TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker hands on
@@ -93,9 +93,9 @@ class SageMaker:
         try:
             if path == PING:
                 status, reason = self.health()
-                await self.answer(send, scope, request_id, status, (JSON,) if reason else (), _told(status=reason) if reason else b"")
+                await self.answer(send, scope, request_id, status, (JSON,) if reason else (), _json_body(status=reason) if reason else b"")
             elif path == PARAMETERS:
-                await self.answer(send, scope, request_id, 200, (JSON,), _told(**parameters(self._versions(), self.environment)))
+                await self.answer(send, scope, request_id, 200, (JSON,), _json_body(**parameters(self._versions(), self.environment)))
             else:
                 if self.predictions.guard is not None:  # of a plugin, or where tokens are required nevertheless
                     self.predictions.guard.check(scope["headers"])
@@ -189,14 +189,14 @@ class SageMaker:
 
 def parameters(versions: Sequence[ModelVersion], environment: EnvironmentSettings) -> dict[str, Any]:
     """The parameters of a batch transform job that does not set them. Two bodies of lines keep a worker busy."""
-    told: Transform = environment.transform
-    payload = told.payload or PAYLOAD
+    job: Transform = environment.transform
+    payload = job.payload or PAYLOAD
     workers = sum(version.min_workers for version in versions) or 1
     alone = environment.lines is False  # then a request is one input, and full batches need as many of them
     wanted = sum(version.min_workers * version.batch_size for version in versions) if alone else 2 * workers
     return {
-        "MaxConcurrentTransforms": told.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload))),
-        "BatchStrategy": told.strategy or ("SINGLE_RECORD" if alone else "MULTI_RECORD"),
+        "MaxConcurrentTransforms": job.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload))),
+        "BatchStrategy": job.strategy or ("SINGLE_RECORD" if alone else "MULTI_RECORD"),
         "MaxPayloadInMB": payload,
     }
 
@@ -240,7 +240,7 @@ def _header(headers: list[Pair], wanted: bytes) -> bytes:
     return next((value for name, value in headers if name == wanted), b"")
 
 
-def _told(**what: Any) -> bytes:
+def _json_body(**what: Any) -> bytes:
     return json.dumps(what, ensure_ascii=False).encode() + b"\n"
 
 
@@ -284,8 +284,8 @@ class MultiModel(SageMaker):
             return
         if len(parts) > 1 or path.startswith(INVOCATIONS):
             raise ResourceNotFound(errors.NOT_FOUND)
-        told = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
-        await self.answer(send, scope, request_id, 200, (JSON,), _told(**told))
+        facts = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
+        await self.answer(send, scope, request_id, 200, (JSON,), _json_body(**facts))
 
     async def _manage(self, method: str, name: str | None, scope: Scope, receive: Receive) -> dict[str, Any]:
         if method == "POST" and name is None:

@@ -186,8 +186,8 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Line
 
 def _reason(body: bytes) -> str:
     """The reason in an error answer; of the server's own error form only the message is quoted."""
-    told = read_error(body.strip())
-    text = told["message"] if told else body.decode("utf-8", "replace").strip()
+    error = read_error(body.strip())
+    text = error["message"] if error else body.decode("utf-8", "replace").strip()
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 

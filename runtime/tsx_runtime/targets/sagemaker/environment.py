@@ -142,13 +142,13 @@ def _management_port(env: Mapping[str, str], port: int) -> int:
 
 
 def _transform(env: Mapping[str, str]) -> Transform:
-    def told(name: str) -> int | None:
+    def number(name: str) -> int | None:
         return _whole(name, env[name]) if env.get(name, "").strip() else None
 
     named = env.get("SAGEMAKER_BATCH_STRATEGY", "").strip().upper()
     if named and named not in STRATEGIES:
         raise SettingError(f"SAGEMAKER_BATCH_STRATEGY is '{named}'; it takes {' or '.join(STRATEGIES)}")
-    return Transform(told("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), named or None, told("SAGEMAKER_MAX_PAYLOAD_IN_MB"))
+    return Transform(number("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), named or None, number("SAGEMAKER_MAX_PAYLOAD_IN_MB"))
 
 
 def _port(name: str, text: str) -> int:
@@ -185,11 +185,11 @@ def _level(env: Mapping[str, str]) -> int | None:
 
 
 def _notices(env: Mapping[str, str]) -> list[str]:
-    told = []
+    notices = []
     if env.get("SAGEMAKER_MODEL_SERVER_VMARGS"):
-        told.append("SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and changes nothing here")
+        notices.append("SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and changes nothing here")
     known = [*ORDERS, *OTHERS]
     for name in sorted(env):
         if name.startswith(("SAGEMAKER_TS_", "SAGEMAKER_MODEL_SERVER_")) and name not in known:
-            told.append(f"{name} changes nothing{suggestion(name, known)}")
-    return told
+            notices.append(f"{name} changes nothing{suggestion(name, known)}")
+    return notices

@@ -227,8 +227,8 @@ class _PartReader:
         content_type = self._headers.get(b"content-type")
         if content_type is None and b"filename" in options:
             content_type = b"application/octet-stream"
-        told = None if content_type is None else content_type.decode("latin-1")
-        self.parts.append(Part(name.decode("utf-8", "replace"), told, self._data))
+        media_type = None if content_type is None else content_type.decode("latin-1")
+        self.parts.append(Part(name.decode("utf-8", "replace"), media_type, self._data))
 
     def _end(self) -> None:
         self.complete = True

@@ -194,15 +194,15 @@ class TensorResponse:
 
 def as_response(value: Any, wanted: OutputRequest) -> dict[str, Any]:
     """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the outputs those that were asked for."""
-    told = _own_response(value)
-    outputs = [_as_output(output) for output in told["outputs"]] if told else _outputs_of(value, wanted)
+    own = _own_response(value)
+    outputs = [_as_output(output) for output in own["outputs"]] if own else _outputs_of(value, wanted)
     if wanted.outputs:
         by_name = {output["name"]: output for output in outputs}
         missing = [name for name, _ in wanted.outputs if name not in by_name]
         if missing:
             raise PredictionFailed(f"The model has no output {missing[0]!r}; its outputs are {', '.join(by_name) or 'none'}.")
         outputs = [by_name[name] for name, _ in wanted.outputs]
-    return {**(told or {}), "outputs": outputs}
+    return {**(own or {}), "outputs": outputs}
 
 
 def _own_response(value: Any) -> dict[str, Any] | None:
@@ -274,15 +274,15 @@ def _as_array(value: Any) -> Any:
 def _written(output: dict[str, Any], binary: bool, raw: list[bytes]) -> dict[str, Any]:
     """The output as it stands in the JSON; its bytes, where it comes as bytes, go to `raw`."""
     data, datatype = output["data"], output["datatype"]
-    told = {name: value for name, value in output.items() if name != "data"}
+    head = {name: value for name, value in output.items() if name != "data"}
     if binary:
         raw.append(_bytes_of(datatype, data))
-        told["parameters"] = {**(told.get("parameters") or {}), SIZE: len(raw[-1])}
-        return told
+        head["parameters"] = {**(head.get("parameters") or {}), SIZE: len(raw[-1])}
+        return head
     if datatype != "BYTES":
-        return {**told, "data": data.ravel().tolist()}
+        return {**head, "data": data.ravel().tolist()}
     try:
-        return {**told, "data": [value.decode() for value in data]}
+        return {**head, "data": [value.decode() for value in data]}
     except UnicodeDecodeError as error:
         raise PredictionFailed(
             f"The output {output['name']!r} is not text, so JSON cannot carry it: ask for it with binary_data."

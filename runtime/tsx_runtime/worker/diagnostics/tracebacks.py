@@ -17,16 +17,16 @@ MOST = 4 * LONGEST  # characters of a traceback
 
 def format_error(error: BaseException, tb: TracebackType | None = None) -> str:
     """The traceback, of `tb` if given. Of files outside the model's directory it names the lines and does not quote them."""
-    told = traceback.TracebackException(type(error), error, tb or error.__traceback__, lookup_lines=False)
+    trace = traceback.TracebackException(type(error), error, tb or error.__traceback__, lookup_lines=False)
     is_quoted = cache(is_own)
-    for each in _all(told):
+    for each in _all(trace):
         each.stack[:] = [
             frame if is_quoted(frame.filename) else traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line="")
             for frame in each.stack
         ]
         if getattr(each, "text", None) and not is_quoted(each.filename):  # of a SyntaxError
             each.text = None  # type: ignore[assignment]  # typeshed forgets that it may be
-    return presentable("".join(told.format()), MOST)
+    return presentable("".join(trace.format()), MOST)
 
 
 def is_own(file: str) -> bool:
@@ -34,9 +34,9 @@ def is_own(file: str) -> bool:
     return own_modules.root is not None and is_inside(Path(file), own_modules.root)
 
 
-def _all(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+def _all(trace: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
     """It, its causes, and those of a group of exceptions."""
-    waiting: list[traceback.TracebackException | None] = [told]
+    waiting: list[traceback.TracebackException | None] = [trace]
     seen = set()
     while waiting:
         each = waiting.pop()

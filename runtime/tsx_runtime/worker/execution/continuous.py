@@ -190,7 +190,9 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
 def answer(model: Model, items: Sequence[Item]) -> Outcome:
     """The last parts of the answers to requests that come together, when all are there, or the device is lost."""
     last: dict[int, Answer] = {}
-    batch = ContinuousBatch(model, lambda frames: last.update({number: told[0] for kind, number, told, _ in frames if kind is Kind.REPLY}))
+    batch = ContinuousBatch(
+        model, lambda frames: last.update({number: items[0] for kind, number, items, _ in frames if kind is Kind.REPLY})
+    )
     for number, item in enumerate(items):
         batch.join(number, [item])
     while batch and not batch.lost:
@@ -200,12 +202,12 @@ def answer(model: Model, items: Sequence[Item]) -> Outcome:
 
 def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:
     """What handlers report goes with the next reply."""
-    told = list(frames)
-    for idx, (kind, batch, items, times) in enumerate(told):
+    out = list(frames)
+    for idx, (kind, batch, items, times) in enumerate(out):
         if kind is Kind.REPLY and times and model.metrics.pending:
-            told[idx] = (kind, batch, items, bytes(times) + json.dumps(model.metrics.pending.take()).encode())
+            out[idx] = (kind, batch, items, bytes(times) + json.dumps(model.metrics.pending.take()).encode())
             break
-    return told
+    return out
 
 
 def _is_last(context: Context, idx: int, value: Any) -> bool:

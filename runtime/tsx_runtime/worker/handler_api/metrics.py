@@ -79,7 +79,7 @@ class PendingMetrics:
         self._lock = threading.Lock()
         self._latest: dict[tuple[CachingMetric, tuple[tuple[str, str], ...]], float] = {}
         self._observed: list[tuple[CachingMetric, tuple[tuple[str, str], ...], float]] = []
-        self._told = False  # that some are dropped
+        self._is_warned = False  # that some are dropped
 
     def __bool__(self) -> bool:
         return bool(self._latest or self._observed)
@@ -102,15 +102,15 @@ class PendingMetrics:
         with self._lock:
             latest, self._latest = self._latest, {}
             observed, self._observed = self._observed, []
-            self._told = False
+            self._is_warned = False
         return [
             MetricDelta(name=metric.metric_name, type=metric.metric_type.value, unit=metric.unit, value=value, dimensions=dict(labels))
             for metric, labels, value in [*((*key, value) for key, value in latest.items()), *observed]
         ]
 
     def _drop(self, metric: CachingMetric) -> None:
-        if not self._told:
-            self._told = True
+        if not self._is_warned:
+            self._is_warned = True
             text = "metric %s: %d values wait for the next answer, so others are dropped until then: report less often, or fewer labels"
             logger.warning(text, metric.metric_name, MOST_PENDING)
 

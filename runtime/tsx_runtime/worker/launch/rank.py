@@ -41,7 +41,7 @@ class Leader(Channel):
     def __init__(self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool) -> None:
         super().__init__(sock)
         self._others = others
-        self._told = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
+        self._forwarded = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
         self._loaded = threading.Semaphore(0)
         self._refused = threading.Lock()
         for position, other in enumerate(others, start=1):
@@ -49,7 +49,7 @@ class Leader(Channel):
 
     def read(self) -> Frame | None:
         frame = super().read()
-        if frame is not None and frame.kind in self._told:
+        if frame is not None and frame.kind in self._forwarded:
             for other in self._others:
                 send_buffers(other, encode(frame.kind, frame.batch, frame.items, frame.extra))
         return frame
@@ -77,8 +77,8 @@ class Leader(Channel):
                 if frame.kind is Kind.LOADED:
                     self._loaded.release()
                 else:
-                    told = json.loads(bytes(frame.extra))
-                    self._fail(json.dumps({**told, "message": f"rank {position}: {told['message']}"}).encode())
+                    failure = json.loads(bytes(frame.extra))
+                    self._fail(json.dumps({**failure, "message": f"rank {position}: {failure['message']}"}).encode())
         except ConnectionError:
             return
 

@@ -53,7 +53,7 @@ def test_the_client_is_amazons_where_that_will_do(env: dict[str, str], own: bool
         ({"TSX_LAMBDA_ANSWERS": "?"}, r"is '\?'. It is one of buffered, streamed"),
         ({"TSX_LAMBDA_RESULTS": "bucket"}, "takes s3://BUCKET/PREFIX"),
         ({"TSX_LAMBDA_INIT_WAIT": "long"}, "takes a number"),
-        ({"TSX_LAMBDA_STREAM": "1"}, "TSX_LAMBDA_STREAM is no setting"),
+        ({"TSX_LAMBDA_STREAM": "1"}, "TSX_LAMBDA_STREAM is not a setting"),
         ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "TSX_LAMBDA_ANSWERS": "streamed"}, "which awslambdaric cannot do"),
         ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "4"}, "gets 4 invocations at once"),
     ],

@@ -208,7 +208,7 @@ def test_what_runs_too_long_is_told_and_a_fresh_environment_takes_over(tmp_path:
         known = {**JSON, "authorization": "Bearer secret"}
         late = running.invoke(function_url("/predictions/echo", body, headers=known)).json()
         assert late["statusCode"] == 504
-        assert json.loads(answer_of(late))["message"].endswith("Raise the function's timeout, or its memory.")
+        assert json.loads(answer_of(late))["message"].endswith("Raise the timeout or the memory.")
         assert running.ended(DEADLINE) == 1
         (tmp_path / "never").touch()
         assert running.invoke({"a": 1}).error is None

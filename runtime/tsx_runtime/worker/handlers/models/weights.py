@@ -109,9 +109,9 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: str, model_
     try:
         model.load_state_dict(cast, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:  # torch raises each of them for what is not a state dict
-        told = differences(expected, state)
-        if told:
-            raise LoadError(f"{weights} does not fit {model_file}: {told}") from None  # torch's traceback says the same, at length
+        text = differences(expected, state)
+        if text:
+            raise LoadError(f"{weights} does not fit {model_file}: {text}") from None  # torch's traceback says the same, at length
         raise LoadError(f"{weights} does not fit {model_file}: {error}") from error
 
 

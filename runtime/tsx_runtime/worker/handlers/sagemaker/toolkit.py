@@ -143,7 +143,7 @@ class ToolkitHandler:
 
     def _answer(self, result: Any, index: int, own: Request, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
-            return result.told(index, context)
+            return result.answer(index, context)
         content_type = next(accepted(own.accept, own.default))
         if isinstance(result, tuple) and len(result) == 2:
             result, content_type = result
@@ -181,7 +181,7 @@ class _FunctionFailure:
     def __init__(self, function: str, error: Exception) -> None:
         self._function, self._error = function, error
 
-    def told(self, index: int, context: Context) -> bytes:
+    def answer(self, index: int, context: Context) -> bytes:
         """Sets the status of the answer; its body. What a function refuses by name is no news for the log."""
         error = self._error
         if isinstance(error, PredictionException | TsxError):
@@ -194,13 +194,13 @@ class _FunctionFailure:
         return bytes(body)
 
 
-def _program(model_dir: Path, told: dict[str, str]) -> ModuleType | None:
+def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
     """Its own modules are beside it, or below `code`."""
-    if not told.get("program"):
+    if not layout.get("program"):
         return None
-    code = (model_dir / told["code"]).absolute()
+    code = (model_dir / layout["code"]).absolute()
     own_modules.add(code)
-    return import_file(own_file(code / told["program"], model_dir), "Program")
+    return import_file(own_file(code / layout["program"], model_dir), "Program")
 
 
 def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
