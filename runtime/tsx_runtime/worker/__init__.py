@@ -1,1 +1,1 @@
-"""What runs in a model's own process."""
+"""The worker: the process that runs a model."""

@@ -21,7 +21,7 @@ OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Bu
 
 
 class Channel:
-    """One thread reads, another at a time may look ahead while a batch is answered; any thread may send."""
+    """One thread reads; one other may read ahead while a batch is answered; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -37,7 +37,7 @@ class Channel:
         self._selector: selectors.BaseSelector | None = None
 
     def read(self) -> Frame | None:
-        """The next frame, or None when the front end has closed. What it holds is valid until the next `read`."""
+        """The next frame, or None when the front end has closed. Its buffers are valid until the next `read`."""
         with self._reading:
             return self._aside.popleft() if self._aside else self._read()
 
@@ -89,7 +89,7 @@ class Channel:
         self._called_off = False
 
     def send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> bool:
-        """False, and nothing is sent, where the batch is not the one that is being answered: the front end would not take it."""
+        """False, and nothing is sent, where the batch is not the current one: the front end would not accept it."""
         buffers = wire.encode(Kind.PIECE, batch, [(position, headers, body)])
         with self._lock:
             if batch != self._answering:
@@ -110,7 +110,7 @@ class Channel:
             send_buffers(self._sock, buffers)
 
     def send_all(self, frames: Sequence[OutFrame]) -> None:
-        """Several frames with as few calls of the kernel as one."""
+        """Send several frames with as few system calls as one."""
         buffers = [buffer for frame in frames for buffer in wire.encode(*frame)]
         with self._lock:
             self._write(buffers)

@@ -40,13 +40,13 @@ logger = logging.getLogger("tsx.worker")
 def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = True) -> None:
     """Serve one model on `sock`. The front end ends this by closing its end, or by killing the process.
 
-    `stay`: whether SIGINT and SIGTERM mean nothing to this process. `channel`: what speaks on the socket, where that is more than one.
+    `stay`: whether this process ignores SIGINT and SIGTERM. `channel`: another kind of channel on the socket, such as a group's.
     """
     if stay and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
             signal.signal(number, _stay)  # not SIG_IGN, which the programs that a handler starts would inherit
             if hasattr(signal, "siginterrupt"):
-                signal.siginterrupt(number, False)  # nor may it break off what a library waits for
+                signal.siginterrupt(number, False)  # nor may it interrupt a system call of a library
         if hasattr(signal, "pthread_sigmask"):  # not on Windows
             signal.pthread_sigmask(
                 signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
@@ -159,7 +159,7 @@ def _serve_ahead(channel: Channel, model: Model, idle: Idle, reply: Callable[...
         idle.asked = 0
         if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
             return
-        del waiting  # an idle worker holds on to no body
+        del waiting  # an idle worker keeps no body in memory
 
 
 def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[..., bool]) -> None:
@@ -170,7 +170,7 @@ def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[.
             idle.asked = 0
             if not reply(channel, model, frame.batch, frame.items):
                 return
-        del frame  # an idle worker holds on to no body
+        del frame  # an idle worker keeps no body in memory
 
 
 def _reply(
@@ -199,7 +199,7 @@ def _reply(
 
 
 def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
-    if frame.kind is Kind.CANCEL:  # of a batch that is answered by now, or that is not to be stopped
+    if frame.kind is Kind.CANCEL:  # of a batch that is answered already, or that is not stopped
         return
     if frame.kind is not Kind.PING:
         raise FrameError(f"a worker does not expect {frame.kind.name} here")

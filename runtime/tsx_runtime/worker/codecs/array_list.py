@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ListLike(np.ndarray[Any, Any]):
-    """Says yes or no like a list does: handlers write `row.get("data") or row.get("body")`, at which an array of numpy raises."""
+    """Its truth value is that of a list: handlers write `row.get("data") or row.get("body")`, at which an array of numpy raises."""
 
     def __bool__(self) -> bool:
         return self.size > 0

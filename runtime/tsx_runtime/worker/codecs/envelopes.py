@@ -1,4 +1,4 @@
-"""Envelopes: what a protocol wraps around requests and answers, taken off before the handler and put on after it. Contract section 5.5.
+"""Envelopes: a protocol's wrapping of requests and answers, removed before the handler and added after it. Contract section 5.5.
 
 `service_envelope` names one: `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open Inference Protocol). A request that is
 not in its envelope's form is answered 400, and its neighbours without it. Where TorchServe reads only the first request of a batch, all
@@ -22,7 +22,7 @@ Handle: TypeAlias = Callable[[Any, Context], Any]
 
 
 class BaseEnvelope:
-    """`handle_fn(data, context)` is what it is put around. It may not be a coroutine function."""
+    """`handle_fn(data, context)` is the wrapped handler. It may not be a coroutine function."""
 
     def __init__(self, handle_fn: Handle) -> None:
         self._handle_fn = handle_fn
@@ -33,7 +33,7 @@ class BaseEnvelope:
         return self.answer([_opened(row) for row in data], context)
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        """`contents`: of each request what is in its row."""
+        """`contents`: the content of each request's row."""
         raise NotImplementedError
 
     def _call(self, rows: list[Any], owners: Sequence[int], context: Context) -> Any:

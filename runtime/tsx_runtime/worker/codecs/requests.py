@@ -1,4 +1,4 @@
-"""From a request as it came to what a handler gets: a row of named inputs. Contract section 1.2.
+"""Converts a request into the handler's input: a row of named inputs. Contract section 1.2.
 
 A body is one input called `body`; a form's fields, and the pairs of the query string, are inputs of their own.
 """
@@ -58,7 +58,7 @@ def _query_and_type(rest: str) -> tuple[str, str | None]:
     """The query string and the content type, if any, of a meta without its request id."""
     query, _, headers = rest.partition("\r\n")
     lower = f"\r\n{headers}".lower()
-    if (at := lower.find(_TENSORS)) >= 0:  # whatever type it names: Triton's clients name none
+    if (at := lower.find(_TENSORS)) >= 0:  # whatever the content type: Triton's clients send none
         start = at - 2 + len(_TENSORS)
         return query, TENSORS + headers[start : headers.find("\r\n", start)]
     at = lower.find("\r\ncontent-type: ")
@@ -119,11 +119,11 @@ def _query_inputs(query: str) -> dict[str, Any]:
 def add_query(inputs: dict[str, Any], query: str) -> None:
     text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
     for name, value in parse_qsl(text, keep_blank_values=True):
-        inputs[name] = bytearray(value, "utf-8")  # as TorchServe hands them on
+        inputs[name] = bytearray(value, "utf-8")  # as TorchServe passes them on
 
 
 def decoded(content_type: str, body: Buffer) -> Any:
-    """JSON and text as Python values; all else, and what is not what it says, as raw bytes."""
+    """JSON and text as Python values; other types, and bodies that do not match their type, as raw bytes."""
     media_type, _, options = content_type.partition(";")
     media_type = media_type.strip().lower()
     if media_type == "application/json":
@@ -140,7 +140,7 @@ def decoded(content_type: str, body: Buffer) -> Any:
 
 
 def own(body: Buffer) -> bytearray:
-    """Memory that the handler may keep and change: a copy, but for a body that came alone and lies in memory of its own."""
+    """Memory that the handler may keep and change: a copy, except for a single body that is in memory of its own."""
     return body if isinstance(body, bytearray) else bytearray(body)
 
 
@@ -179,7 +179,7 @@ def _without_preamble(body: bytes, boundary: bytes) -> bytes:
 
 
 class _PartReader:
-    """Collects what the parser calls out."""
+    """Collects the parser's events."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []

@@ -1,4 +1,4 @@
-"""From what a handler returned, or raised, to what is sent: a status, a header block and a body per request.
+"""Converts a handler's result or error into responses: a status, a header block and a body per request.
 
 Contract sections 1.4 and 5.1.5.
 """
@@ -63,7 +63,7 @@ def to_json(value: Any) -> str:
 
 
 def encode_answers(results: list[Any], context: Context, limit: int) -> list[Answer]:
-    """What cannot be sent fails alone: its neighbours in the batch are answered."""
+    """A result that cannot be encoded fails alone: its neighbours in the batch are answered."""
     processors = context.processors
     answers: list[Answer] = []
     for idx, value in enumerate(results):
@@ -93,7 +93,7 @@ def _status_of(processor: RequestProcessor) -> int:
 
 
 def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | None:
-    """Why what a handler returned cannot be the answers of a batch, or None."""
+    """Why a handler's result cannot be the answers of a batch, or None."""
     if not isinstance(results, list):
         return PredictionFailed(
             f"Invalid model predict output. Handler {handler} returned {type(results).__name__}; "
@@ -128,7 +128,7 @@ def is_out_of_resources(error: BaseException) -> bool:
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:
-    """A smaller batch may fit. torch has a class for its own allocator, and says it in words of CUDA's libraries."""
+    """A smaller batch may fit. torch has a class for its own allocator; errors of CUDA's libraries are known by their text."""
     if not isinstance(error, RuntimeError):
         return False
     text = text_of(error)

@@ -1,4 +1,4 @@
-"""An answer in parts: what a handler sends before it returns the last one. Contract sections 1.2 and 5.8."""
+"""Streamed answers: the parts that a handler sends before it returns the last one. Contract sections 1.2 and 5.8."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def send_intermediate_predict_response(
     if len(ret) != len(req_id_map):
         raise PredictionFailed(f"number of batch response mismatched, expect: {len(req_id_map)}, got: {len(ret)} parts of an answer.")
     for (idx, request_id), value in zip(req_id_map.items(), ret.values() if isinstance(ret, Mapping) else ret, strict=True):
-        if context.get_request_id(idx) != request_id:  # a thread that outlived its batch would write into a stranger's answer
+        if context.get_request_id(idx) != request_id:  # a thread that outlived its batch would write into another client's answer
             context.drop_late(request_id)
             continue
         context.send_piece(idx, encode_body(value))

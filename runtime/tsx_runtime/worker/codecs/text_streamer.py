@@ -1,4 +1,4 @@
-"""The texts of a batch as a language model of `transformers` makes them, piece by piece: what its own streamers do for one text."""
+"""Streams the texts of a batch from a language model of `transformers`, whose own streamers handle one text only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 class TextIteratorStreamerBatch:
     """Give it to `model.generate(..., streamer=...)` in a thread, and iterate over it: each item is a list with the new text of each row.
 
-    A word is given out once the blank behind it is there, so that nothing given out changes again.
+    A word is emitted once the space behind it is known, so that emitted text never changes.
     """
 
     def __init__(
@@ -23,8 +23,8 @@ class TextIteratorStreamerBatch:
         self.decode_kwargs = decode_kwargs
         self._pieces: queue.Queue[list[str] | None] = queue.Queue()
         self._prompt_is_next = True
-        self._tokens: list[list[int]] = [[] for _ in range(batch_size)]  # that are not given out in full
-        self._shown = [0] * batch_size  # characters of their text that are given out
+        self._tokens: list[list[int]] = [[] for _ in range(batch_size)]  # that are not emitted in full
+        self._shown = [0] * batch_size  # characters of their text that were emitted
 
     def put(self, value: Any) -> None:
         """New tokens: of shape (rows,), or, as the prompt comes, (rows, tokens)."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tsx_runtime.worker.handler_api.context import Context
 
 SIZE = "binary_data_size"
-OUTPUT = "output"  # the name of what a handler returned that names nothing
+OUTPUT = "output"  # the name of a result without names
 MOST_DIGITS = 20  # of a length: Python's int refuses thousands
 
 LENGTH = struct.Struct("<I")  # before each element of BYTES
@@ -135,7 +135,7 @@ def read_bytes(raw: memoryview, count: int) -> list[bytes]:
 
 
 def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The row of a handler that no envelope stands before: each tensor under its name, and the first one as `body` unless a name is
+    """The row for a handler without an envelope: each tensor under its name, and the first one as `body` unless a name is
     one that handlers look for. BYTES of one element are that element, as a form's field would be. A body that was JSON as a whole stays.
     """
     request = inputs["body"]
@@ -206,7 +206,7 @@ def as_response(value: Any, wanted: OutputRequest) -> dict[str, Any]:
 
 
 def _own_response(value: Any) -> dict[str, Any] | None:
-    """What a handler, or an envelope, returned that is a response already; None where it is not."""
+    """The result of a handler or an envelope where it is already a response; else None."""
     if isinstance(value, str | bytes | bytearray):
         try:
             value = json.loads(value)

@@ -1,4 +1,4 @@
-"""Memory that a worker has freed and will need again for the next batch."""
+"""Keeps freed memory for the next batch, and returns it to the system once the worker is idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> None:
-    """Have glibc hold on to what large bodies are read into, and what a model computes with.
+    """Make glibc keep freed memory of large bodies and of the model's computations.
 
     By default it returns such blocks to the system at once, and the next batch pays for every page again: a third of the
     worker's time for bodies of 128 KiB, two thirds for 10 MiB, a quarter for a small convolutional network on 32 images.
@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
 
 
 class Idle:
-    """Gives kept memory back once the worker is idle: it is asked for a sign of life, and asked again with no batch between."""
+    """Returns kept memory to the system once the worker is idle: after two heartbeats without a batch between them."""
 
     def __init__(self) -> None:
         self.asked = 0  # since the last batch

@@ -16,7 +16,7 @@ from tsx_runtime.shared.nonblocking_output import Lossy
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.handler_api.context import Context
 
-LONGEST = 64 << 10  # bytes of a line whose end is not there yet
+LONGEST = 64 << 10  # bytes of a line that is not complete yet
 TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")

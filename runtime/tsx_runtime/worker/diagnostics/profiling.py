@@ -1,4 +1,4 @@
-"""`TS_BENCHMARK=True`: what a worker's Python spends its time on, as files of cProfile. Contract section 9.3."""
+"""`TS_BENCHMARK=True`: profiles the worker's Python code into files of cProfile. Contract section 9.3."""
 
 from __future__ import annotations
 

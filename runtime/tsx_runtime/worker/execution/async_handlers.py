@@ -1,7 +1,7 @@
 """Asynchronous handlers: each request is a task of its own on one event loop, and is answered when it is done.
 
 `async def handle(self, data, context)` gets one request at a time, and a context of its own; it shares with the others
-what the handler hung on the context when it was loaded. Contract section 6.6.
+the attributes that the handler set on the context when it was loaded. Contract section 6.6.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class ConcurrentRequests:
-    """The tasks of the requests that are under way."""
+    """The tasks of the running requests."""
 
     def __init__(self, channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
         self._channel = channel
@@ -43,7 +43,7 @@ class ConcurrentRequests:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until the front end closes, or the device is lost. Raises what reading raises."""
+        """Serve until the front end closes or the device is lost. Raises the errors of reading."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="tsx-read", daemon=True).start()
         try:
@@ -66,15 +66,15 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                began, laps = time.monotonic(), step_times.begin()  # the task takes them over with its context
+                began, laps = time.monotonic(), step_times.begin()  # the task copies them with its context
                 task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was already sent
                     self._tasks[frame.batch].cancel()
             else:
-                self._on_other(self._channel, frame)  # from the loop: a loop that is blocked gives no sign of life
-        except BaseException as error:  # the loop would log it and go on: it ends the worker, which raises it
+                self._on_other(self._channel, frame)  # from the loop: a blocked loop answers no heartbeat
+        except BaseException as error:  # the loop would log it and continue: it ends the worker, which raises it
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -120,7 +120,7 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
 
 
 def answer(model: Model, items: Sequence[Item]) -> Outcome:
-    """To requests that come together, when all are there."""
+    """The answers to requests that arrive together, once all are complete."""
     lost = False
 
     async def one(item: Item) -> Answer:

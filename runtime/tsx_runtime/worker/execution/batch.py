@@ -1,4 +1,4 @@
-"""One batch: parse the bodies, call the handler, encode what it returned. Whatever a handler does, each request gets an answer."""
+"""One batch: parse the bodies, call the handler, encode its results. Whatever a handler does, each request gets an answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class Model(NamedTuple):
-    """A loaded model, and what its batches need."""
+    """A loaded model, and the settings of its batches."""
 
     entry: Entry
     context: Context
@@ -58,7 +58,7 @@ class Model(NamedTuple):
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
     mode: str = "batch"  # as in the load order
     stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
-    has_steps: bool = True  # that tell how long they take (`stages.watch`)
+    has_steps: bool = True  # whose time is measured (`step_times.watch`)
 
 
 class Outcome(NamedTuple):
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Those of a batch that the handler is called with, each list in step."""
+    """The requests of a batch that the handler is called with, as parallel lists."""
 
     positions: list[int]  # in the batch
     metas: list[str]
@@ -81,12 +81,12 @@ class PreparedBatch(NamedTuple):
     requests: Requests
     refused: dict[int, Answer]
     state: BatchState
-    finish: Callable[[], Any]  # the other steps; raises what the first ones raised
+    finish: Callable[[], Any]  # the other steps; raises the error of the first ones
     laps: Laps  # of the first
 
 
 class _Failure(NamedTuple):
-    """How a call failed, without the exception: that would hold the memory of whatever the handler was doing."""
+    """How a call failed, without the exception, which would keep the handler's objects in memory."""
 
     answer: Answer
     place: Place
@@ -94,11 +94,11 @@ class _Failure(NamedTuple):
     trace: str  # empty where it is in the log already
     memory: bool = False
     left: Sequence[int] = ()  # positions that are not answered yet, to be tried again
-    named: bool = False  # the handler named the guilty, so that this says nothing about those that are left
+    named: bool = False  # the handler named the bad rows, so the others are not at fault
 
 
 class Pieces:
-    """Sends parts of answers, in terms of the batch, and remembers that some were sent."""
+    """Sends parts of answers, by positions in the batch, and remembers which answers have begun."""
 
     def __init__(self, positions: list[int], send: SendPiece, limit: int) -> None:
         self._positions = positions
@@ -152,7 +152,7 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model,
         except BadRequest as error:
             refused[position] = failure(error)
             continue
-        except Exception as error:  # the request's boundary: whatever a client sends ends no worker
+        except Exception as error:  # the request's boundary: no request may end the worker
             logger.error("the request %s cannot be read", text.partition("\r\n")[0], exc_info=error)
             refused[position] = failure(error)
             continue
@@ -163,8 +163,8 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model,
 
 
 def groups(requests: Requests) -> list[Requests]:
-    """Handlers ask the first request of a batch whether to explain or describe: one that wants that is a batch of its own."""
-    if not may_ask_explain("".join(requests.metas)):  # one look for all: nearly no batch holds one
+    """Handlers check only the first request of a batch for explain or describe, so such a request is a batch of its own."""
+    if not may_ask_explain("".join(requests.metas)):  # one check for all: hardly any batch has one
         return [requests]
     alone = [idx for idx, meta in enumerate(requests.metas) if any(wish in meta.lower() for wish in WISHES)]
     others = [idx for idx in range(len(requests.metas)) if idx not in alone]
@@ -172,7 +172,7 @@ def groups(requests: Requests) -> list[Requests]:
 
 
 def may_ask_explain(meta: str) -> bool:
-    """Whether an explanation or a description may be asked for: a quick look at one request's meta, or at many."""
+    """Whether an explanation or a description may be requested: a quick check of one request's meta, or of several."""
     return ": True\r\n" in meta
 
 
@@ -187,7 +187,7 @@ def _only(requests: Requests, kept: Sequence[int]) -> Requests:
 
 
 class _Batch:
-    """The answers of one batch, as they come together."""
+    """The answers of one batch while they are collected."""
 
     __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost", "over")
 
@@ -210,7 +210,7 @@ class _Batch:
             self._in_parts(requests.positions, problem)
 
     def _attempt(self, requests: Requests, ahead: PreparedBatch | None = None) -> _Failure | None:
-        """Call the handler once. None where all are answered with what it returned."""
+        """Call the handler once. None where its result answers all requests."""
         model, context = self._model, self._model.context
         pieces = Pieces(requests.positions, self._send, model.max_response_size)
         try:
@@ -284,7 +284,7 @@ class _Batch:
         now = time.monotonic()
         longest = now - self._began
         if first is None:
-            search.again(whole)  # too large for the device's memory: only to be cut
+            search.again(whole)  # too large for the device's memory: it is only cut
         else:
             last = self._report(search, whole, first, last)
         while not self.over and (positions := search.next(now - self._began, longest) if last is not None else search.next(0, 0)):
@@ -303,7 +303,7 @@ class _Batch:
             self.answers.update(dict.fromkeys(search.given_up, last.answer))
 
     def _report(self, search: Search, positions: list[int], problem: _Failure, last: _Failure | None) -> _Failure | None:
-        """Tell the search how a call failed. The failure that now stands for those that are not tried any more."""
+        """Record in the search how a call failed. Returns the failure of the requests that are not tried any more."""
         left = problem.left
         if problem.named:
             search.again(left)

@@ -1,7 +1,7 @@
 """Continuous batching: the handler is called again and again with the current requests, until each answer is complete.
 
-What the handler returns for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
-last: one callable a request, in the batch's order, that is given what the handler returned for it. A handler that sets none
+The handler's result for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
+last: one callable a request, in the batch's order, which gets the handler's result for it. A handler that sets none
 answers each request with one call. Contract section 6.4.
 """
 
@@ -24,7 +24,7 @@ from tsx_runtime.worker.execution.continuous_members import Membership
 from tsx_runtime.worker.execution.step_times import StepTotals
 from tsx_runtime.worker.handler_api.context import Context, SendPiece
 
-MORE = 100  # in place of a status: what the handler returned is a part of the answer, not the last
+MORE = 100  # in place of a status: the result is a part of the answer, not the last
 
 logger = logging.getLogger("tsx.worker")
 
@@ -52,13 +52,13 @@ class Member:
         return streamed_headers(block)
 
     def rename(self) -> None:
-        """Handlers keep what they know of a request by its id: after a call that failed it comes as one that they do not know."""
+        """Handlers keep the state of a request by its id, so after a failed call it gets a new id."""
         id, _, rest = self.meta.partition("\r\n")
         self.meta = f"{id}+\r\n{rest}"
 
 
 class ContinuousBatch:
-    """All requests that a worker has under way."""
+    """All requests that a worker is answering."""
 
     def __init__(self, model: Model, send: Send) -> None:
         self.lost = False  # whether the device is
@@ -130,7 +130,7 @@ class ContinuousBatch:
         self._send(frames)
 
     def _judged(self, idx: int, value: Any, answer: Answer) -> Answer:
-        """The answer, or as a part of it where the stopping criteria say that more follows."""
+        """The answer, or a part of it where the stopping criteria say that more follows."""
         context = self._model.context
         try:
             last = _is_last(context, idx, value)
@@ -158,7 +158,7 @@ class ContinuousBatch:
         return (Kind.REPLY, member.batch, [answer], self._spent.since(member.came, member.before))
 
     def _sender(self, members: list[Member]) -> SendPiece:
-        """For parts that the handler sends on its own within a call; they go out before what it returns."""
+        """For parts that the handler sends within a call; they are sent before its result."""
 
         def send(idx: int, headers: Buffer, body: Buffer) -> None:
             check_piece(body, self._model.max_response_size)
@@ -169,7 +169,7 @@ class ContinuousBatch:
 
 
 def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
-    """Until the front end closes, or the device is lost. `on_other` gets frames that are neither requests nor cancellations."""
+    """Serve until the front end closes or the device is lost. `on_other` gets frames that are neither requests nor cancellations."""
     batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
     while not batch.lost:
         while not batch or channel.has_frame():
@@ -183,12 +183,12 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
                 batch.cancel(frame.batch)
             else:
                 on_other(channel, frame)
-            del frame  # an idle worker holds on to no body
+            del frame  # an idle worker keeps no body in memory
         batch.step()
 
 
 def answer(model: Model, items: Sequence[Item]) -> Outcome:
-    """The last parts of the answers to requests that come together, when all are there, or the device is lost."""
+    """The last parts of the answers to requests that arrive together, once all are complete or the device is lost."""
     last: dict[int, Answer] = {}
     batch = ContinuousBatch(
         model, lambda frames: last.update({number: items[0] for kind, number, items, _ in frames if kind is Kind.REPLY})
@@ -201,7 +201,7 @@ def answer(model: Model, items: Sequence[Item]) -> Outcome:
 
 
 def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """What handlers report goes with the next reply."""
+    """Reported metrics go with the next reply."""
     out = list(frames)
     for idx, (kind, batch, items, times) in enumerate(out):
         if kind is Kind.REPLY and times and model.metrics.pending:

@@ -1,6 +1,6 @@
 """Micro-batches: a batch is cut, and its parts pass through preprocess, inference and postprocess side by side.
 
-So the next part is read while the model runs this one. Contract section 6.2:
+So the next part is preprocessed while the model runs this one. Contract section 6.2:
 
     class MyHandler(ImageClassifier):
         def __init__(self):
@@ -30,7 +30,7 @@ BASE = "tsx_runtime.worker.handlers.base"
 
 
 class MicroBatching:
-    """Stands in for `parent_handler.handle`. `parallelism` says how many threads a stage has, 1 where it does not."""
+    """Stands in for `parent_handler.handle`. `parallelism` gives the number of threads of a stage, 1 by default."""
 
     def __init__(self, parent_handler: Any, micro_batch_size: int = 1, parallelism: Mapping[str, int] | None = None) -> None:
         self.handler = parent_handler
@@ -49,7 +49,7 @@ class MicroBatching:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Threads of each stage. To be set as a whole, between two batches."""
+        """Threads of each stage. Set it as a whole, between two batches."""
         return dict(self._parallelism)
 
     @parallelism.setter
@@ -89,7 +89,7 @@ class MicroBatching:
         flows = [_Flow(self, self._pools, context, number, part, [data[idx] for idx in part]) for number, part in enumerate(parts)]
         results: list[Any] = []
         error: BaseException | None = None
-        for flow in flows:  # all to their end, also where one failed: a stage that goes on would meet the next batch
+        for flow in flows:  # all of them, also where one failed: a stage that still runs would get the next batch
             try:
                 results += _as_list(flow.done.result(), flow.part)
             except BaseException as raised:  # raised again below
@@ -181,7 +181,7 @@ def _whole(what: str, value: Any, least: int) -> int:
 
 
 def _torch_state() -> Callable[[], None]:
-    """What torch keeps for each thread, as it is in this one."""
+    """Torch's settings of this thread, for the other threads."""
     torch = sys.modules.get("torch")
     if torch is None:
         return lambda: None

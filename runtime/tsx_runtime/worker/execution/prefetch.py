@@ -1,11 +1,11 @@
 """Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the worker's own runs the model.
 
 Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle` of their own. Batches
-are answered in their order. Whatever cannot be prepared ahead is left to its turn and handled as it is without a second thread.
+are answered in their order. A batch that cannot be prepared ahead is handled in its turn, as without a second thread.
 
 `preprocess` must pass on everything by its result. A handler that leaves something on `self` for `postprocess` would find there
-what belongs to the next batch, so a `preprocess` of a user's own is run ahead only where the model asks for it
-(`overlapPreprocessing: true`); by itself it happens on CUDA devices, where the processor would wait for the GPU, with the `preprocess`
+the values of the next batch, so a user's own `preprocess` is run ahead only where the model configures it
+(`overlapPreprocessing: true`); the default is to do so on CUDA devices, where the CPU would wait for the GPU, with the `preprocess`
 of tsx's own handlers.
 """
 
@@ -63,9 +63,9 @@ def overlaps(model: Model) -> bool:
 
 
 def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) -> Iterator[ReadBatch]:
-    """The batches that come, each prepared while the one before it is answered. `on_other` gets all frames that are none.
+    """The batches as they arrive, each prepared while the one before it is answered. `on_other` gets all other frames.
 
-    Raises what reading raises; ends when the front end has closed.
+    Raises the errors of reading; ends when the front end has closed.
     """
     model.entry.instance.context = model.context
     ready: queue.Queue[ReadBatch | BaseException | None] = queue.Queue(maxsize=1)
@@ -76,7 +76,7 @@ def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) ->
         if isinstance(waiting, BaseException):
             raise waiting
         yield waiting
-        del waiting  # an idle worker holds on to no body
+        del waiting  # an idle worker keeps no body in memory
 
 
 def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _Side, ready: queue.Queue[Any]) -> None:
@@ -109,7 +109,7 @@ def keep(items: Sequence[Item]) -> list[Item]:
 
 
 def prepare(model: Model, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
-    """Take the first steps of a batch. What they raise is raised in the batch's turn."""
+    """Run the first steps of a batch. Their errors are raised in the batch's turn."""
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(len(items)), model, refused)
     size = model.ceiling.size
@@ -173,7 +173,7 @@ class _Steps:
 
 
 class _Side:
-    """What the thread that prepares has of its own on a device: on the CPU nothing, except what torch keeps for each thread."""
+    """The device state of the preparing thread: on the CPU only torch's settings of the thread."""
 
     def __init__(self) -> None:
         torch = sys.modules["torch"]
@@ -190,7 +190,7 @@ class _Side:
         """The point up to which the device's work belongs to the batch that was just prepared."""
 
     def wait_for(self, mark: Any) -> None:
-        """Have this thread's work on the device begin after the mark."""
+        """Make this thread's work on the device start after the mark."""
 
     def finish(self) -> None:
         """Wait for this thread's work on the device."""

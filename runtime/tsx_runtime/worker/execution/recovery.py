@@ -1,15 +1,15 @@
 """What to try when a call of the handler fails for a batch: which parts, in which order, and when to stop. No call is made here.
 
-A batch that fails is tried again in parts, so that what one request does to the handler fails no other. Three rules:
+A batch that fails is tried again in parts, so that one bad request fails no other. Three rules:
 
 1. First three requests of the batch alone, from its start, its middle and its end: where the handler is broken, all fail
-   alike, and the rest is not tried at all. So one or two guilty ones never fail another; and a broken handler costs four calls.
-2. Then the others, in halves, and what fails of those in halves again, until the guilty are alone.
+   alike, and the rest is not tried at all. So one or two bad requests never fail another; and a broken handler costs four calls.
+2. Then the others, in halves, and failing halves in halves again, until the bad requests are alone.
 3. No call is started that, lasting as long as the longest so far, might end after the batch's time.
 
 A request whose answer has begun, by a part that was sent, is not tried again.
 
-A batch that ran out of the device's memory is no suspect: it is cut to half its size, and so are those that come later (`Ceiling`).
+A batch that ran out of the device's memory is not at fault: it is cut to half its size, and so are later ones (`Ceiling`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 ALIKE = 3  # requests alone that fail alike, before one has succeeded: the handler fails, not they
-TIME_SHARE = 0.8  # of the response timeout: the rest is for the answer's way back
+TIME_SHARE = 0.8  # of the response timeout: the rest is for sending the answer
 GROW_AFTER = 100  # batches at the ceiling before a larger one is tried
 GROW_AFTER_MOST = 100_000
 
 
 class Place(NamedTuple):
-    """Where a call failed, and with what: two failures of the same place are alike, whatever their texts."""
+    """Where a call failed, and with which type: two failures of the same place are equal, whatever their messages."""
 
     kind: str
     file: str
@@ -55,7 +55,7 @@ def parts(size: int, *, first: bool) -> list[list[int]]:
 
 
 def all_fail(alone: Sequence[Hashable], succeeded: bool) -> bool:
-    """Whether the handler is to blame: so many requests alone have failed at the same place, and nothing has succeeded."""
+    """Whether the handler is at fault: so many single requests have failed at the same place, and nothing has succeeded."""
     return not succeeded and len(alone) >= ALIKE and len(set(alone)) == 1
 
 
@@ -88,7 +88,7 @@ class Search:
             positions, rest = self._todo.pop()
             if len(cut := self._ceiling.cut(len(positions))) > 1:
                 self._push(positions, cut)
-            elif rest and not self._alone:  # none of the samples was guilty, so this fails
+            elif rest and not self._alone:  # no sample failed, so this part does
                 self._push(positions, parts(len(positions), first=False))
             else:
                 return positions
@@ -121,8 +121,8 @@ class Search:
 class Ceiling:
     """The largest batch that fits the device's memory, as far as is known: `size`, or None where any does.
 
-    It grows again, by a quarter at a time, once so many batches have run that were as large as it; after each trial
-    that failed, ten times as many. It is gone when a batch fits that is as large as the first that did not.
+    It grows again, by a quarter at a time, once enough batches of its size have run; after each trial
+    that failed, ten times as many are needed. It is removed when a batch as large as the first failed one fits.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def begin(laps: Laps | None = None) -> Laps:
 
 
 def begin_next() -> Laps:
-    """As `begin`, for a thread that answers one batch after the other.
+    """As `begin`, for a thread that answers batches one by one.
 
     An empty list serves the next batch too: setting a context variable costs more than all else here.
     """
@@ -69,7 +69,7 @@ def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, fl
 
 
 class StepTotals:
-    """The seconds of all calls so far, where a request takes part in many: its own are the difference since it came."""
+    """The seconds of all calls so far. A request takes part in many: its own seconds are the difference since its arrival."""
 
     def __init__(self) -> None:
         self.seconds = [0.0, 0.0, 0.0]
@@ -96,7 +96,7 @@ _here = _Here()
 
 
 class Step:
-    """A handler's method that tells how long it takes. An object, not a function, so that a handler can still be pickled."""
+    """A handler's method whose time is measured. An object, not a function, so that a handler can still be pickled."""
 
     def __init__(self, method: Callable[..., Any], stage: int) -> None:
         self._tsx_method = method

@@ -30,7 +30,7 @@ logger = logging.getLogger("tsx.worker")
 def warm_up(model: Model, config: ModelConfig, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None) -> None:
     """`sequence`: of a stateful model, the names of the headers that tell a request's sequence, its start and its end.
 
-    Raises LoadError where a request fails that must not.
+    Raises LoadError where a required request fails.
     """
     began, count = time.monotonic(), 0
     numbers = itertools.count(1)
@@ -61,7 +61,7 @@ def _tell(entry: WarmUp, what: str) -> None:
 def _batches(
     entry: WarmUp, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None, numbers: Iterator[int]
 ) -> Iterator[list[Item]]:
-    """Batches of the size that is served. Of a file, without a `count`, one request alone and one full batch."""
+    """Batches of the served size. Of a file, without a `count`, one single request and one full batch."""
     file = own_file(directory / entry.file, directory)
     if file.name.endswith(SUFFIX):
         found = itertools.islice(read(file), entry.count or MOST)

@@ -1,7 +1,7 @@
-"""What a handler knows of its model and its requests: the `context` argument. Contract section 5.2.
+"""The `context` argument of handlers: the model and the requests of the batch. Contract section 5.2.
 
-One object lives as long as the worker, and handlers hang their own attributes on it. What belongs to a request is read
-from its meta only when it is asked for. Where a thread prepares the next batch while this one is answered, the one object
+One object lives as long as the worker, and handlers set their own attributes on it. The data of a request is read
+from its meta only when it is used. Where a thread prepares the next batch while this one is answered, the object
 shows each thread its own batch.
 """
 
@@ -138,7 +138,7 @@ class RequestProcessor:
 
 @dataclass(slots=True)
 class BatchState:
-    """What a context knows of one batch."""
+    """The state of one batch in a context."""
 
     metas: list[str]
     parts: Mapping[int, dict[str, dict[str, str]]] | None = None
@@ -190,7 +190,7 @@ class Context:
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
         self._late: str | None = None  # the request whose late part was logged last
-        self._elsewhere: dict[int, BatchState] = {}  # what threads see that work on another batch, or on a part of one
+        self._elsewhere: dict[int, BatchState] = {}  # the state for threads that work on another batch, or on a part of one
         self.begin([])
 
     # What the worker calls
@@ -227,7 +227,7 @@ class Context:
             self._batch = whole
 
     def end(self) -> None:
-        """The batch is answered: a part that a thread of the handler's sends now has come too late."""
+        """The batch is answered: parts that a thread of the handler still sends are too late."""
         self._batch.over = True
 
     @contextmanager
@@ -272,7 +272,7 @@ class Context:
         state.send_piece(idx, processor.header_block() if processor else b"", body)
 
     def drop_late(self, request_id: str) -> None:
-        """Log, once in a row, that a thread of the handler's goes on with an answer that is complete; what it sends goes nowhere."""
+        """Log, once in a row, that a thread of the handler still sends parts of a complete answer, which are dropped."""
         if request_id != self._late:
             self._late = request_id
             logger.warning("request %s is answered already, so further parts of its answer are dropped", request_id)

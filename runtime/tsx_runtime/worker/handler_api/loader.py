@@ -1,4 +1,4 @@
-"""From the name of a handler to its entry point, by TorchServe's rules. Contract section 5.1.
+"""Finds the entry point of a handler by its name, by TorchServe's rules. Contract section 5.1.
 
 1. `file.py[:function]` or `file[:function]` is imported from the model's directory (`modules.py`); a name that is not found there is
    a module that is installed, or one of the built-in handlers.
@@ -58,7 +58,7 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        if type(result) is list or not inspect.isawaitable(result):  # the first is nearly always so, and ten times as quick
+        if type(result) is list or not inspect.isawaitable(result):  # the first check nearly always holds, and is ten times as fast
             return result
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -79,7 +79,7 @@ async def _awaited(result: Any) -> Any:
 def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
     """Import and initialise. Raises `LoadError`, with the handler's own exception as its cause where it raised one."""
     fault = handler_fault(handler) if handler else None
-    if fault:  # also where the front end has not looked
+    if fault:  # also where the front end has not checked
         raise LoadError(f"The handler {shown(handler)} is refused: {fault}.")
     return _load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines)
 
@@ -123,7 +123,7 @@ def own_file(path: Path, model_dir: Path) -> Path:
 
 
 def import_file(path: Path, what: str = "Handler") -> ModuleType:
-    """Import a file of the archive, also where an installed module has the same name: the archive's is meant."""
+    """Import a file of the archive, also where an installed module has the same name."""
     if path.suffix != ".py":
         raise LoadError(f"{path.name} is not a Python file.")
     return own_modules.import_file(path, lambda module, execute: _imported(f"{what} {path.name}", execute))
@@ -178,7 +178,7 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
         _initialised(handler, lambda: coroutines.finish(entry(None, context)))
         return Entry(entry, handler, None)
     classes = classes_of(module)
-    if len(classes) > 1:  # those that help it do not count
+    if len(classes) > 1:  # helper classes do not count
         handlers = [kind for kind in classes if callable(getattr(kind, "handle", None)) and callable(getattr(kind, "initialize", None))]
         classes = handlers if len(handlers) == 1 else classes
     if function_name and classes:

@@ -60,7 +60,7 @@ class CachingMetric:
     def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
         """A counter grows by `value`, a gauge is set to it, a histogram observes it.
 
-        Too few or too many dimension values are logged, as in TorchServe: a metric that is off is no reason to fail a request.
+        Too few or too many dimension values are logged, as in TorchServe: a wrong metric is no reason to fail a request.
         """
         if len(dimension_values) != len(self.dimension_names):
             given = ", ".join(map(str, dimension_values)) or "none"
@@ -197,7 +197,7 @@ class Metrics:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float | str, dimensions: Sequence[Dimension] | None = None) -> None:
-        """Of the level `Error`, for all models. An error's text is logged, and counted as one."""
+        """A metric of level `Error`, for all models. An error's text is logged, and counted as one."""
         if isinstance(value, str):
             logger.error("%s: %s", name, value)
             value = 1
@@ -229,7 +229,7 @@ class Metrics:
             raise MetricsCacheKeyError(f"there is no {kind.value} called {metric_name!r}; there is: {known}") from None
 
     def declare(self, declared: Iterable[DeclaredMetric]) -> None:
-        """What `metrics.yaml` has: there for `get_metric` before the handler has reported anything."""
+        """Add the metrics of `metrics.yaml`, so that `get_metric` finds them before the handler reports anything."""
         for one in declared:
             self.add_metric_to_cache(one["name"], one["unit"], one["dimensions"], MetricTypes(one["type"]))
 

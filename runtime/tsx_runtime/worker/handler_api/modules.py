@@ -50,7 +50,7 @@ class OwnModules:
         self._builtins: dict[str, Any] = {}
 
     def enter(self, root: Path) -> None:
-        """Begin with a model's directory, in place of the one before, which only tests have."""
+        """Set the model's directory; only tests set a second one."""
         for name in [name for name in sys.modules if name.partition(".")[0] == ALIAS]:
             del sys.modules[name]
         self.root, self.private = root, set()
@@ -58,7 +58,7 @@ class OwnModules:
         self.add(root)
 
     def add(self, directory: Path) -> None:
-        """Have the modules of a directory found, after all others."""
+        """Make the modules of a directory importable, after all others."""
         place = str(directory)
         if place in self._directories:
             return
@@ -99,7 +99,7 @@ class OwnModules:
         return module
 
     def spelled(self, name: str) -> str:
-        """What a dotted name is imported as where the archive's module is meant."""
+        """The name under which the archive's module of a dotted name is imported."""
         return f"{ALIAS}.{name}" if name.partition(".")[0] in self.private else name
 
     def _is_taken(self, name: str) -> bool:
@@ -113,7 +113,7 @@ class OwnModules:
             logger.info("imports of %s mean the server's modules, not those that the archive has of these names", ", ".join(names))
 
     def _install(self) -> None:
-        """Once there is something private: an archive without such names pays for nothing."""
+        """Installed once there is a private module: archives without such names have no cost."""
         self._make_alias()
         if self._builtins:
             return

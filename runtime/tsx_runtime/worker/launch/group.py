@@ -29,7 +29,7 @@ RANK_BOOT = CLEAN + (
     "import json; sys.path[:] = json.loads(sys.argv[1]); "
     "from tsx_runtime.worker.launch.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
 )
-SWITCH = "switch"  # the name of the socket that ranks fetch theirs from
+SWITCH = "switch"  # the name of the socket from which ranks fetch their own
 
 logger = logging.getLogger("tsx.worker")
 
@@ -86,7 +86,7 @@ def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ran
 
 
 def fetch(directory: str, rank: int, ranks: int) -> list[socket.socket]:
-    """What `hand_out` has for this rank: the first is the one that its work comes from."""
+    """The sockets that `hand_out` has for this rank; the first is the one that its work comes from."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(Path(directory) / SWITCH))
         asking.sendall(rank.to_bytes(4, "little"))

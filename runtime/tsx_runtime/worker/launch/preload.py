@@ -1,4 +1,4 @@
-"""Imported by the process that workers are forked from: what nearly every one of them needs, and nothing that runs.
+"""Imported by the process that workers are forked from: the modules that nearly every worker needs; runs nothing.
 
 Torch is imported, CUDA is not touched: a process that has used CUDA cannot be forked.
 """

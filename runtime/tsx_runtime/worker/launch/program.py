@@ -1,4 +1,4 @@
-"""What a worker does that is a program of its own, before it is a worker like any other."""
+"""The first steps of a worker that is a program of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def put_first(packages: str) -> None:
-    """Have a directory of packages, and what its .pth files name, come before all that is installed, and behind the standard library."""
+    """Put a directory of packages, and the paths of its .pth files, before installed packages and behind the standard library."""
     before = list(sys.path)
     if packages in before:  # the interpreter is the environment's own, and has put it where it belongs
         return
@@ -25,7 +25,7 @@ def put_first(packages: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Be killed when the process that started this one ends, however it ends. Linux only: elsewhere the closed socket tells."""
+    """Be killed when the process that started this one ends, however it ends. Linux only: elsewhere the closed socket shows it."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

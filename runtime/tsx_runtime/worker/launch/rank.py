@@ -21,7 +21,7 @@ from tsx_runtime.worker.channel import Channel, send_buffers
 from tsx_runtime.worker.launch.group import fetch
 from tsx_runtime.worker.launch.program import end_with_parent
 
-MOMENT = 200  # ms in which the death of another rank shows, when it was the reason why a batch failed
+MOMENT = 200  # ms in which the death of another rank shows, where it made a batch fail
 
 logger = logging.getLogger("tsx.worker")
 
@@ -36,7 +36,7 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
 
 
 class Leader(Channel):
-    """Rank 0's: reads from the front end and tells the others; answers once all of them have loaded."""
+    """The channel of rank 0: reads from the front end and forwards to the other ranks; answers once all of them have loaded."""
 
     def __init__(self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool) -> None:
         super().__init__(sock)
@@ -70,7 +70,7 @@ class Leader(Channel):
         super().reply(batch, answers, extra)
 
     def _listen(self, other: socket.socket, position: int) -> None:
-        """What another rank says: that it has loaded, or why not. Its end is the agent's business."""
+        """Read from another rank whether it has loaded, or why not. Its end is handled by the agent."""
         channel = Channel(other)
         try:
             while (frame := channel.read()) is not None:
@@ -83,7 +83,7 @@ class Leader(Channel):
             return
 
     def _fail(self, extra: Buffer) -> None:
-        """The first of them says why; the front end then ends the group."""
+        """Report the first failure; the front end then ends the group."""
         if self._refused.acquire(blocking=False):
             super().send(Kind.FAILED, 0, extra=extra)
 
@@ -96,7 +96,7 @@ class Leader(Channel):
 
 
 class Follower(Channel):
-    """Another rank's: reads from rank 0, and says nothing but how loading went."""
+    """The channel of another rank: reads from rank 0, and reports only the result of loading."""
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         if buffers[0][0] in (Kind.LOADED, Kind.FAILED):  # a frame begins with its kind
