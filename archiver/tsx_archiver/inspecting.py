@@ -1,4 +1,4 @@
-"""Looks into an archive without unpacking it to anywhere: what it holds, and whether that is what it says."""
+"""Inspects and verifies an archive without unpacking it."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
 
 
 class _Directory:
-    """A directory with the face of a container; nothing in it is unsafe, since it is the reader's own."""
+    """A directory with the interface of a container; its files are trusted, since they are the caller's own."""
 
     form = "directory"
 

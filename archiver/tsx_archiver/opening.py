@@ -1,4 +1,4 @@
-"""From an archive, or a directory, to a model's directory that a worker can run in."""
+"""Opens an archive, or a directory, as a model's directory for a worker."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_manifest(container: Container, root: str, default_name: str, source: Pa
 
 
 def refuse_model_file(file: BinaryIO, source: Path) -> None:
-    """A model file may itself be a zip: say so, rather than that its members are not an archive's."""
+    """A model file may itself be a zip: the error says so."""
     kind = describe_model_stream(file, source).kind
     file.seek(0)
     if kind != "unknown":

@@ -1,4 +1,4 @@
-"""YAML read without surprises: plain types only, and no document that unfolds to more than it is."""
+"""Safe YAML: plain types only, and no document whose aliases expand without bound."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class Cache:
         return Entry(final / "files", lock)
 
     def _new_partial(self, digest: str) -> tuple[Path, FileLock]:
-        """A directory with its lock held. One that another process cleaned away before the lock was ours is given up."""
+        """A directory with its lock held. Starts again where another process removed it before the lock was taken."""
         while True:
             partial = self.root / "partial" / f"{digest}.{secrets.token_hex(4)}"
             partial.mkdir(mode=0o700)

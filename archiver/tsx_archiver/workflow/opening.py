@@ -1,4 +1,4 @@
-"""From a .war, or a directory, to a workflow's directory and its checked specification."""
+"""Opens a .war, or a directory, as a workflow's directory with its checked specification."""
 
 from __future__ import annotations
 

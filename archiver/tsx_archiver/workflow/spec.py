@@ -38,7 +38,7 @@ class CycleInSpec(InvalidSpec):
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the specification says of a node's model, or of all of them; None where it is silent."""
+    """What the specification says of a node's model, or of all of them; None where it is not set."""
 
     min_workers: int | None = None
     max_workers: int | None = None
@@ -140,7 +140,7 @@ def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeS
 
 
 def _over(own: NodeSettings, shared: NodeSettings) -> NodeSettings:
-    """`own`, and what `shared` says where it is silent."""
+    """`own`, with the values of `shared` where it has none."""
     return NodeSettings(*(mine if mine is not None else theirs for mine, theirs in zip(_values(own), _values(shared), strict=True)))
 
 

@@ -1,1 +1,1 @@
-"""What keeps an isolated worker to itself: the system calls, without any decision. `core/isolation/config.py` decides."""
+"""Isolates a worker: system calls only. The policy is in `core/isolation/config.py`."""

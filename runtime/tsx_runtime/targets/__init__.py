@@ -1,1 +1,1 @@
-"""Where the runtime runs: a server of its own."""
+"""The platforms that the runtime is started on: a server process, images, SageMaker, Lambda."""

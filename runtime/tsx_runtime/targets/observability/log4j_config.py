@@ -1,4 +1,4 @@
-"""`log_config`: what is taken from a log4j2.xml, and Python's own configuration of its loggers in place of all that."""
+"""`log_config`: reads levels and file sizes from a log4j2.xml, or a `logging.config` dict instead of it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class LogConfig:
     levels: dict[str, int] = field(default_factory=dict)  # by Python's name of the logger; the root's is ""
     max_bytes: int = 100 << 20
     max_files: int = 5
-    left_out: list[str] = field(default_factory=list)  # what the file asks for beyond that
+    left_out: list[str] = field(default_factory=list)  # settings of the file that are not supported
 
 
 def read_log_config(path: Path) -> LogConfig:
-    """Of a log4j2.xml: levels of loggers, and when files are renamed. Raises SettingError."""
+    """Reads a log4j2.xml: levels of loggers, and when files are rotated. Raises SettingError."""
     try:
         root = ElementTree.fromstring(path.read_bytes())
     except OSError as error:
@@ -67,7 +67,7 @@ def read_log_config(path: Path) -> LogConfig:
 
 def _read_level(config: LogConfig, name: str, level: str) -> None:
     python_name = LOGGERS.get(name, name)
-    if level.lower() in LEVELS and (not name or python_name in OURS):  # Java's libraries have nothing to say here
+    if level.lower() in LEVELS and (not name or python_name in OURS):  # loggers of Java libraries
         config.levels[python_name] = LEVELS[level.lower()]
 
 

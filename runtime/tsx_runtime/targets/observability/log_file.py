@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import check_directory, is_trusted
 
-CALM = 10.0  # seconds between the news that lines are lost and how many: a disk that is nearly full takes some and others not
+CALM = 10.0  # seconds between two messages about lost lines: a disk that is nearly full takes some lines and not others
 
 logger = logging.getLogger("tsx.server")
 
@@ -82,7 +82,7 @@ class LogFile(logging.Handler):
         except OSError:
             if not os.fstat(self._fd).st_nlink:
                 raise
-            # one that was moved takes the lines for as long as none can be made in its place
+            # a moved file still gets the lines while no new file can be made
 
     def _begin(self) -> None:
         fd = _open(self.path)

@@ -1,4 +1,4 @@
-"""Where the server's log goes: stderr, or files with TorchServe's names and line shapes, which are renamed when they are large."""
+"""Where the server's log goes: stderr, or rotated files with TorchServe's names and line formats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METRICS = frozenset({TS_METRICS, MODEL_METRICS})
 
 
 def set_up_logging(settings: Settings) -> None:
-    """Once in a process: it stays so. Raises SettingError where a file cannot be written, or `log_config` cannot be used."""
+    """Applies for the life of the process. Raises SettingError where a file cannot be written, or `log_config` cannot be used."""
     logging.addLevelName(logging.WARNING, "WARN")
     config = LogConfig()
     if settings.log_config is not None and is_configured(settings):
@@ -45,7 +45,7 @@ def set_up_logging(settings: Settings) -> None:
         if settings.log_config is not None:
             config = read_log_config(settings.log_config)
         log_in_background(_handlers(settings, config))
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells its own start, once for each address
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # uvicorn logs its own start, once for each address
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     for name, level in config.levels.items():
         logging.getLogger(name).setLevel(level)
@@ -57,7 +57,7 @@ def set_up_logging(settings: Settings) -> None:
 
 
 def is_configured(settings: Settings) -> bool:
-    """Whether the user says by himself which logger writes where."""
+    """Whether the user's own logging configuration is used."""
     return settings.log_config is not None and settings.log_config.suffix.lower() in OWN_WAY
 
 
@@ -132,7 +132,7 @@ class ShortFormatter(TextLogFormatter):
 
 
 class ServerJsonFormatter(JsonLines):
-    """What the server says of a model names it in its words, too."""
+    """JSON lines; log lines about a model also have its name and version as fields."""
 
     def about(self, record: logging.LogRecord) -> dict[str, object]:
         more = super().about(record)

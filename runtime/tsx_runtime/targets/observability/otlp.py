@@ -17,7 +17,7 @@ from tsx_runtime.version import __version__
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PATH = "/v1/traces"
-LAST_SPANS = 5.0  # seconds that sending what is left may take at the end
+LAST_SPANS = 5.0  # seconds that sending the remaining spans may take at the end
 INSTALL = "pip install 'tsx-serve[otel]'"
 
 logger = logging.getLogger("tsx.server")

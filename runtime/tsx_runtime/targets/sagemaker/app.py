@@ -1,4 +1,4 @@
-"""What SageMaker asks a container for, beside predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
+"""The routes that SageMaker needs beside predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and your-algorithms-batch-code.html
 """
@@ -58,11 +58,11 @@ ISOLATED = (
     "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the internet, nothing can be installed: "
     "put the packages into the image, or their wheels beside requirements.txt."
 )
-TOLD = b"x-amzn-sagemaker-"  # begins the headers of an answer that SageMaker hands on
+TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passes on
 
 
 class SageMaker:
-    """One model, which loads while SageMaker asks whether the container is well. See `http.hosting.Platform`."""
+    """One model, which loads while SageMaker sends health checks. See `http.semantics.platform_hook.Platform`."""
 
     def __init__(
         self, environment: EnvironmentSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]
@@ -112,7 +112,7 @@ class SageMaker:
         await self.lines(scope, receive, send, request_id)
 
     def health(self) -> tuple[int, str]:
-        """The status of a ping, and why it is no good one."""
+        """The status of a ping, and the reason where it is not 200."""
         if self.registry.stopping:
             return 503, "the server is stopping"
         versions = self._versions()
@@ -136,7 +136,7 @@ class SageMaker:
         form, target = self._form(raw_path(scope), headers), find_target(scope["path"], scope["query_string"])
         assert form is not None
         assert target is not None
-        resolve(self.registry, target)  # before the body, which would come for nothing
+        resolve(self.registry, target)  # before the body, which would be sent for nothing
         body = await read_body(scope, receive, self.predictions.limit)
         if next(lines_of(body), None) is None:
             raise BadRequest("The request has no line: each line of its body is one input of the model.")
@@ -158,7 +158,7 @@ class SageMaker:
         )
 
     def _form(self, path: bytes, headers: list[Pair]) -> Form | None:
-        """Of a body that is to be taken apart; None where the model gets it whole."""
+        """The format of a body that is split into lines; None where the model gets it whole."""
         form = form_of(_header(headers, b"content-type"))
         if form is None or self.environment.lines is False:
             return None
@@ -172,7 +172,7 @@ class SageMaker:
                 return None
             name = resolve(self.registry, target).name
         except TsxError:
-            return None  # the server's own route says what is wrong
+            return None  # the server's own route reports what is wrong
         model = self.registry.models[name]
         return model.versions[model.default]
 
@@ -245,7 +245,7 @@ def _json_body(**what: Any) -> bytes:
 
 
 class MultiModel(SageMaker):
-    """Models that come and go as SageMaker says; the container is well without any."""
+    """Models that SageMaker loads and unloads; the container is healthy without any."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class MultiModel(SageMaker):
         self._loaded = True
 
     async def load(self, models: Sequence[StartModel]) -> None:
-        """When SageMaker says so."""
+        """SageMaker loads the models."""
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
         """Not a plain invocation of a model whose name is its own: that is for the server's own lanes."""

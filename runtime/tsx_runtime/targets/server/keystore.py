@@ -27,7 +27,7 @@ class Pem(NamedTuple):
 
 
 def read_keystore(path: Path, password: str) -> Pem:
-    """The first key of it, as in TorchServe; which kind it is, its first bytes say. Raises SettingError."""
+    """The first key of it, as in TorchServe; the kind is detected by the first bytes. Raises SettingError."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -26,7 +26,7 @@ logger = logging.getLogger("tsx.snapshots")
 
 
 class Snapshots:
-    """Writes them into `directory`, as TorchServe names and lays them out. `base` is the configuration that they go with."""
+    """Writes snapshots into `directory`, in TorchServe's format. `base` is the server's configuration."""
 
     def __init__(self, directory: Path, base: Mapping[str, str], store: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class Snapshots:
         self._clock = clock
 
     def begin(self, registry: Registry) -> None:
-        """From now on each change makes one."""
+        """From now on each change writes a snapshot."""
         self.write("startup", registry.models.values())
         registry.on_managed.append(lambda: self.write("snapshot", registry.models.values()))
 
@@ -55,7 +55,7 @@ class Snapshots:
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))
             for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
                 old.unlink()
-        except (OSError, ValueError) as error:  # ValueError: a file of such a name, but of no day that there is
+        except (OSError, ValueError) as error:  # ValueError: a name with a date that does not exist
             logger.error("no snapshot was written into %s: %s", self._directory, error)
 
     def _time(self) -> datetime:

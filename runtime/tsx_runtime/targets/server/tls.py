@@ -40,7 +40,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def read_pem(settings: Settings, because: str) -> tuple[bytes, bytes]:
-    """Key and certificates, for what makes a context of its own; `because` names the setting that asks. Raises SettingError."""
+    """Key and certificates for gRPC, which makes its own context; `because` names the setting that needs them. Raises SettingError."""
     if _from_keystore(settings):
         assert settings.keystore is not None
         pem = read_keystore(settings.keystore, settings.keystore_pass)
@@ -56,7 +56,7 @@ def _from_keystore(settings: Settings) -> bool:
 
 
 def _pair(settings: Settings, because: str) -> tuple[Path, Path]:
-    """The files of certificate and key, which are what they should be."""
+    """The checked files of certificate and key."""
     certificate, key = settings.certificate_file, settings.private_key_file
     if certificate is None or key is None:
         missing = " and ".join(name for name in ("certificate_file", "private_key_file") if getattr(settings, name) is None)
@@ -118,7 +118,7 @@ def _as_file(content: bytes) -> Iterator[str]:
             memory.flush()
             yield f"/proc/self/fd/{memory.fileno()}"
         return
-    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # no other user may look into it
+    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # no other user may read it
         path = Path(directory, "pair.pem")
         with open(path, "xb", opener=private_opener) as file:
             file.write(content)
@@ -135,7 +135,7 @@ def _server_context() -> ssl.SSLContext:
 def is_trusted_as(host: str, settings: Settings) -> bool:
     """Whether a client that trusts the certificate itself (`curl --cacert`) may call the server by this name: tried, in memory."""
     if settings.certificate_file is None or settings.private_key_file is None:
-        return False  # a keystore: there is no file that a client could be given
+        return False  # a keystore: there is no certificate file for clients
     context = ssl.create_default_context(cafile=settings.certificate_file)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -1,4 +1,4 @@
-"""The handler that others derive from: loads any kind of model, and answers a batch in three steps. Contract section 5.3."""
+"""The base class of handlers: loads any kind of model, and answers a batch in three steps. Contract section 5.3."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BaseHandler:
         self.map_location: str | None = None
         self.explain = False
         self.target = 0
-        self.precision: str | None = None  # as model-config.yaml asked for, once the model has it
+        self.precision: str | None = None  # the configured precision, once the model has it
         self.profiler_args: dict[str, Any] = {}
 
     # Loading
@@ -74,7 +74,7 @@ class BaseHandler:
         self.initialized = True
 
     def in_precision(self, model: Any) -> Any:
-        """The model as `precision` of model-config.yaml wants it; handlers that load one themselves set `context` and `device` before."""
+        """The model in the configured `precision`; handlers that load one themselves set `context` and `device` before."""
         precision = wanted_precision(self.context.model_yaml_config)
         if precision is None:
             return model
@@ -151,7 +151,7 @@ class BaseHandler:
         return None
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """Why the model answers as it does: what `get_insights` makes of the first row and its `target` (0 if it has none)."""
+        """An explanation of the answer: the result of `get_insights` for the first row and its `target` (0 if it has none)."""
         inputs, target = None, 0
         row = raw_data[0]
         if isinstance(row, dict):
@@ -160,7 +160,7 @@ class BaseHandler:
         return self.get_insights(data_preprocess, inputs, target)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
-        """How much each number of what `preprocess` made speaks for class `target`: Captum's integrated gradients."""
+        """How much each number of the preprocessed input contributes to class `target`: Captum's integrated gradients."""
         result: list[Any] = input_attributions(self.model, tensor_data, target).tolist()
         return result
 
@@ -187,7 +187,7 @@ class BaseHandler:
 
 @functools.cache
 def _trace_directory(model: str) -> Path:
-    """Where TorchServe has it, or where that is another user's, a new one."""
+    """TorchServe's directory, or a new one where that belongs to another user."""
     directory = Path(tempfile.gettempdir()) / "pytorch_profiler" / model
     try:
         private_directory(directory)

@@ -1,4 +1,4 @@
-"""From a model file of any kind to something that can be called with a batch of tensors."""
+"""Loads a model file of any kind into a callable for a batch of tensors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ONNX_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
 
 def wanted_precision(config: Mapping[str, Any]) -> str | None:
-    """What model-config.yaml says; None where it is silent. Raises LoadError."""
+    """The configured precision, or None. Raises LoadError."""
     value = config.get("precision")
     if value is None:
         return None

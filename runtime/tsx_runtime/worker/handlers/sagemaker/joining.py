@@ -1,6 +1,6 @@
 """Requests of different clients in one call of `predict_fn`, where that is known to change no answer.
 
-Nothing tells whether a function of a tensor treats its rows apart, so it is tried, and watched: for each rank and type of its inputs, the
+Whether a function treats the rows of a tensor separately is unknown, so it is tried: for each rank and type of its inputs, the
 first batches are run one by one, for the clients, and a second time joined, with an invented input beside them, so that they differ.
 Only where the joined answers were the single ones are later batches joined; and one that fails joined runs one by one again. Rows are laid
 end to end; where that is not the same, inputs without a dimension for rows are stacked.
@@ -25,7 +25,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class NotJoined(Exception):
-    """What came out cannot be parted again as it was put together."""
+    """The joined result cannot be split into those of the inputs."""
 
 
 class Joining:

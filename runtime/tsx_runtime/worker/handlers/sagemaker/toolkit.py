@@ -176,13 +176,13 @@ class ToolkitHandler:
 
 
 class _FunctionFailure:
-    """What a function did with one request."""
+    """The error of a function for one request."""
 
     def __init__(self, function: str, error: Exception) -> None:
         self._function, self._error = function, error
 
     def answer(self, index: int, context: Context) -> bytes:
-        """Sets the status of the answer; its body. What a function refuses by name is no news for the log."""
+        """Sets the status of the answer and returns its body. Refusals (PredictionException) are not logged."""
         error = self._error
         if isinstance(error, PredictionException | TsxError):
             status, _, body = failure(error)
