@@ -190,9 +190,7 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
 def answer(model: Model, items: Sequence[Item]) -> Outcome:
     """The last parts of the answers to requests that arrive together, once all are complete or the device is lost."""
     last: dict[int, Answer] = {}
-    batch = ContinuousBatch(
-        model, lambda frames: last.update({number: items[0] for kind, number, items, _ in frames if kind is Kind.REPLY})
-    )
+    batch = ContinuousBatch(model, lambda frames: last.update({number: sent[0] for kind, number, sent, _ in frames if kind is Kind.REPLY}))
     for number, item in enumerate(items):
         batch.join(number, [item])
     while batch and not batch.lost:

@@ -44,15 +44,8 @@ def launch(sock: socket.socket, files: int | None, packages: str | None, argumen
     try:
         listener = _listen(directory)
         threading.Thread(target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True).start()
-        options = {"directory": str(directory), "files": files, "packages": packages, "broadcast": broadcast}
-        program = [
-            "--no-python",
-            sys.executable,
-            "-c",
-            RANK_BOOT,
-            json.dumps([place for place in sys.path if place]),
-            json.dumps(options),
-        ]
+        order = {"directory": str(directory), "files": files, "packages": packages, "broadcast": broadcast}
+        program = ["--no-python", sys.executable, "-c", RANK_BOOT, json.dumps([place for place in sys.path if place]), json.dumps(order)]
         asked = torchrun.parse_args([*arguments, f"--log-dir={directory}", *program])  # type: ignore[no-untyped-call]  # torch's
         torchrun.run(asked)  # type: ignore[no-untyped-call]  # torch's
     except ChildFailedError as error:
