@@ -119,7 +119,7 @@ def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
 def test_a_word_that_is_no_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srve"], {}) == 127
     assert capsys.readouterr().err == (
-        "Error: 'srve' cannot be started: No such file or directory. 'serve' starts the server, and so does no word.\n"
+        "Error: 'srve' cannot be started: No such file or directory. 'serve', or no command, starts the server.\n"
     )
 
 

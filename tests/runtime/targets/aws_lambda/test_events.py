@@ -208,7 +208,7 @@ def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_a
         async def send(self, place: str, result: Result) -> None:
             sent.append(result)
 
-    monkeypatch.setattr(batch_events, "ask_all", answer_all)
+    monkeypatch.setattr(batch_events, "answer_all", answer_all)
     told: list[str] = []
     queue = Queue(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
     answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))
