@@ -66,7 +66,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
     "tsx_runtime.worker.exceptions": {"tsx_runtime.errors"},
     "tsx_runtime.worker.channel": WIRE,
-    "tsx_runtime.worker.handler_api.ts_shim": {"tsx_runtime.worker"},  # TorchServe's module names, for modules of every room
+    # TorchServe's module names, for modules of every room; and its functions, of which one asks a handler's module.
+    "tsx_runtime.worker.handler_api.ts_shim": {"tsx_runtime.worker", "tsx_runtime.version"},
+    "tsx_runtime.worker.handler_api.utils": WORKER_BASE | {"tsx_runtime.worker.handlers"},
     "tsx_runtime.worker.handler_api": WORKER_BASE,
     "tsx_runtime.worker.diagnostics": HANDLER_API,
     "tsx_runtime.worker.codecs": CODECS,
