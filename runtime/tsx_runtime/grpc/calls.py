@@ -15,8 +15,9 @@ from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
+from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.core.traffic.splitter import HEADER, Route
+from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block

@@ -17,13 +17,12 @@ from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import Plan, RegisterOrder, check_workers
 from tsx_runtime.core.placement.placement import Machine, Place, launch_of, place_of
 from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
 from tsx_runtime.core.telemetry.metric_journal import Journal
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.traffic.routing import Headers
-from tsx_runtime.core.traffic.splitter import Split
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.supervisor import Supervisor
@@ -294,4 +293,3 @@ class Model:
         self.versions: dict[str, ModelVersion] = {}
         self.default = ""
         self.labels: dict[str, str] = {}  # other names of versions, which need not be registered
-        self.split: Split | None = None  # for requests that name no version, where they are not all the default one's

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from tsx_runtime.core.concurrency.task_group import Background
+from tsx_runtime.core.persistence import State
 from tsx_runtime.core.recording.config import RecordTerms
 from tsx_runtime.core.recording.recorder import Keeper, Recorder
 from tsx_runtime.core.recording.segments import Kept, Segments
+from tsx_runtime.core.traffic.manager import Splits
 from tsx_runtime.errors import Conflict
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.registry.registry import Registry
 
 logger = logging.getLogger("tsx.recording")
 
@@ -24,38 +23,40 @@ logger = logging.getLogger("tsx.recording")
 class Recorders:
     """One recording a model at most. Lives on the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._keeper = Keeper(registry.settings.record_headers)
+    def __init__(self, traffic: Splits, state: State, headers: Sequence[str] | None) -> None:
+        """`headers`: see `Keeper`."""
+        self._traffic = traffic
+        self._state = state
+        self._keeper = Keeper(headers)
         self._running: dict[str, Recorder] = {}
         self._ending = Background()
-        registry.on_traffic.append(self._on_traffic)
+        traffic.on_traffic.append(self._on_traffic)
 
     def find(self, name: str) -> Recorder | None:
         """Raises ModelNotFound."""
-        self._registry.find(name)
+        self._traffic.find(name)
         return self._running.get(name)
 
     def directory(self, name: str) -> Path | None:
         """Where the files of a model lie; None where nothing can be kept."""
-        state = self._registry.state.directory
-        return None if state is None else state / "recordings" / name
+        directory = self._state.directory
+        return None if directory is None else directory / "recordings" / name
 
     async def start(self, name: str, terms: RecordTerms) -> None:
         """In place of the one there is; what that has recorded stays. Raises ModelNotFound, Conflict."""
-        self._registry.find(name)
+        self._traffic.find(name)
         if self.directory(name) is None:
             raise Conflict("Requests cannot be recorded: there is no directory for it. Set state_dir to one.")
         while name in self._running:  # another may be begun meanwhile
             await self._end(name)
-        self._registry.find(name)
+        self._traffic.find(name)
         self._begin(name, terms)
-        self._registry.state.save(name, record=terms.model_dump())
+        self._state.save(name, record=terms.model_dump())
 
     async def stop(self, name: str, *, remove: bool = False) -> None:
         """What was recorded stays, unless it is to be removed. Raises ModelNotFound."""
-        self._registry.find(name)
-        self._registry.state.save(name, record=None)
+        self._traffic.find(name)
+        self._state.save(name, record=None)
         await self._end(name)
         directory = self.directory(name)
         if remove and directory is not None:
@@ -76,10 +77,10 @@ class Recorders:
 
     def _on_traffic(self, name: str) -> None:
         """A model may have come, or gone."""
-        if name not in self._registry.models:
+        if name not in self._traffic.models:
             if name in self._running:
                 self._ending.begin(self._end(name))
-        elif name not in self._running and (saved := self._registry.state.load(name).get("record")) is not None:
+        elif name not in self._running and (saved := self._state.load(name).get("record")) is not None:
             try:
                 self._begin(name, RecordTerms.model_validate(saved))
             except ValidationError as error:
@@ -90,11 +91,11 @@ class Recorders:
         if directory is None:
             return
         recorder = self._running[name] = Recorder(name, terms, directory, self._keeper)
-        self._registry.observe(name, recorder)
+        self._traffic.observe(name, recorder)
         logger.info("model %s: %g %% of its requests are recorded in %s", name, terms.share, directory)
 
     async def _end(self, name: str) -> None:
         recorder = self._running.pop(name, None)
         if recorder is not None:
-            self._registry.unobserve(name, recorder)
+            self._traffic.unobserve(name, recorder)
             await recorder.close()

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.concurrency.task_group import Background
@@ -16,15 +15,13 @@ from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.model import Host, ModelVersion
 from tsx_runtime.core.models.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.registry.downloads import Downloads
+from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacements, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_url
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.registry.registry import Registry
 
 PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
 
@@ -34,14 +31,25 @@ logger = logging.getLogger("tsx.registry")
 class Registering:
     """See `Registry.register` for what is raised."""
 
-    def __init__(self, registry: Registry, host: Host, downloads: Downloads, environments: Environments, background: Background) -> None:
-        self._registry = registry
+    def __init__(
+        self,
+        table: ModelTable,
+        host: Host,
+        downloads: Downloads,
+        environments: Environments,
+        background: Background,
+        gpus: int,
+        policies: Mapping[str, BatchPolicy],
+    ) -> None:
+        self._table = table
         self._settings = host.settings
         self._host = host
         self._downloads = downloads
         self._environments = environments
         self._background = background
-        self._replacements = Replacements(registry, background)
+        self._gpus = gpus  # that this server uses
+        self._policies = policies
+        self._replacements = Replacements(table, background)
 
     async def from_url(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
         """From the model store, or from a URL by way of it."""
@@ -85,12 +93,12 @@ class Registering:
         try:
             await starting
         except BaseException:  # also where its client has left
-            await self._registry.discard(version)
+            await self._table.discard(version)
             raise
         return version
 
     async def _prepared(self, archive: OpenArchive, order: RegisterOrder) -> tuple[ModelVersion, ModelVersion | None]:
-        """The version, which the registry has but which has no worker yet, and the one whose place it is to take."""
+        """The version, which the table has but which has no worker yet, and the one whose place it is to take."""
         name, number = order.model_name or archive.manifest.model_name, order.version or archive.manifest.version
         environment, old = None, None
         try:
@@ -100,7 +108,7 @@ class Registering:
             environment = await self._environment(name, archive, order.url)
             self._check(name, number, old)  # another may have come meanwhile
             version = self._version(name, number, archive, order, old, environment)
-            self._registry.add(version, beside=old is not None)
+            self._table.add(version, beside=old is not None)
         except BaseException:
             archive.close()
             if environment is not None:
@@ -116,7 +124,7 @@ class Registering:
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if number in PATHS:
             raise BadRequest(f"The version {number!r} cannot be used: it stands for something else in the paths of the management API.")
-        if self._registry.is_taken(name, number) and (old is None or old.version != number):
+        if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
 
     async def _environment(self, name: str, archive: OpenArchive, url: str) -> Environment | None:
@@ -148,8 +156,8 @@ class Registering:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))
         own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
-        chosen = plan(order, archive.config, self._settings, self._registry.gpus, own)
-        chosen = _with_policy(chosen, name, archive.config.batch_policy, self._registry.plugins.batch_policies)
+        chosen = plan(order, archive.config, self._settings, self._gpus, own)
+        chosen = _with_policy(chosen, name, archive.config.batch_policy, self._policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 
     def _in_store(self, url: str) -> Path:

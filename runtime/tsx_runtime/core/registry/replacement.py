@@ -6,18 +6,16 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig
 from tsx_runtime.core.concurrency.task_group import Background
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import Conflict, LoadFailed
 from tsx_runtime.settings.tunable import TUNABLE
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.registry.registry import Registry
 
 logger = logging.getLogger("tsx.registry")
 
@@ -103,14 +101,14 @@ class Handover:
 class Replacements:
     """One of a model at a time."""
 
-    def __init__(self, registry: Registry, background: Background) -> None:
-        self._registry = registry
+    def __init__(self, table: ModelTable, background: Background) -> None:
+        self._table = table
         self._background = background
         self._under_way: set[str] = set()  # names of models
 
     def begin(self, name: str, number: str) -> ModelVersion | None:
         """The version whose place is to be taken: that of the number, else the default one; None where there is none. Raises Conflict."""
-        model = self._registry.models.get(name)
+        model = self._table.models.get(name)
         if model is None:
             return None
         if name in self._under_way:
@@ -136,28 +134,28 @@ class Replacements:
                 why = f"version {new.version} of {new.url} has not taken its place: {error.message}"
                 old.note_error(why + (f"\n\n{error.traceback}" if isinstance(error, LoadFailed) and error.traceback else ""))
                 logger.error("%s goes on: %s", old.label, why)
-            await self._registry.discard(new)
+            await self._table.discard(new)
             raise
         finally:
             self.end(old)
 
     def _swap(self, old: ModelVersion, new: ModelVersion, before: Said) -> None:
         """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
-        if not self._registry.has(old):
+        if not self._table.has(old):
             raise Conflict(f"Version {old.version} of model {old.name} was unregistered while its replacement was loaded.")
         if scaling := catch_up(old, new, before):
             self._background.load(scaling)
         handover = Handover(old, new)
-        self._registry.swap(old, new)
+        self._table.swap(old, new)
         logger.info("%s: takes the place of version %s", new.label, old.version)
         self._background.begin(self._drain(old, handover))
 
     async def _drain(self, old: ModelVersion, handover: Handover) -> None:
         """Until nobody has anything there any more, or for `unregister_model_timeout`."""
         try:
-            await asyncio.wait_for(old.over(), self._registry.settings.unregister_model_timeout)
+            await asyncio.wait_for(old.over(), self._table.timeout)
         except (TimeoutError, asyncio.TimeoutError):
             text = "%s: was replaced, and is ended with what it still has: that took longer than unregister_model_timeout"
             logger.warning(text, old.label)
-        await self._registry.discard(old)
+        await self._table.discard(old)
         handover.end()

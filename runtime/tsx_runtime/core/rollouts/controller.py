@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from pydantic import ValidationError
 
+from tsx_runtime.core.models.model import Model, ModelVersion
+from tsx_runtime.core.persistence import State
 from tsx_runtime.core.rollouts.decision_log import Logs
 from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, RolloutPlan, Seen, decide
 from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.core.telemetry.histogram import quantile
-from tsx_runtime.core.traffic.manager import Arrangement
+from tsx_runtime.core.traffic.manager import Arrangement, Splits
 from tsx_runtime.core.traffic.routing import meant, sharing
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.models.model import Model, ModelVersion
-    from tsx_runtime.core.registry.registry import Registry
 
 LOOKS = 20  # in one bake
 SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks
@@ -33,32 +32,36 @@ logger = logging.getLogger("tsx.rollout")
 class Rollouts:
     """One a model at most. Lives on the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, traffic: Splits, state: State, stopping: Callable[[], bool]) -> None:
+        """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""
+        self._traffic = traffic
+        self._models = traffic.models
+        self._state = state
+        self._stopping = stopping
         self._running: dict[str, _Running] = {}
         self._closed = False
-        registry.splits.checks.append(self._check)
-        self.logs = Logs(registry.state.directory)
-        registry.on_traffic.append(self._on_traffic)
+        self.logs = Logs(state.directory)
+        traffic.checks.append(self._check)
+        traffic.on_traffic.append(self._on_traffic)
 
     def start(self, name: str, plan: RolloutPlan) -> RolloutState:
         """Raises ModelNotFound, ModelVersionNotFound, BadRequest, Conflict."""
-        new = self._registry.find(name, plan.version)
+        new = self._traffic.find(name, plan.version)
         plan = plan.model_copy(update={"version": new.version})  # a label may come to mean another version meanwhile
         under_way = self.find(name)
         if under_way is not None and under_way.status == "running":
             text = f"Model {name} has a rollout of version {under_way.plan.version} under way"
             raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models rollout {name} --stop`")
-        before = self._registry.traffic(name)
+        before = self._traffic.traffic(name)
         old = self._old(name, before, new)
-        shadow = before.shadow and meant(before.shadow.to, self._registry.models[name].versions, before.labels)
+        shadow = before.shadow and meant(before.shadow.to, self._models[name].versions, before.labels)
         if shadow in (old.version, new.version):
             text = f"Version {shadow} of model {name} is its shadow, and copies among its requests would count in what the rollout measures"
             how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
             raise Conflict(f"{text}. End it first: {how}")
         now = time.time()
         so_far = self._counts(name, old.version)
-        default = self._registry.models[name].default
+        default = self._models[name].default
         state = RolloutState(plan=plan, old=old.version, default=default, before=before.told(), began=now, changed=now, old_last=so_far)
         self._run(name, state, "start", f"from version {state.old} to {plan.version}")
         return state
@@ -107,13 +110,13 @@ class Rollouts:
             if not running.own:
                 self._follow(name, running)
             return
-        if name not in self._registry.models:
+        if name not in self._models:
             return
         waiting = self._waiting(name)
         if waiting is None:
             return
         state = waiting.state
-        if self._registry.traffic(name).weights not in state.weights_after_a_restart:
+        if self._traffic.traffic(name).weights not in state.weights_after_a_restart:
             self._end(name, waiting, "stopped", self._why_changed(name, state))
         elif not self._missing(name, state):
             self._resume(name, state)
@@ -123,12 +126,12 @@ class Rollouts:
         state = self._load(name)
         if state is None or state.status != "running":
             return None
-        state.before = {**self._registry.traffic(name).told(), "weights": state.before.get("weights", {})}
+        state.before = {**self._traffic.traffic(name).told(), "weights": state.before.get("weights", {})}
         return _Running(state)
 
     def _missing(self, name: str, state: RolloutState) -> str:
         """The versions that it waits for, in words; empty where there are none."""
-        versions = self._registry.models[name].versions if name in self._registry.models else {}
+        versions = self._models[name].versions if name in self._models else {}
         return " and ".join(f"version {number}" for number in (state.old, state.plan.version) if number not in versions)
 
     def _resume(self, name: str, state: RolloutState) -> None:
@@ -137,7 +140,7 @@ class Rollouts:
         except (TsxError, ValueError) as error:
             state.status, state.reason = "stopped", f"it could not go on after a restart: {error}"
             logger.warning("rollout of %s: %s", name, state.reason)
-            self._registry.state.save(name, rollout=state.model_dump(mode="json"))
+            self._state.save(name, rollout=state.model_dump(mode="json"))
 
     def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
         """Raises Conflict for a shadow on a version that is measured: its copies would count."""
@@ -153,7 +156,7 @@ class Rollouts:
 
     def _follow(self, name: str, running: _Running) -> None:
         """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; who sets weights takes over."""
-        now, state = self._registry.traffic(name), running.state
+        now, state = self._traffic.traffic(name), running.state
         if now.weights == running.set.weights:
             running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}
             self._keep_way_back(name, state)
@@ -163,7 +166,7 @@ class Rollouts:
 
     def _why_changed(self, name: str, state: RolloutState) -> str:
         """The weights, and not by this rollout."""
-        versions = self._registry.models[name].versions
+        versions = self._models[name].versions
         for version in versions.values():
             if version.replaced in {state.old, state.plan.version} - set(versions):
                 return f"version {version.replaced} was replaced by version {version.version}, which has its share now"
@@ -171,7 +174,7 @@ class Rollouts:
 
     def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
         """The version whose requests the new one is to get."""
-        model = self._registry.models[name]
+        model = self._models[name]
         others = sharing(before, model.versions, model.default) - {new.version}
         if not others:
             raise BadRequest(f"Version {new.version} of model {name} has all requests already")
@@ -180,7 +183,7 @@ class Rollouts:
             how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"
             raise Conflict(f"{text}. Leave them to one of these first: {how}")
         (old,) = others
-        return self._registry.find(name, old)
+        return self._traffic.find(name, old)
 
     def _run(self, name: str, state: RolloutState, event: str, reason: str) -> None:
         running = self._running[name] = _Running(state)
@@ -200,7 +203,7 @@ class Rollouts:
         weights = state.weights(state.step)
         self._set(name, running, parse_traffic({**state.before, "weights": weights}))
         running.seen = {number: self._counts(name, number) for number in weights}
-        versions = self._registry.models[name].versions
+        versions = self._models[name].versions
         running.versions = {number: versions[number] for number in weights if number in versions}
         self._save(name, running)
 
@@ -209,7 +212,7 @@ class Rollouts:
         running.timer = asyncio.get_running_loop().call_later(seconds, self._look, name, running)
 
     def _look(self, name: str, running: _Running) -> None:
-        if self._running.get(name) is not running or self._registry.stopping:
+        if self._running.get(name) is not running or self._stopping():
             return  # the next server goes on
         state = running.state
         try:
@@ -239,7 +242,7 @@ class Rollouts:
         """The new version is the default one, and there are no weights any more."""
         state = running.state
         with running:
-            self._registry.set_default(name, state.plan.version, undoable=False)
+            self._traffic.set_default(name, state.plan.version, undoable=False)
         self._set(name, running, parse_traffic({**state.before, "weights": {}}))
         self._end(name, running, "finished", state.reason)
 
@@ -257,16 +260,16 @@ class Rollouts:
 
     def _keep_way_back(self, name: str, state: RolloutState) -> None:
         """One rollback undoes the whole of a rollout, also where labels or rules were changed meanwhile, which stay."""
-        default = state.default or self._registry.models[name].default
-        self._registry.splits.keep_way_back(name, Arrangement(parse_traffic(state.before), default))
+        default = state.default or self._models[name].default
+        self._traffic.keep_way_back(name, Arrangement(parse_traffic(state.before), default))
 
     def _set(self, name: str, running: _Running, traffic: Traffic, *, checked: bool = True) -> None:
         running.set = traffic
         with running:
-            self._registry.set_traffic(name, traffic, undoable=False, checked=checked)
+            self._traffic.set_traffic(name, traffic, undoable=False, checked=checked)
 
     def _seen(self, name: str, state: RolloutState) -> Seen:
-        versions = self._registry.models[name].versions if name in self._registry.models else {}
+        versions = self._models[name].versions if name in self._models else {}
         new = versions.get(state.plan.version)
         failed = "it was unregistered" if new is None else _failure(new)
         return Seen(
@@ -287,7 +290,7 @@ class Rollouts:
         state, now = running.state, time.monotonic()
         state.seconds += now - running.looked
         running.looked = now
-        model = self._registry.models.get(name)
+        model = self._models.get(name)
         for number, before in running.seen.items():
             version = model.versions.get(number) if model else None
             if version is not None and running.versions.setdefault(number, version) is not version and number == state.plan.version:
@@ -302,7 +305,7 @@ class Rollouts:
                 state.new = state.new.plus(counts.since(before))
 
     def _counts(self, name: str, number: str) -> Counts:
-        model = self._registry.models.get(name)
+        model = self._models.get(name)
         version = model.versions.get(number) if model else None
         if version is None:
             return Counts()
@@ -310,7 +313,7 @@ class Rollouts:
         return Counts(sum(stats.answers.values()) + stats.failed_refusals, stats.errors, stats.latency.counts())
 
     def _load(self, name: str) -> RolloutState | None:
-        kept = self._registry.state.load(name).get("rollout")
+        kept = self._state.load(name).get("rollout")
         try:
             return None if kept is None else RolloutState.model_validate(kept)
         except ValidationError as error:
@@ -319,9 +322,9 @@ class Rollouts:
 
     def _save(self, name: str, running: _Running) -> None:
         running.saved = time.monotonic()
-        if name not in self._registry.models:
+        if name not in self._models:
             return  # all that was said of it is forgotten
-        self._registry.state.save(name, rollout=running.state.model_dump(mode="json"))
+        self._state.save(name, rollout=running.state.model_dump(mode="json"))
 
     def _note(self, name: str, running: _Running, event: str) -> None:
         state = running.state

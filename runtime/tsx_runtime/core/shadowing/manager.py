@@ -32,15 +32,15 @@ logger = logging.getLogger("tsx.shadow")
 class Shadows:
     """By model. What was seen stays to be read once a shadow is off, until there is another one or the model goes."""
 
-    def __init__(self, models: Mapping[str, Model], splits: Splits, plugins: Mapping[str, Comparison]) -> None:
-        self._models = models
-        self._splits = splits
+    def __init__(self, traffic: Splits, plugins: Mapping[str, Comparison]) -> None:
+        self._models = traffic.models
+        self._traffic = traffic
         self._plugins = plugins
         self._by_model: dict[str, Shadowing] = {}
         self._threads = Threads(MOST_COMPARISONS, "comparisons")
         self._turns = asyncio.Semaphore(MOST_COMPARISONS)
-        splits.checks.append(self._check)
-        splits.on_traffic.append(self._arrange)
+        traffic.checks.append(self._check)
+        traffic.on_traffic.append(self._arrange)
 
     def get(self, name: str) -> Shadowing | None:
         return self._by_model.get(name)
@@ -81,14 +81,14 @@ class Shadows:
     def _arrange(self, name: str) -> None:
         """As the traffic of the model says now."""
         model, old = self._models.get(name), self._by_model.get(name)
-        said = None if model is None else self._splits.traffic(name).shadow
+        said = None if model is None else self._traffic.traffic(name).shadow
         if old is not None and (model is None or said is None):
             self._stop(old)
             if model is None:
                 del self._by_model[name]
         if model is None or said is None:
             return
-        number = meant(said.to, model.versions, self._splits.traffic(name).labels)
+        number = meant(said.to, model.versions, self._traffic.traffic(name).labels)
         if old is None or (old.number, old.said.compare) != (number, said.compare):
             if old is not None:
                 self._stop(old)
@@ -108,13 +108,13 @@ class Shadows:
             self._stop(shadowing)
         elif not shadowing.observed:
             shadowing.observed = True
-            self._splits.observe(shadowing.name, shadowing)
+            self._traffic.observe(shadowing.name, shadowing)
 
     def _stop(self, shadowing: Shadowing) -> None:
         shadowing.let_go()
         if shadowing.observed:
             shadowing.observed = False
-            self._splits.unobserve(shadowing.name, shadowing)
+            self._traffic.unobserve(shadowing.name, shadowing)
 
     async def _judge(self, pair: Pair) -> None:
         tally, how = pair.copy.tally, pair.shadowing.said.compare

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import State
-from tsx_runtime.core.traffic.routing import Headers, choose, make_table, meant
-from tsx_runtime.core.traffic.splitter import Observer, Route, Split
+from tsx_runtime.core.scheduling.route import Headers, Route
+from tsx_runtime.core.traffic.observer import Observer
+from tsx_runtime.core.traffic.routing import choose, make_table, meant
+from tsx_runtime.core.traffic.splitter import Split
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
@@ -31,23 +33,34 @@ class Arrangement(NamedTuple):
 
 
 class Splits:
-    """Sets `Model.default`, `Model.labels` and `Model.split`; nobody else does once a model is there."""
+    """Sets `Model.default` and `Model.labels`; nothing else does once a model is registered."""
 
-    def __init__(self, models: dict[str, Model], configured: Mapping[str, Traffic], state: State, tell: Callable[[], None]) -> None:
-        """`tell` is called when requests may go elsewhere than before; it calls `refresh`. `configured` is what the settings say."""
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        configured: Mapping[str, Traffic],
+        state: State,
+        tell: Callable[[], None],
+        tell_managed: Callable[[], None],
+    ) -> None:
+        """`tell` is called when requests may go elsewhere than before; it calls `refresh`. `tell_managed` is called when the default
+        version was changed on request. `configured` is what the settings say.
+        """
         self.checks: list[Callable[[Model, Traffic, Traffic], None]] = []  # each raises for what a model cannot have, beside what it has
         self.on_traffic: list[Callable[[str], None]] = []  # called with a model's name when its traffic was set, or it came or went
-        self._models = models
+        self.models = models
         self._configured = configured
         self._state = state
         self._tell = tell
+        self._tell_managed = tell_managed
         self._traffic: dict[str, Traffic] = {}
         self._before: dict[str, Arrangement] = {}
         self._observers: dict[str, list[Observer]] = {}
+        self._splitters: dict[str, Split] = {}  # of models whose requests are not all the default version's
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None:
             return choose(name, None, "", version)
         return choose(name, model.versions, model.default, version, model.labels)
@@ -57,10 +70,10 @@ class Splits:
 
         Raises as `find` does.
         """
-        model = self._models.get(name)
-        if model is None or model.split is None or version is not None:
+        splitter = self._splitters.get(name)
+        if splitter is None or version is not None:
             return self.find(name, version)
-        return model.split.by_head(headers)
+        return splitter.by_head(headers)
 
     def traffic(self, name: str) -> Traffic:
         """What is said of it, also of a model that is not registered now."""
@@ -69,9 +82,8 @@ class Splits:
     def shares(self, name: str) -> dict[str, float]:
         """Of the requests that name no version and that no rule sends anywhere, by version. Raises ModelNotFound."""
         model = self._model(name)
-        if model.split is None:
-            return {model.default: 1.0}
-        return model.split.table.shares()
+        splitter = self._splitters.get(name)
+        return {model.default: 1.0} if splitter is None else splitter.table.shares()
 
     def set_traffic(self, name: str, traffic: Traffic, *, undoable: bool = True, checked: bool = True) -> None:
         """From the next request on. Not `undoable`: `rollback` goes to what was before, as if this had not been.
@@ -94,6 +106,7 @@ class Splits:
         if number not in model.versions:
             raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
         self._change(model, Arrangement(self.traffic(name), number), undoable=undoable)
+        self._tell_managed()
 
     def start_with(self, name: str, default: str, *, explicit: bool) -> None:
         """The default version at the start of the server: what was set before it was restarted, unless the configuration names one."""
@@ -114,6 +127,7 @@ class Splits:
             why = f"version {before.default}, which was its default, is not registered any more. Register it first."
             raise Conflict(f"Model {name} cannot go back: {why}")
         self._change(model, before)
+        self._tell_managed()
 
     def keep_way_back(self, name: str, before: Arrangement) -> None:
         """Have `rollback` go there. Raises ModelNotFound."""
@@ -186,24 +200,26 @@ class Splits:
 
     def refresh(self) -> bool:
         """Make the tables anew. Whether requests may go elsewhere than before."""
-        changed = [model for model in self._models.values() if self._refresh(model)]
+        for name in self._splitters.keys() - self.models:
+            del self._splitters[name]
+        changed = [model for model in self.models.values() if self._refresh(model)]
         return bool(changed)
 
     def _refresh(self, model: Model) -> bool:
-        name, versions, split = model.name, model.versions, model.split
+        name, versions = model.name, model.versions
+        splitter = self._splitters.get(name)
         traffic, observers = self.traffic(name), self._observers.get(name)
         model.labels = traffic.labels
         if not traffic.splits and not observers:
-            model.split = None
-            return split is not None
+            return self._splitters.pop(name, None) is not None
         table = make_table(name, traffic, versions, [number for number, version in versions.items() if version.ready], model.default)
-        if split is None:
-            split = model.split = Split(name)
-        elif split.table == table and split.versions == versions:
-            split.observers = observers or []
+        if splitter is None:
+            splitter = self._splitters[name] = Split(name)
+        elif splitter.table == table and splitter.versions == versions:
+            splitter.observers = observers or []
             return False
-        split.observers = observers or []
-        split.set(table, versions)
+        splitter.observers = observers or []
+        splitter.set(table, versions)
         return True
 
     def _change(self, model: Model, new: Arrangement, *, undoable: bool = True) -> None:
@@ -233,7 +249,7 @@ class Splits:
             listener(name)
 
     def _model(self, name: str) -> Model:
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None:
             raise ModelNotFound(f"Model not found: {name}")
         return model

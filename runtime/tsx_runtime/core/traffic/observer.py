@@ -1,10 +1,23 @@
-"""A job that is watched: it stands in the queue in place of another, passes everything on to that, and sees the answer."""
+"""Observers of requests, and the jobs they wrap: one takes the place of the client's job in the queue, and sees the answer."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Body, Buffer
+
+
+class Observer(Protocol):
+    """Sees some of the requests that a splitter sends on, with their answers."""
+
+    def wants(self, draw: float) -> bool:
+        """`draw` is random, from 0 up to but not including 1, and another one for each observer."""
+
+    def watch(self, job: Job, version: ModelVersion) -> Job:
+        """What is submitted to the version in the job's place."""
 
 
 class Watched:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
+from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
@@ -20,7 +21,6 @@ MOST_COOKIES = 200  # of one header, among which a sticky one is looked for: bro
 LONGEST = 1024  # bytes of a header's value that a pattern is tried on: what clients send must not keep the server busy
 
 VersionT = TypeVar("VersionT")
-Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 
 
 def choose(

@@ -7,45 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
 
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import ClientJob, Job
-from tsx_runtime.core.traffic.routing import Headers, Table, by_rule, draw, key_in_body, key_in_head, stick
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.scheduling.route import Headers
+from tsx_runtime.core.traffic.observer import Observer
+from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, stick
 
 HEADER = b"x-tsx-model-version"  # of answers that came by way of a split: who gave it
-
-
-class Route(Protocol):
-    """Where requests for a model are submitted: a version, or a split."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def client_timeout(self) -> float:
-        """Seconds; 0 where there is no limit, or where whom it picks will see to that."""
-
-    def by_head(self, headers: Headers) -> Route:
-        """What is left to decide once the headers of a request are known: that is submitted to."""
-
-    @property
-    def submit(self) -> Callable[[ClientJob], None]: ...
-
-    @property
-    def leave(self) -> Callable[[ClientJob], None]: ...
-
-
-class Observer(Protocol):
-    """Sees some of the requests that a split sends on, with their answers."""
-
-    def wants(self, draw: float) -> bool:
-        """`draw` is random, from 0 up to but not including 1, and another one for each observer."""
-
-    def watch(self, job: Job, version: ModelVersion) -> Job:
-        """What is submitted to the version in the job's place (see `observer.py`)."""
 
 
 class Split:

@@ -21,8 +21,9 @@ from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
+from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.core.traffic.splitter import HEADER, Route
+from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED

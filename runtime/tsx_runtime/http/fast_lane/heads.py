@@ -21,8 +21,8 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.origins import names_one_host
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
-from tsx_runtime.core.traffic.splitter import Route
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.fast_lane.refusal import Refusal
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2

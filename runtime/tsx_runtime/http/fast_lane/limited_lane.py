@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from tsx_runtime.api.client_limits import HOLD, Client, ClientLimits
-from tsx_runtime.core.traffic.splitter import Route
+from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.protocol import FastLane

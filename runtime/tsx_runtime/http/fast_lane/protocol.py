@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from tsx_runtime.core.models.model import ModelVersion
-    from tsx_runtime.core.traffic.splitter import Route
+    from tsx_runtime.core.scheduling.route import Route
 
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINE_END = b"\r\n"

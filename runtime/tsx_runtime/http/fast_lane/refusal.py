@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from tsx_runtime.core.scheduling.job import ClientJob
-from tsx_runtime.core.traffic.routing import Headers
+from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.errors import TsxError
 
 

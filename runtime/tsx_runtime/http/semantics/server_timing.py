@@ -15,7 +15,7 @@ from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
-    from tsx_runtime.core.traffic.splitter import Route
+    from tsx_runtime.core.scheduling.route import Route
     from tsx_runtime.http.fast_lane.exchange import Exchange
 
 TIMING = b"x-tsx-timing"

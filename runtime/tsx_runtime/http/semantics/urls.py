@@ -11,8 +11,8 @@ from python_multipart.multipart import parse_options_header
 
 from tsx_runtime.api.headers import JSON, Pair
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.traffic.routing import Headers, meant
-from tsx_runtime.core.traffic.splitter import Route
+from tsx_runtime.core.scheduling.route import Headers, Route
+from tsx_runtime.core.traffic.routing import meant
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
 from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.wire import TENSORS_HEAD

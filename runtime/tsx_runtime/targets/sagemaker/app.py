@@ -24,7 +24,7 @@ from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.traffic.splitter import Route
+from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http.app import ServerApp

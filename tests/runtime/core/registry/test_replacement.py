@@ -170,7 +170,7 @@ def test_a_second_replacement_meanwhile_is_refused(tmp_path):
             await replacing
         assert await ask(registry.find("talker"), "x") == "x"
         again = asyncio.create_task(registry.register_path(waits, replaces()))
-        await until(lambda: registry._coming)
+        await until(lambda: registry._table._coming)
         await registry.unregister("talker")
         (waits / "go").touch()
         with pytest.raises(Conflict, match="was unregistered while"):
