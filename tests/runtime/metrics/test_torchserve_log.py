@@ -117,7 +117,7 @@ def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
     value = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
     for _ in range(5):
         journal.add_batch(0.1, 0.2)
-        journal.add_values([value, value], [])
+        journal.add_values([value, value], "")
     batches, values = journal.take()
     assert (len(batches), len(values)) == (3, 3)
     assert journal.take() == ([], [])

@@ -26,8 +26,8 @@ from tsx_runtime.core.models.cpp_archives import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
-from tsx_runtime.core.placement.placement import Machine, launch_of, place_of
-from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.placement.placement import Machine, place_of
+from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import Item, Kind, LoadOrder

@@ -15,7 +15,7 @@ from tsx_runtime.core.models.cpp_archives import handler_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import Plan, RegisterOrder, check_workers
-from tsx_runtime.core.placement.placement import Machine, Place, launch_of, place_of
+from tsx_runtime.core.placement.placement import Machine, Place, place_of
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
@@ -24,7 +24,7 @@ from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
 from tsx_runtime.core.telemetry.metric_journal import Journal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.forked import Starter
-from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tsx_runtime.core.environments.venvs import Environment
-from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
 from tsx_runtime.core.placement.devices import cpu_count, visible_devices
 from tsx_runtime.core.placement.parallelism import Parallel
-from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import SettingError
 
 logger = logging.getLogger("tsx.places")
@@ -64,24 +60,3 @@ def place_of(here: Machine, parallel: Parallel, *, threads: int | None, worker: 
     hides = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
     variables = {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if hides else {}
     return Place(cores, chosen, 0 if hides else gpus[0] if gpus else None, variables)
-
-
-def launch_of(
-    parallel: Parallel, environment: Environment | None, *, use_venv: bool, threads: int, group: str, sandbox: Sandbox | None = None
-) -> Launch | None:
-    """None where a fork will do: packages of the model's own must come before those that a fork has imported already."""
-    if environment is None and not parallel.is_group and sandbox is None:
-        return None
-    activated = environment is not None and use_venv
-    variables = environment.variables() if environment is not None and activated else {}
-    if parallel.is_group:
-        variables["OMP_NUM_THREADS"] = str(threads)  # torchrun would set it to 1
-    return Launch(
-        python=environment.python if environment is not None and activated else sys.executable,
-        packages=environment.packages if environment is not None and not activated else None,
-        variables=variables,
-        torchrun=parallel.arguments(group) if parallel.is_group else (),
-        ranks=parallel.ranks,
-        broadcast=parallel.broadcast,
-        sandbox=sandbox,
-    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.wire import MetricDelta
 
 MOST = 10_000  # entries of each kind between two writes; a log that could not follow must not fill the memory
@@ -21,7 +20,7 @@ class BatchEntry(NamedTuple):
 class ValueEntry(NamedTuple):
     at: float
     value: MetricDelta
-    request_ids: str  # of the batch, with commas
+    request_ids: str  # of the batch, separated by commas
 
 
 class Journal:
@@ -37,10 +36,9 @@ class Journal:
         if len(self._batches) < MOST:
             self._batches.append(BatchEntry(time.time(), queue_seconds, worker_seconds))
 
-    def add_values(self, values: Iterable[MetricDelta], jobs: Sequence[Job]) -> None:
-        ids = ",".join([str(job.meta[: job.meta.find(b"\r")], "latin-1") for job in jobs])
+    def add_values(self, values: Iterable[MetricDelta], request_ids: str) -> None:
         now = time.time()
-        self._values += [ValueEntry(now, value, ids) for value in values][: MOST - len(self._values)]
+        self._values += [ValueEntry(now, value, request_ids) for value in values][: MOST - len(self._values)]
 
     def take(self) -> tuple[list[BatchEntry], list[ValueEntry]]:
         taken = self._batches, self._values

@@ -5,16 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 EVERY = 1.0  # seconds
 KEPT = 600  # points
+
+
+class Version(Protocol):
+    """What is sampled of one."""
+
+    name: str
+    version: str
+
+    @property
+    def stats(self) -> Stats: ...
+
+    @property
+    def pending(self) -> int: ...
+
+
+class Model(Protocol):
+    @property
+    def versions(self) -> Mapping[str, Version]: ...
 
 
 class Reading(NamedTuple):
@@ -52,7 +69,7 @@ def between(before: Reading, after: Reading, number: int, waiting: int) -> Point
 class _Track:
     """One version's points, and its counters when the newest was made."""
 
-    def __init__(self, version: ModelVersion, now: float) -> None:
+    def __init__(self, version: Version, now: float) -> None:
         self.version = version
         self.last = read(version.stats, now)
         self.points: deque[Point] = deque(maxlen=KEPT)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, Gathered
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
 from tsx_runtime.core.telemetry.error_log import Told
@@ -33,6 +32,17 @@ MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, uni
 
 
 logger = logging.getLogger("tsx.metrics")
+
+
+class Request(Protocol):
+    """What is counted of one: a job."""
+
+    arrived: float  # time.monotonic()
+    deadline: float | None
+    priority: int
+
+    @property
+    def request_id(self) -> bytes: ...
 
 
 class Serving(Protocol):
@@ -161,7 +171,7 @@ class Stats:
         times = self.batch
         return 0.0 if times is None else max(0.0, times.answered - times.sent - (times.done - times.began))
 
-    def add_batch(self, newest: Batch, jobs: Sequence[Job]) -> None:
+    def add_batch(self, newest: Batch, jobs: Sequence[Request]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
         answered, size = newest[2], newest[3]
         gathered = self._gathered
@@ -199,7 +209,7 @@ class Stats:
             if seconds >= 0.0:  # NaN is not
                 durations.point_out(Exemplar(trace_id, seconds, now))
 
-    def add_refusal(self, job: Job, error: TsxError, now: float) -> None:
+    def add_refusal(self, job: Request, error: TsxError, now: float) -> None:
         name = type(error).__name__
         self.refusals[name] += 1
         if is_failure(error):

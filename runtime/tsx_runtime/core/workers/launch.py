@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import tsx_archiver
 import tsx_runtime
+from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation.config import Sandbox
+from tsx_runtime.core.placement.parallelism import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
 
 # The new interpreter has to find this installation, and nothing by accident.
@@ -38,3 +40,24 @@ class Launch(NamedTuple):
         if self.torchrun:
             told["group"] = {"arguments": self.torchrun, "ranks": self.ranks, "broadcast": self.broadcast}
         return [self.python, "-c", BOOT, json.dumps(told)]
+
+
+def launch_of(
+    parallel: Parallel, environment: Environment | None, *, use_venv: bool, threads: int, group: str, sandbox: Sandbox | None = None
+) -> Launch | None:
+    """None where a fork will do: packages of the model's own must come before those that a fork has imported already."""
+    if environment is None and not parallel.is_group and sandbox is None:
+        return None
+    activated = environment is not None and use_venv
+    variables = environment.variables() if environment is not None and activated else {}
+    if parallel.is_group:
+        variables["OMP_NUM_THREADS"] = str(threads)  # torchrun would set it to 1
+    return Launch(
+        python=environment.python if environment is not None and activated else sys.executable,
+        packages=environment.packages if environment is not None and not activated else None,
+        variables=variables,
+        torchrun=parallel.arguments(group) if parallel.is_group else (),
+        ranks=parallel.ranks,
+        broadcast=parallel.broadcast,
+        sandbox=sandbox,
+    )

@@ -14,7 +14,8 @@ from tsx_runtime.core.placement import devices
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning
 from tsx_runtime.core.placement.devices import candidates, gpus_for, least_used, visible_devices
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
-from tsx_runtime.core.placement.placement import Machine, launch_of, machine, place_of
+from tsx_runtime.core.placement.placement import Machine, machine, place_of
+from tsx_runtime.core.workers.launch import launch_of
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import Settings
 

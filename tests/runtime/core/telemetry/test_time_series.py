@@ -17,7 +17,7 @@ class Server:
         self.now = 100.0
         self.model = SimpleNamespace(versions={})
         self.renew()
-        self.series = Series(lambda: [self.model], lambda: self.now)  # type: ignore[list-item]  # of a model, all that it needs
+        self.series = Series(lambda: [self.model], lambda: self.now)
 
     def renew(self) -> None:
         self.version: Any = SimpleNamespace(name="m", version="1.0", stats=Stats(), pending=0)
