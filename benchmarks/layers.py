@@ -26,7 +26,7 @@ from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.traffic.routing import make_table
-from tsx_runtime.core.traffic.splitter import Split
+from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.fast_lane.protocol import FastLane
@@ -140,13 +140,13 @@ class Layers:
 
 def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
     """A version, or where something is said of its traffic, a split of two with one queue."""
-    plan = SimpleNamespace(strategy=SimpleNamespace(terms=None))
+    plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
     versions: dict[str, Any] = {
         number: SimpleNamespace(name="ok", version=number, submit=dispatcher.submit, client_timeout=0.0, plan=plan, stats=dispatcher.stats)
         for number in VERSIONS
     }
     if traffic is not None:
-        split = Split("ok")
+        split = Splitter("ok")
         split.set(make_table("ok", traffic, VERSIONS, VERSIONS, "1.0"), versions)
         return split
     version = versions["1.0"]

@@ -166,7 +166,7 @@ class Inference:
         if request.model_version:
             with suppress(TsxError):
                 versions = [self.registry.find(request.model_name, request.model_version)]
-        return any(version.plan.strategy.terms is not None for version in versions)
+        return any(version.plan.strategy.sequences is not None for version in versions)
 
     def _told_sequence(self, sequence: str | None, answer: Answer) -> str | None:
         """The sequence that the request belongs to, or that was made up for it."""

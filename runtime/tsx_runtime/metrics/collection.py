@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.core.shadowing.mirror import Shadowing
+from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import Usage
 from tsx_runtime.core.workers.worker import Worker
@@ -48,7 +48,7 @@ class Reading(NamedTuple):
     usage: Mapping[str, Usage] = {}  # by the ids of workers
     process: Sequence[Metric] = ()  # of the front end
     shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
-    shadows: Sequence[Shadowing] = ()
+    shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
 
     @property
@@ -153,7 +153,7 @@ def process_metrics(collector: ProcessCollector) -> list[Metric]:
 
 def usage_of(workers: Iterable[Worker]) -> dict[str, Usage]:
     """Of those that have a process. Reads files of the system's, so not on the event loop."""
-    found = ((worker.id, worker.running.usage()) for worker in workers if worker.running is not None)
+    found = ((worker.id, worker.instance.usage()) for worker in workers if worker.instance is not None)
     return {id: usage for id, usage in found if usage is not None}
 
 

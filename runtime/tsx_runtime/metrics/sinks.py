@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tsx_runtime.core.concurrency.daemon_threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.plugins import MetricsSink, Sample
 
@@ -27,6 +27,6 @@ async def feed(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Famili
 async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
     samples = samples_of(await read())
     try:
-        await Threads(1, "metrics sinks").call(lambda: sink(samples))
+        await DaemonThreads(1, "metrics sinks").call(lambda: sink(samples))
     except Exception:  # the boundary to the plugin's code
         logger.exception("the metrics sink '%s' failed", name)

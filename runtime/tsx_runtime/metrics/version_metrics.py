@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.shadowing.mirror import Shadowing
+from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import Usage
@@ -163,15 +163,15 @@ def plain_text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def add_shadows(families: Families, shadowings: Iterable[Shadowing], host: str) -> None:
+def add_shadows(families: Families, mirrors: Iterable[Mirror], host: str) -> None:
     """The metrics of shadows."""
-    for shadowing in shadowings:
-        tally = shadowing.tally
-        model = {"model_name": shadowing.name, "model_version": shadowing.number, "hostname": host}
-        results = {"agreed": tally.agreed, "disagreed": tally.disagreed, "uncompared": tally.uncompared}
+    for mirror in mirrors:
+        report = mirror.report
+        model = {"model_name": mirror.name, "model_version": mirror.number, "hostname": host}
+        results = {"agreed": report.agreed, "disagreed": report.disagreed, "uncompared": report.uncompared}
         text = "copies of requests, by what the comparison of the answers said"
         families.add("tsx_shadow_requests_total", "counter", text, [(model | {"result": name}, count) for name, count in results.items()])
-        shed = [(model | {"reason": reason}, count) for reason, count in sorted(tally.shed.items())]
+        shed = [(model | {"reason": reason}, count) for reason, count in sorted(report.shed.items())]
         families.add("tsx_shadow_shed_total", "counter", "requests of the share that were not copied, or that the shadow refused", shed)
-        errors = [(model | {"side": "primary"}, tally.primary_errors), (model | {"side": "shadow"}, tally.shadow_errors)]
+        errors = [(model | {"side": "primary"}, report.primary_errors), (model | {"side": "shadow"}, report.shadow_errors)]
         families.add("tsx_shadow_errors_total", "counter", "answers of 500 and more, of the requests that were compared", errors)

@@ -16,7 +16,7 @@ _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#\"'<>]*@")
 _PARAMETER = re.compile(r"([?&;]|&amp;)([^\s?&;=#\"'<>]{1,200})=([^\s&;#\"'<>]+)")
 
 
-def lets_in(name: str) -> bool:
+def is_secret_header(name: str) -> bool:
     """Whether the value of a header or parameter of this name may be a credential."""
     return _SECRET.search(name) is not None
 
@@ -41,4 +41,4 @@ def redacted_values(value: Any) -> Any:
 
 def _parameter(found: re.Match[str]) -> str:
     name = unquote_plus(unquote_plus(found[2]))
-    return f"{found[1]}{found[2]}={HIDDEN}" if lets_in(name) else found[0]
+    return f"{found[1]}{found[2]}={HIDDEN}" if is_secret_header(name) else found[0]

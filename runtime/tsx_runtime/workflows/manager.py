@@ -13,7 +13,7 @@ from pathlib import Path
 from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, OpenArchive, is_model_name
 from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
-from tsx_runtime.core.concurrency.daemon_threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.downloads import MOST
@@ -101,7 +101,7 @@ class Workflows:
         self._taken: set[str] = set()  # registered, being registered, or with requests to answer
         self._store = self.settings.workflow_store or self.settings.model_store
         self._fetcher = Fetcher(self.settings, self._store, (SUFFIX,), registry.plugins.sources)
-        self._downloads = Threads(MOST, "downloads")
+        self._downloads = DaemonThreads(MOST, "downloads")
 
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)

@@ -163,7 +163,7 @@ class Served:
             try:
                 for number in ("1.0", "2.0"):
                     await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
-                registry.splits.start_with("digits", "1.0", explicit=False)
+                registry.traffic_manager.start_with("digits", "1.0", explicit=False)
                 act(registry)
             finally:
                 await registry.close()

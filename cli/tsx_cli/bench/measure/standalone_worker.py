@@ -26,7 +26,7 @@ from tsx_runtime.core.models.cpp_archives import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
-from tsx_runtime.core.placement.placement import Machine, place_of
+from tsx_runtime.core.placement.placement import Machine, placement_of
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.settings.schema import Settings
@@ -70,14 +70,14 @@ def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int
         handler = handler_of(archive, archive.manifest.handler or settings.default_service_handler or "", archive.manifest.runtime)
     except BadRequest as error:
         raise WorkerFailed(str(error)) from error
-    if chosen.strategy.mode != "batch" or chosen.strategy.terms is not None:
+    if chosen.strategy.mode != "batch" or chosen.strategy.sequences is not None:
         raise WorkerFailed(
             "its requests join and leave as they come (sequences, continuous batching, tasks), so no batch has a time of its own"
         )
     if config.use_venv:
         raise WorkerFailed("it has an interpreter of its own (useVenv), which only a server sets up")
     gpus = chosen.gpus[: chosen.parallel.gpus]
-    place = place_of(Machine(cpu_count()), chosen.parallel, threads=chosen.threads, worker=0, workers=1, gpus=gpus)
+    place = placement_of(Machine(cpu_count()), chosen.parallel, threads=chosen.threads, worker=0, workers=1, gpus=gpus)
     name, version = archive.manifest.model_name, archive.manifest.version
     load = load_order(
         archive,

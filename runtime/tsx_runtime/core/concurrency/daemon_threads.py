@@ -17,7 +17,7 @@ from tsx_runtime.errors import Unavailable
 ResultT = TypeVar("ResultT")
 
 
-class Threads:
+class DaemonThreads:
     """`most` at a time; who comes then is refused."""
 
     def __init__(self, most: int, what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tsx_runtime.errors import Conflict, LoadFailed
 
 
-class Background:
+class TaskGroup:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -8,7 +8,7 @@ from tsx_archiver import OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import passed_variables
 from tsx_runtime.core.models.plan import Plan
-from tsx_runtime.core.placement.placement import Place
+from tsx_runtime.core.placement.placement import WorkerPlacement
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import writes_json
@@ -18,7 +18,7 @@ from tsx_runtime.version import __version__
 def load_order(
     archive: OpenArchive,
     chosen: Plan,
-    place: Place,
+    place: WorkerPlacement,
     settings: Settings,
     *,
     name: str,
@@ -60,7 +60,7 @@ def load_order(
         model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
         every_prediction_time=every_prediction_time,
         mode=chosen.strategy.mode,
-        stateful=chosen.strategy.terms is not None,
+        stateful=chosen.strategy.sequences is not None,
         sequence_headers=[
             settings.ts_header_key_sequence_id,
             settings.ts_header_key_sequence_start,

@@ -15,7 +15,7 @@ from tsx_runtime.core.models.cpp_archives import handler_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import Plan, RegisterOrder, check_workers
-from tsx_runtime.core.placement.placement import Machine, Place, place_of
+from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
@@ -225,11 +225,11 @@ class ModelVersion:
 
     async def finished(self) -> None:
         """Wait until every accepted request is answered."""
-        await self._dispatcher.quiet()
+        await self._dispatcher.wait_idle()
 
     async def over(self) -> None:
         """Wait until every accepted request is answered, and no sequence is under way."""
-        await self._dispatcher.over()
+        await self._dispatcher.wait_drained()
 
     def note_error(self, text: str) -> None:
         """What is to stand in its description."""
@@ -249,11 +249,13 @@ class ModelVersion:
         if self._environment is not None:
             self._environment.close()
 
-    def _place(self, worker: Worker) -> Place:
+    def _place(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers
         position = workers.index(worker) if worker in workers else 0  # one that ends is placed no more
         plan = self.plan
-        return place_of(self._host.machine, plan.parallel, threads=plan.threads, worker=position, workers=len(workers), gpus=worker.gpus)
+        return placement_of(
+            self._host.machine, plan.parallel, threads=plan.threads, worker=position, workers=len(workers), gpus=worker.gpus
+        )
 
     def _launch(self, worker: Worker) -> Launch | None:
         use_venv, threads = bool(self.config.use_venv), self._place(worker).threads

@@ -23,7 +23,7 @@ class Machine(NamedTuple):
     visible: str | None = None  # the server's own CUDA_VISIBLE_DEVICES
 
 
-class Place(NamedTuple):
+class WorkerPlacement(NamedTuple):
     cores: tuple[int, ...]  # empty: not pinned
     threads: int  # of each process, within one operation
     gpu_id: int | None  # the first, as the worker numbers those that it sees
@@ -48,7 +48,9 @@ def machine(launcher: bool, arguments: str, visible: str | None) -> Machine:
     return Machine(cpu_count(), tuple(cpus), pinning, visible)
 
 
-def place_of(here: Machine, parallel: Parallel, *, threads: int | None, worker: int, workers: int, gpus: Sequence[int]) -> Place:
+def placement_of(
+    here: Machine, parallel: Parallel, *, threads: int | None, worker: int, workers: int, gpus: Sequence[int]
+) -> WorkerPlacement:
     """For worker number `worker`, from 0, of so many. Only workers without a GPU are pinned.
 
     A process that is given several GPUs, or is one of several, sees only its worker's: torch numbers what it sees from 0.
@@ -59,4 +61,4 @@ def place_of(here: Machine, parallel: Parallel, *, threads: int | None, worker: 
     chosen = (parallel.threads if parallel.is_group else None) or threads or max(1, share)
     hides = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
     variables = {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if hides else {}
-    return Place(cores, chosen, 0 if hides else gpus[0] if gpus else None, variables)
+    return WorkerPlacement(cores, chosen, 0 if hides else gpus[0] if gpus else None, variables)

@@ -31,7 +31,7 @@ def _seconds(value: Any) -> Any:
     return value if found is None else float(found[1]) * _TIMES[found[2]]
 
 
-class RecordTerms(BaseModel):
+class RecordingConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     share: Annotated[float, BeforeValidator(_percent)] = Field(100.0, gt=0, le=100, description="of the requests, in percent")

@@ -9,27 +9,27 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tsx_runtime.core.concurrency.task_group import Background
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.persistence import State
-from tsx_runtime.core.recording.config import RecordTerms
-from tsx_runtime.core.recording.recorder import Keeper, Recorder
-from tsx_runtime.core.recording.segments import Kept, Segments
-from tsx_runtime.core.traffic.manager import Splits
+from tsx_runtime.core.recording.config import RecordingConfig
+from tsx_runtime.core.recording.recorder import HeaderFilter, Recorder
+from tsx_runtime.core.recording.segments import Segments, StoredSize
+from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.errors import Conflict
 
 logger = logging.getLogger("tsx.recording")
 
 
-class Recorders:
+class RecordingManager:
     """One recording a model at most. Lives on the event loop."""
 
-    def __init__(self, traffic: Splits, state: State, headers: Sequence[str] | None) -> None:
-        """`headers`: see `Keeper`."""
+    def __init__(self, traffic: TrafficManager, state: State, headers: Sequence[str] | None) -> None:
+        """`headers`: see `HeaderFilter`."""
         self._traffic = traffic
         self._state = state
-        self._keeper = Keeper(headers)
+        self._filter = HeaderFilter(headers)
         self._running: dict[str, Recorder] = {}
-        self._ending = Background()
+        self._ending = TaskGroup()
         traffic.on_traffic.append(self._on_traffic)
 
     def find(self, name: str) -> Recorder | None:
@@ -42,7 +42,7 @@ class Recorders:
         directory = self._state.directory
         return None if directory is None else directory / "recordings" / name
 
-    async def start(self, name: str, terms: RecordTerms) -> None:
+    async def start(self, name: str, config: RecordingConfig) -> None:
         """In place of the one there is; what that has recorded stays. Raises ModelNotFound, Conflict."""
         self._traffic.find(name)
         if self.directory(name) is None:
@@ -50,8 +50,8 @@ class Recorders:
         while name in self._running:  # another may be begun meanwhile
             await self._end(name)
         self._traffic.find(name)
-        self._begin(name, terms)
-        self._state.save(name, record=terms.model_dump())
+        self._begin(name, config)
+        self._state.save(name, record=config.model_dump())
 
     async def stop(self, name: str, *, remove: bool = False) -> None:
         """What was recorded stays, unless it is to be removed. Raises ModelNotFound."""
@@ -62,11 +62,11 @@ class Recorders:
         if remove and directory is not None:
             await asyncio.to_thread(Segments(directory, name, 0, 0).remove)
 
-    async def kept(self, name: str) -> Kept:
+    async def kept(self, name: str) -> StoredSize:
         """What lies in the files of a model."""
         directory = self.directory(name)
         if directory is None:
-            return Kept(0, 0, None)
+            return StoredSize(0, 0, None)
         return await asyncio.to_thread(Segments(directory, name, 0, 0).kept)
 
     async def close(self) -> None:
@@ -82,17 +82,17 @@ class Recorders:
                 self._ending.begin(self._end(name))
         elif name not in self._running and (saved := self._state.load(name).get("record")) is not None:
             try:
-                self._begin(name, RecordTerms.model_validate(saved))
+                self._begin(name, RecordingConfig.model_validate(saved))
             except ValidationError as error:
                 logger.warning("model %s: the recording that was kept for it cannot go on: %s", name, error)
 
-    def _begin(self, name: str, terms: RecordTerms) -> None:
+    def _begin(self, name: str, config: RecordingConfig) -> None:
         directory = self.directory(name)
         if directory is None:
             return
-        recorder = self._running[name] = Recorder(name, terms, directory, self._keeper)
+        recorder = self._running[name] = Recorder(name, config, directory, self._filter)
         self._traffic.observe(name, recorder)
-        logger.info("model %s: %g %% of its requests are recorded in %s", name, terms.share, directory)
+        logger.info("model %s: %g %% of its requests are recorded in %s", name, config.share, directory)
 
     async def _end(self, name: str) -> None:
         recorder = self._running.pop(name, None)

@@ -1,7 +1,7 @@
 """Recording: a share of a model's requests is written to files as they came, to be sent again later (`recordings.py` has the format).
 
 A recording never holds a request up: a thread writes, and where that is slower than requests come, or the disk is full, requests are not
-recorded, and counted. What tells who asked is left out (`Keeper`).
+recorded, and counted. Headers that may carry credentials or identify the client are left out (`HeaderFilter`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from urllib.parse import unquote_plus
 
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.recording.config import RecordTerms
-from tsx_runtime.core.recording.segments import Kept, Segments
+from tsx_runtime.core.recording.config import RecordingConfig
+from tsx_runtime.core.recording.segments import Segments, StoredSize
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.traffic.observer import Watched
-from tsx_runtime.core.traffic.redaction import tells_who
+from tsx_runtime.core.traffic.observer import ObservedJob
+from tsx_runtime.core.traffic.redaction import is_identifying_header
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
-from tsx_runtime.shared.redaction import lets_in
+from tsx_runtime.shared.redaction import is_secret_header
 from tsx_runtime.wire import Body, Buffer, Parts
 
 MOST_WAITING = 32 << 20  # bytes that wait for the disk
@@ -42,7 +42,7 @@ _NEEDED = frozenset({"content-type", "content-encoding", "explain", "describe", 
 logger = logging.getLogger("tsx.recording")
 
 
-class Keeper:
+class HeaderFilter:
     """What of a request's head is kept: nothing that tells who asked."""
 
     def __init__(self, only: Sequence[str] | None) -> None:
@@ -62,10 +62,10 @@ class Keeper:
 
 
 def _is_private(name: str) -> bool:
-    return lets_in(name) or tells_who(name)
+    return is_secret_header(name) or is_identifying_header(name)
 
 
-class Noted(NamedTuple):
+class CapturedRequest(NamedTuple):
     """One request and its answer, on their way to the disk."""
 
     at: float
@@ -85,17 +85,17 @@ class Noted(NamedTuple):
 class Recorder:
     """The observer of one model. Lives on the event loop, and writes in a thread of its own."""
 
-    def __init__(self, name: str, terms: RecordTerms, directory: Path, keeper: Keeper) -> None:
-        self.terms = terms
+    def __init__(self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter) -> None:
+        self.config = config
         self.recorded = 0
         self.dropped: Counter[str] = Counter()  # by reason: slow, size, disk
         self.problem: str | None = None  # why the disk took nothing, the last time
         self._name = name
-        self._keeper = keeper
-        self._segments = Segments(directory, name, terms.max_size, terms.max_age)
+        self._filter = headers
+        self._segments = Segments(directory, name, config.max_size, config.max_age)
         self._thread = ThreadPoolExecutor(1, "tsx-recording")
         self._loop = asyncio.get_running_loop()
-        self._noted: deque[Noted] = deque()
+        self._noted: deque[CapturedRequest] = deque()
         self._waiting = 0  # bytes of those, and of what is being written
         self._writing = False
         self._closed = False
@@ -104,12 +104,12 @@ class Recorder:
         self._sweeping: asyncio.Handle = self._loop.call_soon(self._sweep)
 
     def wants(self, draw: float) -> bool:
-        return draw * 100 < self.terms.share
+        return draw * 100 < self.config.share
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        return _Seen(job, version.version, self)
+        return _RecordedJob(job, version.version, self)
 
-    def note(self, noted: Noted) -> None:
+    def note(self, noted: CapturedRequest) -> None:
         if self._closed:
             return
         if self._waiting and self._waiting + noted.size > MOST_WAITING:
@@ -121,7 +121,7 @@ class Recorder:
             self._writing = True
             self._loop.call_soon(self._write)  # what is answered in one turn is written at once
 
-    async def kept(self) -> Kept:
+    async def kept(self) -> StoredSize:
         return await self._loop.run_in_executor(self._thread, self._segments.kept)
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class Recorder:
         else:
             self._writing = False
 
-    def _write_all(self, batch: deque[Noted]) -> None:
+    def _write_all(self, batch: deque[CapturedRequest]) -> None:
         """In the thread."""
         counts: Counter[str] = Counter()
         problem = None
@@ -160,15 +160,15 @@ class Recorder:
                     logger.exception("model %s: a request cannot be written; of others like it only their number is told", self._name)
         self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
 
-    def _write_one(self, noted: Noted) -> str:
+    def _write_one(self, noted: CapturedRequest) -> str:
         if time.monotonic() < self._rest_until:
             return "disk"
         _, query, block = wire.parse_request_meta(noted.meta)
         body = b"".join(noted.body.pieces) if isinstance(noted.body, Parts) else bytes(noted.body)
-        kept = self._keeper
-        answered = kept.headers(noted.answer_headers.decode("latin-1"))
+        filter_ = self._filter
+        answered = filter_.headers(noted.answer_headers.decode("latin-1"))
         entry = Recorded(
-            noted.at, noted.version, kept.query(query), kept.headers(block), body, noted.status, noted.seconds, answered, noted.answer
+            noted.at, noted.version, filter_.query(query), filter_.headers(block), body, noted.status, noted.seconds, answered, noted.answer
         )
         return "recorded" if self._segments.write(encode(entry), time.time()) else "size"
 
@@ -187,7 +187,7 @@ class Recorder:
     def _sweep(self) -> None:
         """What is too old goes, also where nothing comes."""
         self._thread.submit(self._sweep_files)
-        self._sweeping = self._loop.call_later(min(max(self.terms.max_age / 8, OFTEN), SELDOM), self._sweep)
+        self._sweeping = self._loop.call_later(min(max(self.config.max_age / 8, OFTEN), SELDOM), self._sweep)
 
     def _sweep_files(self) -> None:
         try:
@@ -196,7 +196,7 @@ class Recorder:
             logger.warning("model %s: what was recorded cannot be tidied up: %s", self._name, error)
 
 
-class _Seen(Watched):
+class _RecordedJob(ObservedJob):
     """One that is recorded, once it is answered."""
 
     def __init__(self, job: Job, version: str, recorder: Recorder) -> None:
@@ -204,7 +204,7 @@ class _Seen(Watched):
         self._version = version
         self._recorder = recorder
         self._headers = b""
-        self._parts: list[bytes] | None = [] if recorder.terms.answers else None
+        self._parts: list[bytes] | None = [] if recorder.config.answers else None
         self._size = 0
 
     def seen_piece(self, headers: Buffer, body: Buffer) -> None:
@@ -234,4 +234,4 @@ class _Seen(Watched):
         seconds = time.monotonic() - self.arrived
         answer = None if self._parts is None else b"".join(self._parts)
         headers = b"" if answer is None else self._headers
-        self._recorder.note(Noted(time.time() - seconds, self._version, self.meta, self.body, status, seconds, headers, answer))
+        self._recorder.note(CapturedRequest(time.time() - seconds, self._version, self.meta, self.body, status, seconds, headers, answer))

@@ -15,7 +15,7 @@ from tsx_runtime.recordings import SUFFIX, file_head
 PARTS = 8  # files that share out what may be kept: so much of it goes at a time
 
 
-class Kept(NamedTuple):
+class StoredSize(NamedTuple):
     files: int
     size: int  # bytes
     oldest: float | None  # time.time() when the oldest file was begun
@@ -60,9 +60,9 @@ class Segments:
                 file.unlink(missing_ok=True)
                 total -= about.st_size
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredSize:
         files = self._files()
-        return Kept(len(files), sum(file.stat().st_size for file in files), _began(files[0]) if files else None)
+        return StoredSize(len(files), sum(file.stat().st_size for file in files), _began(files[0]) if files else None)
 
     def remove(self) -> None:
         self.close()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tsx_runtime.core.concurrency.daemon_threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.plugins import Source
@@ -22,7 +22,7 @@ class Downloads:
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source]) -> None:
         self._fetcher = Fetcher(settings, sources=sources)
-        self._threads = Threads(MOST, "downloads")
+        self._threads = DaemonThreads(MOST, "downloads")
         self._files: dict[ModelVersion, Path] = {}
 
     async def local_file(self, order: RegisterOrder, trust: Trust) -> Path | None:

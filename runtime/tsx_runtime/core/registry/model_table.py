@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tsx_runtime.core.concurrency.task_group import Background
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import State
 from tsx_runtime.core.registry.downloads import Downloads
-from tsx_runtime.core.traffic.manager import Splits
+from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.errors import CleanupTimeout, Unavailable
 from tsx_runtime.settings.schema import Settings
 
@@ -17,13 +17,13 @@ from tsx_runtime.settings.schema import Settings
 class ModelTable:
     """Each change is one turn of the event loop, after which the traffic manager has the versions that are ready."""
 
-    def __init__(self, settings: Settings, state: State, downloads: Downloads, background: Background) -> None:
+    def __init__(self, settings: Settings, state: State, downloads: Downloads, background: TaskGroup) -> None:
         self.models: dict[str, Model] = {}
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
         self.on_readiness: list[Callable[[], None]] = []  # called when a version may have become ready, or not ready any more
         configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}
-        self.traffic = Splits(self.models, configured, state, self._tell_change, self.tell_managed)
+        self.traffic = TrafficManager(self.models, configured, state, self._tell_change, self.tell_managed)
         self.timeout = settings.unregister_model_timeout  # seconds in which accepted requests are answered
         self._downloads = downloads
         self._background = background
@@ -59,10 +59,10 @@ class ModelTable:
         model.versions = {each.version: each for each in [new if version is old else version for version in model.versions.values()]}
         self._coming.discard(new)
         self._leaving.add(old)
-        self.traffic.replaced(model, old.version, new.version)
+        self.traffic.on_version_replaced(model, old.version, new.version)
         new.watch(self.tell_readiness)
         self._tell_change()
-        self.traffic.came(new)
+        self.traffic.on_version_added(new)
         self.tell_managed()
 
     async def withdraw(self, found: ModelVersion) -> None:
@@ -122,7 +122,7 @@ class ModelTable:
         model.default = model.default or version.version
         version.watch(self.tell_readiness)
         self._tell_change()
-        self.traffic.came(version)
+        self.traffic.on_version_added(version)
 
     def _take_out(self, version: ModelVersion) -> None:
         """Its name stays taken until it is closed."""
@@ -134,7 +134,7 @@ class ModelTable:
         elif model.default == version.version:
             model.default = next(iter(model.versions))
         self._tell_change()
-        self.traffic.went(version)
+        self.traffic.on_version_removed(version)
 
     async def _discard(self, found: ModelVersion) -> None:
         await self._remove(found)

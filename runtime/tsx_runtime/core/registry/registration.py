@@ -1,4 +1,4 @@
-"""Registering: what an order names, be it a URL, a path or an open archive, becomes a version with workers, or nothing of it is left."""
+"""Registration: what an order names, be it a URL, a path or an open archive, becomes a version with workers, or nothing of it is left."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
-from tsx_runtime.core.concurrency.task_group import Background
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environment, Environments
 from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.model import Host, ModelVersion
 from tsx_runtime.core.models.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
-from tsx_runtime.core.registry.replacement import Replacements, in_place_of
+from tsx_runtime.core.registry.replacement import Replacer, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
@@ -28,7 +28,7 @@ PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic
 logger = logging.getLogger("tsx.registry")
 
 
-class Registering:
+class Registrar:
     """See `Registry.register` for what is raised."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Registering:
         host: Host,
         downloads: Downloads,
         environments: Environments,
-        background: Background,
+        background: TaskGroup,
         gpus: int,
         policies: Mapping[str, BatchPolicy],
     ) -> None:
@@ -49,7 +49,7 @@ class Registering:
         self._background = background
         self._gpus = gpus  # that this server uses
         self._policies = policies
-        self._replacements = Replacements(table, background)
+        self._replacer = Replacer(table, background)
 
     async def from_url(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
         """From the model store, or from a URL by way of it."""
@@ -86,7 +86,7 @@ class Registering:
             logger.info("%s %s: %s", version.name, version.version, version.measured)
         starting = version.scale(version.min_workers, version.max_workers)
         if old is not None:
-            starting = self._replacements.carry_out(old, version, starting)
+            starting = self._replacer.carry_out(old, version, starting)
         if not wait:
             self._background.load(starting)
             return version
@@ -103,7 +103,7 @@ class Registering:
         environment, old = None, None
         try:
             if order.replaces:
-                old = self._replacements.begin(name, number)
+                old = self._replacer.begin(name, number)
             self._check(name, number, old)  # before minutes are spent on its packages
             environment = await self._environment(name, archive, order.url)
             self._check(name, number, old)  # another may have come meanwhile
@@ -114,7 +114,7 @@ class Registering:
             if environment is not None:
                 environment.close()
             if old is not None:
-                self._replacements.end(old)
+                self._replacer.end(old)
             raise
         return version, old
 

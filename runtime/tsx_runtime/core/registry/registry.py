@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tsx_runtime.core.concurrency.task_group import Background
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
@@ -18,14 +18,14 @@ from tsx_runtime.core.models.plan import Plan, RegisterOrder
 from tsx_runtime.core.persistence import State, state_directory
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
-from tsx_runtime.core.recording.manager import Recorders
+from tsx_runtime.core.recording.manager import RecordingManager
 from tsx_runtime.core.registry.archive_probe import holds_exported_program
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
-from tsx_runtime.core.registry.registration import Registering
-from tsx_runtime.core.rollouts.controller import Rollouts
+from tsx_runtime.core.registry.registration import Registrar
+from tsx_runtime.core.rollouts.controller import RolloutController
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.core.shadowing.manager import Shadows
+from tsx_runtime.core.shadowing.manager import ShadowManager
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker
@@ -58,17 +58,17 @@ class Registry:
         self.state = State(state_directory(settings))
         self.plugins = load_plugins(settings.plugins)
         self._downloads = Downloads(settings, self.plugins.sources)
-        self._background = Background()
+        self._background = TaskGroup()
         self._table = table = ModelTable(settings, self.state, self._downloads, self._background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
         self.on_change, self.on_managed, self.on_readiness = table.on_change, table.on_managed, table.on_readiness
-        self.splits = splits = table.traffic
-        self.find, self.route, self.set_default, self.rollback = splits.find, splits.route, splits.set_default, splits.rollback
-        self.traffic, self.set_traffic, self.shares = splits.traffic, splits.set_traffic, splits.shares
-        self.observe, self.unobserve, self.on_traffic = splits.observe, splits.unobserve, splits.on_traffic
-        self.rollouts = Rollouts(splits, self.state, stopping=lambda: self.stopping)
-        self.recorders = Recorders(splits, self.state, settings.record_headers)
-        self.shadows = Shadows(splits, self.plugins.comparisons)
+        self.traffic_manager = traffic = table.traffic
+        self.find, self.route, self.set_default, self.rollback = traffic.find, traffic.route, traffic.set_default, traffic.rollback
+        self.traffic, self.set_traffic, self.shares = traffic.traffic, traffic.set_traffic, traffic.shares
+        self.observe, self.unobserve, self.on_traffic = traffic.observe, traffic.unobserve, traffic.on_traffic
+        self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
+        self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
+        self.shadows = ShadowManager(traffic, self.plugins.comparisons)
         self.tracer: Tracer | None = None  # set before anything is served, where requests are traced
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
@@ -87,10 +87,8 @@ class Registry:
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
         policies = self.plugins.batch_policies
-        self._registering = registering = Registering(
-            table, host, self._downloads, self._environments, self._background, self.gpus, policies
-        )
-        self.register_path, self.register_archive = registering.from_path, registering.from_archive
+        self._registrar = registrar = Registrar(table, host, self._downloads, self._environments, self._background, self.gpus, policies)
+        self.register_path, self.register_archive = registrar.from_path, registrar.from_archive
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""
@@ -106,7 +104,7 @@ class Registry:
 
         Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed, DownloadFailed, ModelFileExists.
         """
-        version = await self._registering.from_url(order, wait=wait, trust=trust)
+        version = await self._registrar.from_url(order, wait=wait, trust=trust)
         self._table.tell_managed()
         return version
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig
-from tsx_runtime.core.concurrency.task_group import Background
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.model_table import ModelTable
@@ -35,20 +35,20 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 
-class Said(NamedTuple):
+class VersionOverrides(NamedTuple):
     """What the management API had said of a version at some time."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
 
     @classmethod
-    def of(cls, version: ModelVersion) -> Said:
+    def of(cls, version: ModelVersion) -> VersionOverrides:
         return cls(dict(version.changed), (version.min_workers, version.max_workers))
 
 
-def catch_up(old: ModelVersion, new: ModelVersion, before: Said) -> Coroutine[Any, Any, None] | None:
+def catch_up(old: ModelVersion, new: ModelVersion, before: VersionOverrides) -> Coroutine[Any, Any, None] | None:
     """With what was said of the old one since `before`, when the new one began to load; other workers, where their number was changed."""
-    now = Said.of(old)
+    now = VersionOverrides.of(old)
     since = {name: value for name, value in now.limits.items() if name not in before.limits or before.limits[name] != value}
     if since:
         new.change(since)
@@ -70,7 +70,7 @@ class Handover:
         self._old, self._new = old, new
         self._enter_old, self._leave_old = old.submit, old.leave
         self._enter_new, self._leave_new = new.submit, new.leave
-        self._stateful = old.plan.strategy.terms is not None
+        self._stateful = old.plan.strategy.sequences is not None
         if self._stateful:
             new.predecessors.append(old)
             new.learn_losses_of(old)
@@ -98,10 +98,10 @@ class Handover:
         self._leave_new(job)
 
 
-class Replacements:
+class Replacer:
     """One of a model at a time."""
 
-    def __init__(self, table: ModelTable, background: Background) -> None:
+    def __init__(self, table: ModelTable, background: TaskGroup) -> None:
         self._table = table
         self._background = background
         self._under_way: set[str] = set()  # names of models
@@ -125,7 +125,7 @@ class Replacements:
 
     async def carry_out(self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]) -> None:
         """Where this fails, the old one goes on as if nothing was."""
-        before = Said.of(old)
+        before = VersionOverrides.of(old)
         try:
             await starting
             self._swap(old, new, before)
@@ -139,7 +139,7 @@ class Replacements:
         finally:
             self.end(old)
 
-    def _swap(self, old: ModelVersion, new: ModelVersion, before: Said) -> None:
+    def _swap(self, old: ModelVersion, new: ModelVersion, before: VersionOverrides) -> None:
         """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
         if not self._table.has(old):
             raise Conflict(f"Version {old.version} of model {old.name} was unregistered while its replacement was loaded.")

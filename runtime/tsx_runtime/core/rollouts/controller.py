@@ -1,4 +1,4 @@
-"""Rollouts that are under way: looks at the counters now and then, does what `rollout.decide` says, and goes on after a restart."""
+"""Runs rollouts: reads the counters at intervals, does what `policy.decide` returns, and continues after a restart."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import State
-from tsx_runtime.core.rollouts.decision_log import Logs
-from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, RolloutPlan, Seen, decide
+from tsx_runtime.core.rollouts.decision_log import DecisionLog
+from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, decide
 from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.core.telemetry.histogram import quantile
-from tsx_runtime.core.traffic.manager import Arrangement, Splits
-from tsx_runtime.core.traffic.routing import meant, sharing
+from tsx_runtime.core.traffic.manager import TrafficManager, TrafficState
+from tsx_runtime.core.traffic.routing import resolve_label, weighted_versions
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
@@ -29,18 +29,18 @@ SAVE_APART = 30.0  # seconds between two times that mere counts are kept: so muc
 logger = logging.getLogger("tsx.rollout")
 
 
-class Rollouts:
+class RolloutController:
     """One a model at most. Lives on the event loop."""
 
-    def __init__(self, traffic: Splits, state: State, stopping: Callable[[], bool]) -> None:
+    def __init__(self, traffic: TrafficManager, state: State, stopping: Callable[[], bool]) -> None:
         """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""
         self._traffic = traffic
         self._models = traffic.models
         self._state = state
         self._stopping = stopping
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _ActiveRollout] = {}
         self._closed = False
-        self.logs = Logs(state.directory)
+        self.logs = DecisionLog(state.directory)
         traffic.checks.append(self._check)
         traffic.on_traffic.append(self._on_traffic)
 
@@ -54,7 +54,7 @@ class Rollouts:
             raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models rollout {name} --stop`")
         before = self._traffic.traffic(name)
         old = self._old(name, before, new)
-        shadow = before.shadow and meant(before.shadow.to, self._models[name].versions, before.labels)
+        shadow = before.shadow and resolve_label(before.shadow.to, self._models[name].versions, before.labels)
         if shadow in (old.version, new.version):
             text = f"Version {shadow} of model {name} is its shadow, and copies among its requests would count in what the rollout measures"
             how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
@@ -121,13 +121,13 @@ class Rollouts:
         elif not self._missing(name, state):
             self._resume(name, state)
 
-    def _waiting(self, name: str) -> _Running | None:
+    def _waiting(self, name: str) -> _ActiveRollout | None:
         """One that was under way when the server ended, and is not again. What else is said of the traffic holds as it is now."""
         state = self._load(name)
         if state is None or state.status != "running":
             return None
         state.before = {**self._traffic.traffic(name).told(), "weights": state.before.get("weights", {})}
-        return _Running(state)
+        return _ActiveRollout(state)
 
     def _missing(self, name: str, state: RolloutState) -> str:
         """The versions that it waits for, in words; empty where there are none."""
@@ -149,12 +149,12 @@ class Rollouts:
         state = self.find(model.name)
         if state is None or state.status != "running":
             return
-        if meant(traffic.shadow.to, model.versions, traffic.labels) in (state.old, state.plan.version):
+        if resolve_label(traffic.shadow.to, model.versions, traffic.labels) in (state.old, state.plan.version):
             raise Conflict(
                 f"Model {model.name} has a rollout under way, which copies to version {traffic.shadow.to} would mislead. Wait for it."
             )
 
-    def _follow(self, name: str, running: _Running) -> None:
+    def _follow(self, name: str, running: _ActiveRollout) -> None:
         """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; who sets weights takes over."""
         now, state = self._traffic.traffic(name), running.state
         if now.weights == running.set.weights:
@@ -175,7 +175,7 @@ class Rollouts:
     def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
         """The version whose requests the new one is to get."""
         model = self._models[name]
-        others = sharing(before, model.versions, model.default) - {new.version}
+        others = weighted_versions(before, model.versions, model.default) - {new.version}
         if not others:
             raise BadRequest(f"Version {new.version} of model {name} has all requests already")
         if len(others) > 1:
@@ -186,7 +186,7 @@ class Rollouts:
         return self._traffic.find(name, old)
 
     def _run(self, name: str, state: RolloutState, event: str, reason: str) -> None:
-        running = self._running[name] = _Running(state)
+        running = self._running[name] = _ActiveRollout(state)
         state.reason = reason
         try:
             self._step(name, running)
@@ -197,7 +197,7 @@ class Rollouts:
         self._note(name, running, event)
         self._look_later(name, running)
 
-    def _step(self, name: str, running: _Running) -> None:
+    def _step(self, name: str, running: _ActiveRollout) -> None:
         """Give the versions their shares of this step, and count from here."""
         state = running.state
         weights = state.weights(state.step)
@@ -207,11 +207,11 @@ class Rollouts:
         running.versions = {number: versions[number] for number in weights if number in versions}
         self._save(name, running)
 
-    def _look_later(self, name: str, running: _Running) -> None:
+    def _look_later(self, name: str, running: _ActiveRollout) -> None:
         seconds = min(max(running.state.plan.bake / LOOKS, SHORTEST), LONGEST)
         running.timer = asyncio.get_running_loop().call_later(seconds, self._look, name, running)
 
-    def _look(self, name: str, running: _Running) -> None:
+    def _look(self, name: str, running: _ActiveRollout) -> None:
         if self._running.get(name) is not running or self._stopping():
             return  # the next server goes on
         state = running.state
@@ -225,7 +225,7 @@ class Rollouts:
                 self._save(name, running)
             self._look_later(name, running)
 
-    def _act(self, name: str, running: _Running, decision: Decision) -> None:
+    def _act(self, name: str, running: _ActiveRollout, decision: Decision) -> None:
         state = running.state
         state.reason = decision.reason
         if decision.action is Action.BACK:
@@ -238,7 +238,7 @@ class Rollouts:
             state.step, state.seconds, state.new, state.old_now, state.changed = state.step + 1, 0.0, Counts(), Counts(), time.time()
             self._step(name, running)
 
-    def _finish(self, name: str, running: _Running) -> None:
+    def _finish(self, name: str, running: _ActiveRollout) -> None:
         """The new version is the default one, and there are no weights any more."""
         state = running.state
         with running:
@@ -246,11 +246,11 @@ class Rollouts:
         self._set(name, running, parse_traffic({**state.before, "weights": {}}))
         self._end(name, running, "finished", state.reason)
 
-    def _back(self, name: str, running: _Running, reason: str) -> None:
+    def _back(self, name: str, running: _ActiveRollout, reason: str) -> None:
         self._set(name, running, parse_traffic(running.state.before), checked=False)
         self._end(name, running, "went back", reason)
 
-    def _end(self, name: str, running: _Running, status: Status, reason: str) -> None:
+    def _end(self, name: str, running: _ActiveRollout, status: Status, reason: str) -> None:
         state = running.state
         running.cancel()
         self._running.pop(name, None)
@@ -261,18 +261,18 @@ class Rollouts:
     def _keep_way_back(self, name: str, state: RolloutState) -> None:
         """One rollback undoes the whole of a rollout, also where labels or rules were changed meanwhile, which stay."""
         default = state.default or self._models[name].default
-        self._traffic.keep_way_back(name, Arrangement(parse_traffic(state.before), default))
+        self._traffic.set_rollback_point(name, TrafficState(parse_traffic(state.before), default))
 
-    def _set(self, name: str, running: _Running, traffic: Traffic, *, checked: bool = True) -> None:
+    def _set(self, name: str, running: _ActiveRollout, traffic: Traffic, *, checked: bool = True) -> None:
         running.set = traffic
         with running:
             self._traffic.set_traffic(name, traffic, undoable=False, checked=checked)
 
-    def _seen(self, name: str, state: RolloutState) -> Seen:
+    def _seen(self, name: str, state: RolloutState) -> Observation:
         versions = self._models[name].versions if name in self._models else {}
         new = versions.get(state.plan.version)
         failed = "it was unregistered" if new is None else _failure(new)
-        return Seen(
+        return Observation(
             state.step,
             state.seconds,
             state.new,
@@ -285,7 +285,7 @@ class Rollouts:
         """What the new version is compared with: the old one at this step, if it had enough requests, else before."""
         return state.old_now if state.share < 100 and state.old_now.requests >= state.plan.min_requests else state.old_last
 
-    def _read(self, name: str, running: _Running) -> None:
+    def _read(self, name: str, running: _ActiveRollout) -> None:
         """Add what was counted since it was last looked at."""
         state, now = running.state, time.monotonic()
         state.seconds += now - running.looked
@@ -320,13 +320,13 @@ class Rollouts:
             logger.warning("model %s: the rollout that was kept for it cannot be used: %s", name, error)
             return None
 
-    def _save(self, name: str, running: _Running) -> None:
+    def _save(self, name: str, running: _ActiveRollout) -> None:
         running.saved = time.monotonic()
         if name not in self._models:
             return  # all that was said of it is forgotten
         self._state.save(name, rollout=running.state.model_dump(mode="json"))
 
-    def _note(self, name: str, running: _Running, event: str) -> None:
+    def _note(self, name: str, running: _ActiveRollout, event: str) -> None:
         state = running.state
         logger.info("rollout of %s, version %s: %s at %g %%: %s", name, state.plan.version, event, state.share, state.reason)
         self.logs.add(
@@ -346,7 +346,7 @@ class Rollouts:
         )
 
 
-class _Running:
+class _ActiveRollout:
     """One that is under way. Within a `with`, the traffic is changed by the rollout itself."""
 
     set: Traffic

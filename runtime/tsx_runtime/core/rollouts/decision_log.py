@@ -16,7 +16,7 @@ MOST_LINES = 1000  # of a model that are shown
 logger = logging.getLogger("tsx.rollout")
 
 
-class Logs:
+class DecisionLog:
     """A file of JSON lines for each model, written by a thread; without a directory, a list."""
 
     def __init__(self, directory: Path | None) -> None:

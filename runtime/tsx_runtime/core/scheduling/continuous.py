@@ -120,7 +120,7 @@ class JoiningDispatcher(Dispatcher):
         self.queue.suspect(groups)
         self._flush()
 
-    def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
         self._blamed.difference_update(lost.jobs)
         if not self.accepting:

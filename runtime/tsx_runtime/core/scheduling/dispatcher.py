@@ -13,7 +13,7 @@ from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, a
 from tsx_runtime.core.scheduling.channel import Channel, Sent
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits, Suspects
-from tsx_runtime.core.scheduling.service_rate import Pace, latest_start, retry_after
+from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
@@ -48,7 +48,7 @@ class Dispatcher:
         self.queue = JobQueue()
         self.channels: list[Channel] = []
         self.stats = Stats(label, self)
-        self.pace = Pace()
+        self.service_rate = ServiceRate()
         self.accepting = False
         self.why_not = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
@@ -59,8 +59,8 @@ class Dispatcher:
         self._timer_at = NEVER
         self._full: tuple[bool, str, int] | None = None  # what is said when the queue is full, by requests or by bytes
         self._open = 0  # accepted and neither answered nor refused yet
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     # What routes call
 
@@ -73,15 +73,15 @@ class Dispatcher:
                 self._flush()
             full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
         if not self.accepting:
-            self._turn_away(job, self._no_worker())
+            self._reject(job, self._no_worker())
         elif full and not self._displace_for(job):
-            self._turn_away(job, self._queue_full())
+            self._reject(job, self._queue_full())
         else:
             if not self._open:
-                self._quiet.clear()
+                self._idle.clear()
             self._open += 1
             if job.deadline is not None:
-                job.deadline = latest_start(job.arrived, job.deadline, self.pace.answer_time)
+                job.deadline = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
             queue.put(job, size)
             if not self._flush_due:  # one flush a turn of the loop: what arrived together leaves together
                 self._flush_due = True
@@ -100,10 +100,10 @@ class Dispatcher:
         """How many more requests could leave for a worker now."""
         return self.limits.max_items * sum(channel.batches == 0 for channel in self.channels) - self.pending
 
-    def turn_away_busy(self, job: Job) -> None:
+    def reject_busy(self, job: Job) -> None:
         """Where nothing may wait (`useJobTicket`)."""
         busy = " All workers are busy, and with useJobTicket nothing waits for one." if self.channels else ""
-        self._turn_away(job, NoWorker(f"{self._no_worker().message}.{busy}"))
+        self._reject(job, NoWorker(f"{self._no_worker().message}.{busy}"))
 
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
@@ -171,7 +171,7 @@ class Dispatcher:
         else:
             self.refuse_all(left, error)
 
-    def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         """Run again, as it is, what a worker had begun that was stuck through no fault of its requests.
 
         Once: a request that stops its own worker would stop one after the other.
@@ -184,13 +184,13 @@ class Dispatcher:
         else:
             self.refuse_all(left, error)
 
-    async def quiet(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing waits and nothing is under way."""
-        await self._quiet.wait()
+        await self._idle.wait()
 
-    async def over(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until nobody has anything here any more."""
-        await self.quiet()
+        await self.wait_idle()
 
     def close(self) -> None:
         """Nothing comes any more."""
@@ -208,7 +208,7 @@ class Dispatcher:
         size = len(jobs)
         told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
         self.stats.newest = batch = (free, at, now, size, told, arrivals, None if codes.count(200) == size else codes)
-        self.pace.add(size, now - max(at, channel.replied), now - at)
+        self.service_rate.add(size, now - max(at, channel.replied), now - at)
         channel.replied = now
         self._full = None
         for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
@@ -225,7 +225,7 @@ class Dispatcher:
         return headers
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
-        self.stats.told.add_report(channel.worker, facts)
+        self.stats.error_log.add_report(channel.worker, facts)
 
     def on_closed(self, channel: Channel) -> None:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""
@@ -273,7 +273,7 @@ class Dispatcher:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
         self._flush(at)  # loops round to milliseconds, and one that is early would have to be set again
 
-    def _turn_away(self, job: Job, error: TsxError) -> None:
+    def _reject(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
         self.stats.add_refusal(job, error, time.monotonic())
         job.refuse(error)
@@ -315,18 +315,18 @@ class Dispatcher:
     def _seconds_to_empty(self) -> int:
         """What waits is done, by all workers that serve; where none does, by the first that will."""
         if self.channels:
-            return retry_after(len(self.queue), self.pace.rate * len(self.channels))
-        return retry_after(len(self.queue), self.pace.rate, self.seconds_until_ready() or 0.0)
+            return retry_after(len(self.queue), self.service_rate.rate * len(self.channels))
+        return retry_after(len(self.queue), self.service_rate.rate, self.seconds_until_ready() or 0.0)
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        self._turn_away(job, error)
+        self._reject(job, error)
         self._close(1)
 
     def _close(self, jobs: int) -> None:
         self._open -= jobs
         self.stats.ended += jobs
         if not self._open:
-            self._quiet.set()
+            self._idle.set()
 
 
 def _times_in(extra: wire.Buffer) -> bytes:

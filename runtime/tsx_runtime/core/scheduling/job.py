@@ -47,7 +47,7 @@ class Job(Protocol):
 
 
 class ClientJob(Job, Protocol):
-    """A job that came from a client, and may be sent on by a `Split`."""
+    """A job that came from a client, and may be sent on by a `Splitter`."""
 
     routed: Any  # the version that it was sent to; None where it came to its version straight
     watched: Job | None  # what was sent on in its place

@@ -14,7 +14,7 @@ from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import Limits
-from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Mark, Refusal, Sequences, Terms
+from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Mark, Refusal, SequenceConfig, Sequences
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
 NOT_BEGUN = "Its sequence was never begun: the client of its first request left, or had no more time. Start it anew."
@@ -36,9 +36,9 @@ class SequenceDispatcher(Dispatcher):
 
     joins = False  # whether requests join what a worker has under way
 
-    def __init__(self, label: str, limits: Limits, bounds: Bounds, terms: Terms, names: HeaderNames) -> None:
+    def __init__(self, label: str, limits: Limits, bounds: Bounds, config: SequenceConfig, names: HeaderNames) -> None:
         super().__init__(label, limits, bounds)
-        self.sequences: Sequences[Channel] = Sequences(terms)
+        self.sequences: Sequences[Channel] = Sequences(config)
         self._names = names
         self._given: set[Job] = set()  # whose sequence's id was made up here, so that the client is to be told
         self._over = asyncio.Event()  # set when there may be no sequence any more
@@ -51,11 +51,11 @@ class SequenceDispatcher(Dispatcher):
     def submit(self, job: Job) -> None:
         mark = read_mark(job.meta, self._names)
         if not self.accepting:
-            self._turn_away(job, self._no_worker())
+            self._reject(job, self._no_worker())
         elif len(mark.id) > LONGEST_REMEMBERED:
-            self._turn_away(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {LONGEST_REMEMBERED}."))
+            self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {LONGEST_REMEMBERED}."))
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
-            self._turn_away(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
+            self._reject(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
         else:
             self._admit(job, mark)
 
@@ -66,11 +66,11 @@ class SequenceDispatcher(Dispatcher):
         """Whether it belongs to a sequence that is under way."""
         return self.sequences.is_active(read_mark(job.meta, self._names).id)
 
-    async def over(self) -> None:
+    async def wait_drained(self) -> None:
         while self.sequences.active:
             self._over.clear()
             await self._over.wait()
-        await self.quiet()
+        await self.wait_idle()
 
     def leave(self, job: Job) -> None:
         self.sequences.some_left = True
@@ -95,7 +95,7 @@ class SequenceDispatcher(Dispatcher):
     def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
 
-    def take_back(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
 
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
@@ -127,10 +127,10 @@ class SequenceDispatcher(Dispatcher):
             job.meta += f"{self._names.id}: {mark.id}\r\n".encode("latin-1")
         why = self.sequences.admit(job, mark, now)
         if why is not None:
-            self._turn_away(job, self._refusal(f"{why}."))
+            self._reject(job, self._refusal(f"{why}."))
             return
         if not self._open:
-            self._quiet.clear()
+            self._idle.clear()
         self._open += 1
         if made_up:
             self._given.add(job)

@@ -22,7 +22,7 @@ AT_ONCE = 1000
 CLOSED = "is closed"
 
 
-class Terms(NamedTuple):
+class SequenceConfig(NamedTuple):
     """What a model says of its sequences."""
 
     max_idle: float  # seconds without a request after which one is over
@@ -71,8 +71,8 @@ class Sequences(Generic[SlotT]):
     What a request costs here grows with those that wait, never with the sequences that only live.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    def __init__(self, config: SequenceConfig) -> None:
+        self.config = config
         self.size = 0  # bytes of the bodies that wait
         self.some_left = False  # a client may have left since `drop_over` was last called
         self.earliest = NEVER  # no deadline of what waits is before this
@@ -124,14 +124,14 @@ class Sequences(Generic[SlotT]):
             lost = self._lost.pop(mark.id, None)
             if lost is not None and not mark.start:
                 return f"Sequence {mark.id} {lost}"
-            if len(self._chains) >= self.terms.most:
+            if len(self._chains) >= self.config.most:
                 return f"{len(self._chains)} sequences are active, which is the most (maxNumSequence)"
             chain = self._chains[mark.id] = Chain(mark.id, now)
         elif chain.ending:
             return f"Sequence {mark.id} is closed: a request before this one has said that it was the last"
-        elif self.terms.timeout is not None and now >= chain.began + self.terms.timeout:
-            return f"Sequence {mark.id} is over: it was started more than {self.terms.timeout:g} s ago (sequenceTimeoutMSec)"
-        elif len(chain.waiting) >= self.terms.queue:
+        elif self.config.timeout is not None and now >= chain.began + self.config.timeout:
+            return f"Sequence {mark.id} is over: it was started more than {self.config.timeout:g} s ago (sequenceTimeoutMSec)"
+        elif len(chain.waiting) >= self.config.queue:
             return f"{len(chain.waiting)} requests of sequence {mark.id} wait, which is the most (maxSequenceJobQueueSize)"
         chain.touched = now
         chain.ending = mark.end
@@ -266,14 +266,14 @@ class Sequences(Generic[SlotT]):
 
     def _end_of(self, chain: Chain[SlotT]) -> float:
         """When it is over if nothing happens. One that waits for a worker does not idle."""
-        idle = NEVER if chain.waiting else chain.touched + self.terms.max_idle
-        return idle if self.terms.timeout is None else min(idle, chain.began + self.terms.timeout)
+        idle = NEVER if chain.waiting else chain.touched + self.config.max_idle
+        return idle if self.config.timeout is None else min(idle, chain.began + self.config.timeout)
 
     def _why_over(self, chain: Chain[SlotT], now: float) -> str:
-        terms = self.terms
-        if terms.timeout is not None and now >= chain.began + terms.timeout:
-            return f"is over: it was started more than {terms.timeout:g} s ago (sequenceTimeoutMSec)"
-        return f"has expired: no request of it came for {terms.max_idle:g} s (sequenceMaxIdleMSec)"
+        config = self.config
+        if config.timeout is not None and now >= chain.began + config.timeout:
+            return f"is over: it was started more than {config.timeout:g} s ago (sequenceTimeoutMSec)"
+        return f"has expired: no request of it came for {config.max_idle:g} s (sequenceMaxIdleMSec)"
 
     def _end(self, chain: Chain[SlotT], why: str) -> list[Refusal]:
         del self._chains[chain.id]

@@ -8,17 +8,17 @@ MEMORY = 5.0  # seconds of work after which a measurement weighs about a third o
 LONGEST = 3600  # seconds; who is told a longer time than this had better be told to give up
 
 
-class Pace:
+class ServiceRate:
     """Exponentially weighted means over the time that workers were busy, updated once a batch."""
 
-    __slots__ = ("_batches", "_busy", "_items", "_spent", "_strayed")
+    __slots__ = ("_batches", "_busy", "_deviation", "_items", "_spent")
 
     def __init__(self) -> None:
         self._items = 0.0
         self._batches = 0.0
         self._busy = 0.0
         self._spent = 0.0
-        self._strayed = 0.0
+        self._deviation = 0.0
 
     def add(self, items: int, busy: float, spent: float) -> None:
         """A batch of `items` kept its worker busy for `busy` seconds, and was answered `spent` seconds after it had left the queue."""
@@ -27,7 +27,7 @@ class Pace:
         self._batches = self._batches * keep + 1
         self._busy = self._busy * keep + busy
         self._spent = self._spent * keep + spent
-        self._strayed = self._strayed * keep + abs(spent - self._spent / self._batches)
+        self._deviation = self._deviation * keep + abs(spent - self._spent / self._batches)
 
     @property
     def rate(self) -> float:
@@ -40,7 +40,7 @@ class Pace:
 
         The mean and four times the mean deviation, which is what TCP waits for an acknowledgement (RFC 6298).
         """
-        return (self._spent + 4 * self._strayed) / self._batches if self._batches else 0.0
+        return (self._spent + 4 * self._deviation) / self._batches if self._batches else 0.0
 
 
 def retry_after(waiting: int, rate: float, before: float = 0.0) -> int:

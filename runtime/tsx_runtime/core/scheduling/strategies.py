@@ -21,7 +21,7 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
-from tsx_runtime.core.scheduling.sequences import Terms
+from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
 
 MOST_AT_ONCE = 1024  # requests that an asynchronous handler has under way; its engine knows best how many it runs at a time
@@ -31,7 +31,7 @@ class Strategy(NamedTuple):
     """What model-config.yaml says of how requests come to workers."""
 
     mode: str = "batch"  # the worker's loop: batch, continuous or async
-    terms: Terms | None = None  # of a stateful model
+    sequences: SequenceConfig | None = None  # of a stateful model
     tickets: bool = False
 
 
@@ -47,10 +47,10 @@ def strategy(config: ModelConfig) -> Strategy:
             f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which has no say in sequences, continuous "
             "batching and asynchronous handlers: there nothing waits for company. Remove it."
         )
-    return Strategy(mode, _terms(config), bool(config.use_job_ticket))
+    return Strategy(mode, _sequences(config), bool(config.use_job_ticket))
 
 
-def _terms(config: ModelConfig) -> Terms | None:
+def _sequences(config: ModelConfig) -> SequenceConfig | None:
     if not config.sequence_batching:
         return None
     if not config.sequence_max_idle_msec:
@@ -58,7 +58,7 @@ def _terms(config: ModelConfig) -> Terms | None:
             "model-config.yaml asks for sequenceBatching, but not how long a sequence may idle: set sequenceMaxIdleMSec, such as 60000."
         )
     timeout = config.sequence_timeout_msec
-    return Terms(
+    return SequenceConfig(
         max_idle=config.sequence_max_idle_msec / 1000,
         timeout=timeout / 1000 if timeout else None,
         most=config.max_num_sequence or 1,
@@ -68,8 +68,8 @@ def _terms(config: ModelConfig) -> Terms | None:
 
 def make_dispatcher(label: str, limits: Limits, bounds: Bounds, chosen: Strategy, names: HeaderNames) -> Dispatcher:
     joins = chosen.mode != "batch"
-    if chosen.terms is not None:
-        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.terms, names)
+    if chosen.sequences is not None:
+        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
     return (JoiningDispatcher if joins else Dispatcher)(label, limits, bounds)
 
 
@@ -88,4 +88,4 @@ class Gate:
         if self._dispatcher.room() > 0:
             self._dispatcher.submit(job)
         else:
-            self._dispatcher.turn_away_busy(job)
+            self._dispatcher.reject_busy(job)

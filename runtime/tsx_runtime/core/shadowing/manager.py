@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 
-from tsx_runtime.core.concurrency.daemon_threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import Model
 from tsx_runtime.core.shadowing.comparison import compare
-from tsx_runtime.core.shadowing.mirror import Pair, Shadowing
+from tsx_runtime.core.shadowing.mirror import Mirror, ResponsePair
 from tsx_runtime.core.shadowing.report import Example, cut, side_of, without_secrets
-from tsx_runtime.core.traffic.manager import Splits
-from tsx_runtime.core.traffic.routing import answering, meant
+from tsx_runtime.core.traffic.manager import TrafficManager
+from tsx_runtime.core.traffic.routing import resolve_label, serving_versions
 from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare, Shadow, Traffic
@@ -29,28 +29,28 @@ OWN_PATIENCE = 30.0  # seconds for the server's own comparisons, whose answers a
 logger = logging.getLogger("tsx.shadow")
 
 
-class Shadows:
+class ShadowManager:
     """By model. What was seen stays to be read once a shadow is off, until there is another one or the model goes."""
 
-    def __init__(self, traffic: Splits, plugins: Mapping[str, Comparison]) -> None:
+    def __init__(self, traffic: TrafficManager, plugins: Mapping[str, Comparison]) -> None:
         self._models = traffic.models
         self._traffic = traffic
         self._plugins = plugins
-        self._by_model: dict[str, Shadowing] = {}
-        self._threads = Threads(MOST_COMPARISONS, "comparisons")
+        self._by_model: dict[str, Mirror] = {}
+        self._threads = DaemonThreads(MOST_COMPARISONS, "comparisons")
         self._turns = asyncio.Semaphore(MOST_COMPARISONS)
         traffic.checks.append(self._check)
         traffic.on_traffic.append(self._arrange)
 
-    def get(self, name: str) -> Shadowing | None:
+    def get(self, name: str) -> Mirror | None:
         return self._by_model.get(name)
 
-    def all(self) -> list[Shadowing]:
+    def all(self) -> list[Mirror]:
         return list(self._by_model.values())
 
     def close(self) -> None:
-        for shadowing in self.all():
-            self._stop(shadowing)
+        for mirror in self.all():
+            self._stop(mirror)
 
     def _check(self, model: Model, traffic: Traffic, said: Traffic) -> None:
         """Raises BadRequest, Conflict."""
@@ -58,7 +58,7 @@ class Shadows:
             return
         problem = self._problem(model, traffic.shadow)
         if problem is None and (alone := answers_alone(model, traffic)):
-            others = [number for number in model.versions if number != meant(traffic.shadow.to, model.versions, traffic.labels)]
+            others = [number for number in model.versions if number != resolve_label(traffic.shadow.to, model.versions, traffic.labels)]
             named = f"Name another version, such as {others[0]}." if others else "Register the version that is to be tried first."
             problem = BadRequest(f"{alone} {named}")
         if problem is not None:
@@ -66,7 +66,7 @@ class Shadows:
 
     def _problem(self, model: Model, said: Shadow) -> TsxError | None:
         """Why the model cannot have this shadow."""
-        stateful = next((version for version in model.versions.values() if version.plan.strategy.terms is not None), None)
+        stateful = next((version for version in model.versions.values() if version.plan.strategy.sequences is not None), None)
         if stateful is not None:
             why = (
                 f"version {stateful.version} is stateful (sequenceBatching), and copies of some of its requests would make other sequences"
@@ -88,39 +88,39 @@ class Shadows:
                 del self._by_model[name]
         if model is None or said is None:
             return
-        number = meant(said.to, model.versions, self._traffic.traffic(name).labels)
+        number = resolve_label(said.to, model.versions, self._traffic.traffic(name).labels)
         if old is None or (old.number, old.said.compare) != (number, said.compare):
             if old is not None:
                 self._stop(old)
                 if old.number != number:
                     logger.info("the shadow of %s is version %s now, in place of %s, and counts from nothing", name, number, old.number)
-            old = self._by_model[name] = Shadowing(name, number, said, self._judge)
+            old = self._by_model[name] = Mirror(name, number, said, self._judge)
         old.change(said)
         old.aim(model.versions.get(number))
         self._set_problem(old, self._problem(model, said))
 
-    def _set_problem(self, shadowing: Shadowing, problem: TsxError | None) -> None:
+    def _set_problem(self, mirror: Mirror, problem: TsxError | None) -> None:
         text = None if problem is None else problem.message
-        if text is not None and text != shadowing.problem:
+        if text is not None and text != mirror.problem:
             logger.warning("%s Nothing is copied.", text)
-        shadowing.problem = text
+        mirror.problem = text
         if text is not None:
-            self._stop(shadowing)
-        elif not shadowing.observed:
-            shadowing.observed = True
-            self._traffic.observe(shadowing.name, shadowing)
+            self._stop(mirror)
+        elif not mirror.observed:
+            mirror.observed = True
+            self._traffic.observe(mirror.name, mirror)
 
-    def _stop(self, shadowing: Shadowing) -> None:
-        shadowing.let_go()
-        if shadowing.observed:
-            shadowing.observed = False
-            self._traffic.unobserve(shadowing.name, shadowing)
+    def _stop(self, mirror: Mirror) -> None:
+        mirror.let_go()
+        if mirror.observed:
+            mirror.observed = False
+            self._traffic.unobserve(mirror.name, mirror)
 
-    async def _judge(self, pair: Pair) -> None:
-        tally, how = pair.copy.tally, pair.shadowing.said.compare
+    async def _judge(self, pair: ResponsePair) -> None:
+        report, how = pair.copy.report, pair.mirror.said.compare
         primary, shadow = (
             side_of(pair.copy.version, pair.first, pair.copy.seconds),
-            side_of(pair.shadowing.number, pair.second, pair.seconds),
+            side_of(pair.mirror.number, pair.second, pair.seconds),
         )
         try:
             why = await self._compare(how, pair)
@@ -130,22 +130,22 @@ class Shadows:
             problem = f"{MOST_COMPARISONS} comparisons that took too long have not ended yet, and no more are begun"
         except Exception as error:  # the boundary to a plugin's code
             problem = f"{_named(how)} failed: {type(error).__name__}: {error}"[:1000]
-            if not tally.last_problem:
-                logger.exception("model %s: %s; further failures are not told", pair.shadowing.name, problem)
+            if not report.last_problem:
+                logger.exception("model %s: %s; further failures are not told", pair.mirror.name, problem)
         else:
-            tally.add_pair(primary, shadow)
+            report.add_pair(primary, shadow)
             if why is None:
-                tally.agreed += 1
+                report.agreed += 1
             else:
-                tally.disagreed += 1
+                report.disagreed += 1
                 id, _, headers = parse_request_meta(pair.copy.of.meta)
                 shown = without_secrets(dict(parse_header_block(headers)))
-                tally.add_example(Example(datetime.now(timezone.utc), why[:1000], id, shown, cut(pair.copy.body), primary, shadow))
+                report.add_example(Example(datetime.now(timezone.utc), why[:1000], id, shown, cut(pair.copy.body), primary, shadow))
             return
-        tally.uncompared += 1
-        tally.last_problem = problem
+        report.uncompared += 1
+        report.last_problem = problem
 
-    async def _compare(self, how: Compare, pair: Pair) -> str | None:
+    async def _compare(self, how: Compare, pair: ResponsePair) -> str | None:
         first, second = pair.first, pair.second
         plugin = None if how.name is None else self._plugins[how.name]
         quick = first.status != second.status or first.body == second.body or len(first.body) + len(second.body) <= SMALL
@@ -160,8 +160,8 @@ def answers_alone(model: Model, traffic: Traffic) -> str:
     """Why the shadow gets nothing, where it is the only version that answers the requests of which it is to get copies; else empty."""
     if traffic.shadow is None:
         return ""
-    number = meant(traffic.shadow.to, model.versions, traffic.labels)
-    if answering(traffic, model.versions, model.default) != {number}:
+    number = resolve_label(traffic.shadow.to, model.versions, traffic.labels)
+    if serving_versions(traffic, model.versions, model.default) != {number}:
         return ""
     return f"Version {number} of model {model.name} answers all its requests itself, so there is nothing to copy to it."
 

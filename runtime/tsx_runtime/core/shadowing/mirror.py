@@ -1,7 +1,7 @@
 """The shadow of a model: a share of its requests is copied to another version, and both answers are compared.
 
 A copy is made once the client has its answer, so that nothing of this is in the client's way, and it is the first to be given up: where
-there is more to do than can be done, requests are not copied, and `Tally.shed` counts why.
+there is more to do than can be done, requests are not copied, and `ShadowReport.shed` counts why.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
-from tsx_runtime.core.shadowing.report import EXAMPLES, Tally
-from tsx_runtime.core.traffic.observer import Watched
+from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
+from tsx_runtime.core.traffic.observer import ObservedJob
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.plugins import ComparedAnswer
@@ -33,27 +33,27 @@ TOLD = b"x-tsx-shadow: 1\r\n"  # so that a handler with effects elsewhere can le
 Reason = Literal["not-ready", "same-version", "under-way", "size", "unanswered", "primary-busy", "shadow-busy", "refused"]
 
 
-class Shadowing:
-    """The observer of one model, and what it has seen. `judge` compares two answers, and counts what comes of it in `Copy.tally`."""
+class Mirror:
+    """The observer of one model, and what it has seen. `judge` compares two answers, and counts what comes of it in `Copy.report`."""
 
-    def __init__(self, name: str, number: str, said: Shadow, judge: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, name: str, number: str, said: Shadow, judge: Callable[[ResponsePair], Coroutine[Any, Any, None]]) -> None:
         self.name = name
         self.number = number  # of the version that gets copies
         self.target: ModelVersion | None = None  # which is that, while it is registered
         self.said = said
         self.problem: str | None = None  # why it does nothing, where it never will
         self.observed = False
-        self.tally = Tally(_examples(said))
+        self.report = ShadowReport(_examples(said))
         self.under_way: set[Copy] = set()
         self._size = 0  # bytes of the bodies of those
         self._before: ModelVersion | None = None  # the last that was a target
         self._judge = judge
-        self._tasks: set[asyncio.Task[None]] = set()  # comparisons; those of a shadow that has ended still end, and count in its tally
+        self._tasks: set[asyncio.Task[None]] = set()  # comparisons; those of a shadow that has ended still end, and count in its report
 
     def change(self, said: Shadow) -> None:
         """Another share, with the same to compare."""
         self.said = said
-        self.tally.keep_examples(_examples(said))
+        self.report.keep_examples(_examples(said))
 
     def aim(self, target: ModelVersion | None) -> None:
         """Send copies there; None: nowhere, for now. Another version of the same number has nothing to do with what was counted."""
@@ -64,7 +64,7 @@ class Shadowing:
 
     def reset(self) -> None:
         """Count from nothing. What is under way is counted by nobody."""
-        self.tally = Tally(_examples(self.said))
+        self.report = ShadowReport(_examples(self.said))
 
     def let_go(self, but: ModelVersion | None = None) -> None:
         """Nobody waits for the copies any more that went elsewhere: they are not to hold up the end of whom they were sent to."""
@@ -81,9 +81,9 @@ class Shadowing:
         target = self.target
         reason = self._reason(target, version, len(job.body))
         if reason is not None:
-            self.tally.shed[reason] += 1
+            self.report.shed[reason] += 1
             return job
-        return _Seen(job, version, self)
+        return _MirroredJob(job, version, self)
 
     def _reason(self, target: ModelVersion | None, version: ModelVersion, size: int) -> Reason | None:
         """Why a request that this version answers is not copied now."""
@@ -98,12 +98,12 @@ class Shadowing:
     # What watched requests and copies call
 
     def unanswered(self) -> None:
-        self.tally.shed["unanswered"] += 1
+        self.report.shed["unanswered"] += 1
 
     def answered(self, job: Job, version: ModelVersion, answer: ComparedAnswer | None) -> None:
         """The client has its answer (None: it is too large). Others of its batch may not have theirs yet, so more is done when they do."""
         if answer is None:
-            self.tally.shed["size"] += 1
+            self.report.shed["size"] += 1
         else:
             asyncio.get_running_loop().call_soon(self._copy, job, version, answer, time.monotonic() - job.arrived)
 
@@ -113,12 +113,12 @@ class Shadowing:
         target = self.target
         reason = self._reason(target, version, len(job.body)) or self._busy(target, version)
         if reason is not None or target is None:
-            self.tally.shed[reason or "not-ready"] += 1
+            self.report.shed[reason or "not-ready"] += 1
             return
         copy = Copy(self, target, job, version.version, answer, seconds)
         self.under_way.add(copy)
         self._size += len(copy.body)
-        self.tally.copied += 1
+        self.report.copied += 1
         target.submit(copy)
 
     def _busy(self, target: ModelVersion | None, version: ModelVersion) -> Reason | None:
@@ -131,7 +131,7 @@ class Shadowing:
         if answer is None or copy.gone:
             self._finish(copy)
             return
-        pair = Pair(self, copy, answer, time.monotonic() - copy.arrived)
+        pair = ResponsePair(self, copy, answer, time.monotonic() - copy.arrived)
         task = asyncio.get_running_loop().create_task(self._judge(pair))
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._judged(task, copy))
@@ -146,34 +146,34 @@ class Shadowing:
             self._size -= len(copy.body)
 
 
-class _Seen(Watched):
+class _MirroredJob(ObservedJob):
     """A client's request: gathers its answer."""
 
-    def __init__(self, job: Job, version: ModelVersion, shadowing: Shadowing) -> None:
+    def __init__(self, job: Job, version: ModelVersion, mirror: Mirror) -> None:
         super().__init__(job)
         self._version = version
-        self._shadowing = shadowing
-        self._gathered = Gathered()
+        self._mirror = mirror
+        self._buffer = ResponseBuffer()
 
     def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        self._gathered.add(headers, body)
+        self._buffer.add(headers, body)
 
     def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
         if self.job.gone:
-            self._shadowing.unanswered()
+            self._mirror.unanswered()
         else:
-            self._shadowing.answered(self.job, self._version, self._gathered.whole(status, headers, body))
+            self._mirror.answered(self.job, self._version, self._buffer.whole(status, headers, body))
 
     def seen_refusal(self, error: TsxError) -> None:
-        self._shadowing.unanswered()
+        self._mirror.unanswered()
 
 
 class Copy:
     """The job of the shadow: `job` once more, under an id of its own."""
 
-    def __init__(self, shadowing: Shadowing, target: ModelVersion, job: Job, version: str, answer: ComparedAnswer, seconds: float) -> None:
+    def __init__(self, mirror: Mirror, target: ModelVersion, job: Job, version: str, answer: ComparedAnswer, seconds: float) -> None:
         """`answer` is what the client got from `version`, after so many seconds."""
-        self.tally = shadowing.tally  # of the time when it was made
+        self.report = mirror.report  # of the time when it was made
         self.target = target
         self.of = job
         self.version = version
@@ -186,44 +186,44 @@ class Copy:
         self.deadline: float | None = self.arrived + PATIENCE
         self.priority = LAST
         self.gone = False
-        self._shadowing = shadowing
-        self._gathered = Gathered()
+        self._mirror = mirror
+        self._buffer = ResponseBuffer()
 
     def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        self._return(self._gathered.whole(status, headers, body))
+        self._return(self._buffer.whole(status, headers, body))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        self._gathered.add(headers, body)
-        if self._gathered.too_large:
+        self._buffer.add(headers, body)
+        if self._buffer.too_large:
             self.gone = True  # nobody reads on
 
     def refuse(self, error: TsxError) -> None:
         if isinstance(error, Unavailable):
-            self.tally.shed["refused"] += 1
-            self._shadowing.returned(self, None)
+            self.report.shed["refused"] += 1
+            self._mirror.returned(self, None)
         else:
             self._return(ComparedAnswer(error.status, {}, error.message.encode()[:LONGEST]))
 
     def _return(self, answer: ComparedAnswer | None) -> None:
         if answer is None:
-            self.tally.uncompared += 1
-            self.tally.last_problem = f"an answer of the shadow has more than {LONGEST} bytes"
-        self._shadowing.returned(self, answer)
+            self.report.uncompared += 1
+            self.report.last_problem = f"an answer of the shadow has more than {LONGEST} bytes"
+        self._mirror.returned(self, answer)
 
 
-class Pair:
+class ResponsePair:
     """Two answers to one request, to be compared."""
 
-    def __init__(self, shadowing: Shadowing, copy: Copy, second: ComparedAnswer, seconds: float) -> None:
+    def __init__(self, mirror: Mirror, copy: Copy, second: ComparedAnswer, seconds: float) -> None:
         """`seconds` the shadow took for its answer, `second`."""
-        self.shadowing = shadowing
+        self.mirror = mirror
         self.copy = copy
         self.first = copy.first
         self.second = second
         self.seconds = seconds
 
 
-class Gathered:
+class ResponseBuffer:
     """An answer, as long as it is not too large to be kept."""
 
     __slots__ = ("_headers", "_parts", "_size", "too_large")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer
-from tsx_runtime.shared.redaction import lets_in
+from tsx_runtime.shared.redaction import is_secret_header
 from tsx_runtime.wire import Body, Parts
 
 NEWEST = 2000  # comparisons whose latencies are kept
@@ -56,7 +56,7 @@ class Latency(NamedTuple):
 
 
 @dataclass
-class Tally:
+class ShadowReport:
     """Not thread safe. Of each copy, one of `agreed`, `disagreed` and `uncompared` is counted, or that it was shed by the shadow."""
 
     most_examples: int = EXAMPLES
@@ -104,7 +104,7 @@ def quantile(ordered: list[float], part: float) -> float:
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value[:CUT] for name, value in headers.items() if not lets_in(name)}
+    return {name: value[:CUT] for name, value in headers.items() if not is_secret_header(name)}
 
 
 def cut(body: Body) -> Cut:

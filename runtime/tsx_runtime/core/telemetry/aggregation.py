@@ -16,7 +16,7 @@ ROOM, OF_A_BATCH = 16384, 8  # requests that are counted at a time, less so many
 WIDTH = len(get_args(Batch))
 
 
-class Counted:
+class Totals:
     """Sums over the batches of a version that its workers have answered."""
 
     __slots__ = (
@@ -47,25 +47,25 @@ class Counted:
         self.busy_seconds = 0.0  # sum over batches: from where the worker began to its reply; not what it waited for there
 
 
-class Gathered:
-    """Grows on the hot path, once a batch, and is settled now and then; who reads asks for `counted()`, from any thread.
+class BatchAggregator:
+    """Grows on the hot path, once a batch, and is settled now and then; who reads asks for `totals()`, from any thread.
 
     `rows` is always the same list, since another thread may be about to add to it, and flat: `WIDTH` entries for each batch, which is
     added at once. `room` is about what is left until it is to be settled.
     """
 
-    __slots__ = ("_counted", "_lock", "room", "rows")
+    __slots__ = ("_lock", "_totals", "room", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Any] = []  # of `times.Batch`
         self.room = ROOM
-        self._counted = Counted()
+        self._totals = Totals()
         self._lock = threading.Lock()
 
-    def counted(self) -> Counted:
+    def totals(self) -> Totals:
         if self.rows:
             self.settle()
-        return self._counted
+        return self._totals
 
     def settle(self) -> None:
         with self._lock:
@@ -80,7 +80,7 @@ class Gathered:
         import numpy as np
 
         of_free, of_sent, of_answered, numbers, told, arrivals, odd = (rows[place::WIDTH] for place in range(WIDTH))
-        counted, size = self._counted, len(numbers)
+        counted, size = self._totals, len(numbers)
         free, sent, answered = np.frombuffer(struct.pack(f"{3 * size}d", *of_free, *of_sent, *of_answered)).reshape(3, size)
         began, seconds, *steps = np.frombuffer(b"".join(told), "<f8").reshape(size, -1).T.copy()
         arrived = np.frombuffer(b"".join(arrivals))

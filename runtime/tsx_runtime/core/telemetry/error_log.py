@@ -30,7 +30,7 @@ class Line(NamedTuple):
     request_ids: list[str]  # of the batch that ran then
 
 
-class Told:
+class ErrorLog:
     """Bounded, whatever a worker says. The same error again and again is one entry that counts, so that it does not push out all others."""
 
     __slots__ = ("_clock", "errors", "lines", "number", "total")

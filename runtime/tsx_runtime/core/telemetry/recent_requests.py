@@ -18,7 +18,7 @@ SLOWEST = 100
 PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
 
 
-class Seen(NamedTuple):
+class RequestRecord(NamedTuple):
     """One request that was answered, by a worker or by a refusal."""
 
     request_id: bytes
@@ -29,14 +29,14 @@ class Seen(NamedTuple):
     error: str = ""  # the class of the refusal
 
 
-def _seen(batch: Batch, ids: bytes) -> list[Seen]:
+def _seen(batch: Batch, ids: bytes) -> list[RequestRecord]:
     _, _, answered, size, _, _, statuses = batch
     times = times_of(batch)
     requests = zip(ids.split(b"\n"), moments(batch), statuses or (200,) * size, strict=True)
-    return [Seen(request_id, arrived, status, answered - arrived, times) for request_id, arrived, status in requests]
+    return [RequestRecord(request_id, arrived, status, answered - arrived, times) for request_id, arrived, status in requests]
 
 
-class Recent:
+class RecentRequests:
     """A batch costs one entry however many requests it has; the slowest are looked for only among those that might be.
 
     `add` is to be called for a batch that was answered at `due` or later, or a request of which took longer than `threshold`.
@@ -45,13 +45,13 @@ class Recent:
     __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "asked", "due", "threshold")
 
     def __init__(self) -> None:
-        self.asked: deque[Seen] = deque(maxlen=ASKED)
-        self._newest: deque[tuple[Batch, bytes] | Seen] = deque()
+        self.asked: deque[RequestRecord] = deque(maxlen=ASKED)
+        self._newest: deque[tuple[Batch, bytes] | RequestRecord] = deque()
         self._kept = 0  # requests in it
         self.due = 0.0  # time.monotonic() from which on the next batch is kept
         self._number = itertools.count()  # tells those apart that took as long
-        self._slowest: list[tuple[float, int, Seen]] = []  # a heap
-        self._before: list[tuple[float, int, Seen]] = []  # that of the period before
+        self._slowest: list[tuple[float, int, RequestRecord]] = []  # a heap
+        self._before: list[tuple[float, int, RequestRecord]] = []  # that of the period before
         self._turn = 0.0  # time.monotonic() when the period ends
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
@@ -70,7 +70,7 @@ class Recent:
         if answered - oldest(batch) > self.threshold:
             self._rank(_seen(batch, ids))
 
-    def refused(self, seen: Seen) -> None:
+    def refused(self, seen: RequestRecord) -> None:
         self._newest.append(seen)
         self._kept += 1
         if self._kept > NEWEST:
@@ -80,25 +80,25 @@ class Recent:
         if seen.took > self.threshold:
             self._rank((seen,))
 
-    def find(self, request_id: bytes) -> Seen | None:
+    def find(self, request_id: bytes) -> RequestRecord | None:
         return next((seen for seen in self._all(request_id) if seen.request_id == request_id), None)
 
-    def _all(self, wanted: bytes) -> Iterator[Seen]:
+    def _all(self, wanted: bytes) -> Iterator[RequestRecord]:
         """Whose id that may be."""
         yield from self.asked
         for entry in reversed(self._newest):
-            if isinstance(entry, Seen):
+            if isinstance(entry, RequestRecord):
                 yield entry
             elif wanted in entry[1]:
                 yield from _seen(*entry)
         yield from (seen for _, _, seen in itertools.chain(self._slowest, self._before))
 
-    def newest(self) -> Iterator[Seen]:
+    def newest(self) -> Iterator[RequestRecord]:
         """The newest first."""
         for entry in reversed(self._newest):
-            yield from (entry,) if isinstance(entry, Seen) else _seen(*entry)
+            yield from (entry,) if isinstance(entry, RequestRecord) else _seen(*entry)
 
-    def slowest(self) -> list[Seen]:
+    def slowest(self) -> list[RequestRecord]:
         """The slowest first."""
         return slowest_of([seen for _, _, seen in itertools.chain(self._slowest, self._before)])
 
@@ -106,7 +106,7 @@ class Recent:
         self._before, self._slowest = self._slowest, []
         self._turn, self.threshold = now + PERIOD, -1.0
 
-    def _rank(self, seen: Iterable[Seen]) -> None:
+    def _rank(self, seen: Iterable[RequestRecord]) -> None:
         heap = self._slowest
         for each in seen:
             if each.took > self.threshold:
@@ -120,8 +120,8 @@ class Recent:
         newest = self._newest
         while self._kept > NEWEST and len(newest) > 1:
             entry = newest.popleft()
-            self._kept -= 1 if isinstance(entry, Seen) else entry[0][3]
+            self._kept -= 1 if isinstance(entry, RequestRecord) else entry[0][3]
 
 
-def slowest_of(seen: Sequence[Seen]) -> list[Seen]:
+def slowest_of(seen: Sequence[RequestRecord]) -> list[RequestRecord]:
     return heapq.nlargest(SLOWEST, seen, key=lambda each: each.took)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, Gathered
+from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, BatchAggregator
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
-from tsx_runtime.core.telemetry.error_log import Told
+from tsx_runtime.core.telemetry.error_log import ErrorLog
 from tsx_runtime.core.telemetry.histogram import Durations, Exemplar
 from tsx_runtime.core.telemetry.metric_journal import Journal
-from tsx_runtime.core.telemetry.recent_requests import Recent, Seen
+from tsx_runtime.core.telemetry.recent_requests import RecentRequests, RequestRecord
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.wire import MetricDelta
 
@@ -72,13 +72,13 @@ class HandlerMetric:
 
 
 class _Sum(Generic[T]):
-    """A field of `Counted`, read when all that was gathered is counted."""
+    """A field of `Totals`, read when all that was gathered is counted."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, stats: Stats, owner: type) -> T:
-        found: T = getattr(stats._gathered.counted(), self._name)
+        found: T = getattr(stats._aggregator.totals(), self._name)
         return found
 
 
@@ -98,13 +98,14 @@ class Stats:
     busy_seconds = _Sum[float]()
 
     __slots__ = (
-        "_gathered",
+        "_aggregator",
         "_label_sets",
         "_serving",
         "_times",
         "_told_of",
         "dropped_metrics",
         "ended",
+        "error_log",
         "failed_refusals",
         "handler_metrics",
         "journal",
@@ -115,7 +116,6 @@ class Stats:
         "refusals",
         "restarts",
         "stuck",
-        "told",
     )
 
     def __init__(self, label: str = "", serving: Serving | None = None) -> None:
@@ -124,11 +124,11 @@ class Stats:
         self._serving: WeakSet[Serving] = WeakSet([] if serving is None else [serving])
         self.refusals: Counter[str] = Counter()  # by the name of the error class
         self.failed_refusals = 0  # see `is_failure`
-        self._gathered = Gathered()
+        self._aggregator = BatchAggregator()
         self.newest: Batch | None = None  # set before its requests are answered
         self._told_of: Batch | None = None  # whose times these are:
         self._times: BatchTimes | None = None
-        self.recent = Recent()
+        self.recent = RecentRequests()
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
@@ -136,7 +136,7 @@ class Stats:
         self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and nobody sees, by the name of the metric
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
         self.journal: Journal | None = None  # where a metric log is written
-        self.told = Told()  # what handlers raised and printed, and how workers ended
+        self.error_log = ErrorLog()  # what handlers raised and printed, and how workers ended
 
     def counts_for(self, serving: Serving) -> None:
         """For one more that serves the version."""
@@ -174,12 +174,12 @@ class Stats:
     def add_batch(self, newest: Batch, jobs: Sequence[Request]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
         answered, size = newest[2], newest[3]
-        gathered = self._gathered
-        rows = gathered.rows
+        aggregator = self._aggregator
+        rows = aggregator.rows
         rows += newest
-        gathered.room = room = gathered.room - size - OF_A_BATCH
+        aggregator.room = room = aggregator.room - size - OF_A_BATCH
         if room < 0:
-            gathered.settle()
+            aggregator.settle()
         job, recent = jobs[0], self.recent
         # those that are as urgent as each other are in the order in which they came
         first = job.arrived if size == 1 or (job.deadline is None and job.priority == jobs[-1].priority) else oldest(newest)
@@ -191,7 +191,7 @@ class Stats:
     def keep(self, request_id: bytes, arrived: float, status: int) -> None:
         """Remember this request of the newest batch, however many others there are."""
         if (times := self.batch) is not None:
-            self.recent.asked.append(Seen(request_id, arrived, status, times.total(arrived), times))
+            self.recent.asked.append(RequestRecord(request_id, arrived, status, times.total(arrived), times))
 
     def point_out(self, trace_id: str, arrived: float) -> None:
         """A request of the newest batch belongs to a trace that somebody keeps."""
@@ -214,7 +214,7 @@ class Stats:
         self.refusals[name] += 1
         if is_failure(error):
             self.failed_refusals += 1
-        self.recent.refused(Seen(job.request_id, job.arrived, error.status, now - job.arrived, None, name))
+        self.recent.refused(RequestRecord(job.request_id, job.arrived, error.status, now - job.arrived, None, name))
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
         for delta in deltas:

@@ -14,15 +14,15 @@ from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import State
 from tsx_runtime.core.scheduling.route import Headers, Route
 from tsx_runtime.core.traffic.observer import Observer
-from tsx_runtime.core.traffic.routing import choose, make_table, meant
-from tsx_runtime.core.traffic.splitter import Split
+from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label
+from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
 logger = logging.getLogger("tsx.registry")
 
 
-class Arrangement(NamedTuple):
+class TrafficState(NamedTuple):
     """What one call can undo."""
 
     traffic: Traffic
@@ -32,7 +32,7 @@ class Arrangement(NamedTuple):
         return {"traffic": self.traffic.told(), "default": self.default}
 
 
-class Splits:
+class TrafficManager:
     """Sets `Model.default` and `Model.labels`; nothing else does once a model is registered."""
 
     def __init__(
@@ -54,9 +54,9 @@ class Splits:
         self._tell = tell
         self._tell_managed = tell_managed
         self._traffic: dict[str, Traffic] = {}
-        self._before: dict[str, Arrangement] = {}
+        self._before: dict[str, TrafficState] = {}
         self._observers: dict[str, list[Observer]] = {}
-        self._splitters: dict[str, Split] = {}  # of models whose requests are not all the default version's
+        self._splitters: dict[str, Splitter] = {}  # of models whose requests are not all the default version's
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
@@ -97,15 +97,15 @@ class Splits:
             _check(model, traffic, said)
             for check in self.checks:
                 check(model, traffic, said)
-        self._change(model, Arrangement(traffic, model.default), undoable=undoable)
+        self._change(model, TrafficState(traffic, model.default), undoable=undoable)
 
     def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:
         """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
         model = self._model(name)
-        number = meant(version, model.versions, model.labels)
+        number = resolve_label(version, model.versions, model.labels)
         if number not in model.versions:
             raise ModelVersionNotFound(f"Model version {version} does not exist for model {name}")
-        self._change(model, Arrangement(self.traffic(name), number), undoable=undoable)
+        self._change(model, TrafficState(self.traffic(name), number), undoable=undoable)
         self._tell_managed()
 
     def start_with(self, name: str, default: str, *, explicit: bool) -> None:
@@ -129,11 +129,11 @@ class Splits:
         self._change(model, before)
         self._tell_managed()
 
-    def keep_way_back(self, name: str, before: Arrangement) -> None:
+    def set_rollback_point(self, name: str, before: TrafficState) -> None:
         """Have `rollback` go there. Raises ModelNotFound."""
         model = self._model(name)
         self._before[name] = before
-        self._keep(name, Arrangement(self.traffic(name), model.default), default=False)
+        self._keep(name, TrafficState(self.traffic(name), model.default), default=False)
 
     def observe(self, name: str, observer: Observer) -> None:
         """Have it see requests that name no version, whether or not the model is registered now."""
@@ -166,28 +166,28 @@ class Splits:
         try:
             self._traffic[name] = parse_traffic(saved["traffic"])
             if "before" in saved:
-                self._before[name] = Arrangement(parse_traffic(saved["before"]["traffic"]), str(saved["before"]["default"]))
+                self._before[name] = TrafficState(parse_traffic(saved["before"]["traffic"]), str(saved["before"]["default"]))
         except (ValueError, TypeError, KeyError) as error:
             logger.warning("model %s: the traffic that was kept for it cannot be used: %s", name, error)
 
-    def came(self, version: ModelVersion) -> None:
+    def on_version_added(self, version: ModelVersion) -> None:
         """It is among its model's versions."""
         if version.version in self.traffic(version.name).labels:
             text = "model %s: version %s has the name of a label, which means nothing as long as it is registered"
             logger.warning(text, version.name, version.version)
         self._tell_traffic(version.name)
 
-    def went(self, version: ModelVersion) -> None:
+    def on_version_removed(self, version: ModelVersion) -> None:
         self._tell_traffic(version.name)
 
-    def replaced(self, model: Model, old: str, new: str) -> None:
+    def on_version_replaced(self, model: Model, old: str, new: str) -> None:
         """Another version has taken the place of one: whatever named that names it now."""
         if old == new:
             return
         name, traffic = model.name, self.traffic(model.name)
-        now = Arrangement(traffic.renamed(old, new), new if model.default == old else model.default)
+        now = TrafficState(traffic.renamed(old, new), new if model.default == old else model.default)
         if (before := self._before.get(name)) is not None:
-            self._before[name] = Arrangement(before.traffic.renamed(old, new), new if before.default == old else before.default)
+            self._before[name] = TrafficState(before.traffic.renamed(old, new), new if before.default == old else before.default)
         self._traffic[name], model.default = now
         if now.traffic != traffic or "default" in self._state.load(name):
             self._keep(name, now, default=False)
@@ -214,7 +214,7 @@ class Splits:
             return self._splitters.pop(name, None) is not None
         table = make_table(name, traffic, versions, [number for number, version in versions.items() if version.ready], model.default)
         if splitter is None:
-            splitter = self._splitters[name] = Split(name)
+            splitter = self._splitters[name] = Splitter(name)
         elif splitter.table == table and splitter.versions == versions:
             splitter.observers = observers or []
             return False
@@ -222,8 +222,8 @@ class Splits:
         splitter.set(table, versions)
         return True
 
-    def _change(self, model: Model, new: Arrangement, *, undoable: bool = True) -> None:
-        name, old = model.name, Arrangement(self.traffic(model.name), model.default)
+    def _change(self, model: Model, new: TrafficState, *, undoable: bool = True) -> None:
+        name, old = model.name, TrafficState(self.traffic(model.name), model.default)
         if undoable and new != old:
             self._before[name] = old
         self._traffic[name] = new.traffic
@@ -232,7 +232,7 @@ class Splits:
         self._tell()
         self._tell_traffic(name)
 
-    def _keep(self, name: str, now: Arrangement, *, default: bool) -> None:
+    def _keep(self, name: str, now: TrafficState, *, default: bool) -> None:
         """A default version that nobody chose is not kept: at the next start it may be another."""
         saved = self._state.load(name)
         before = self._before.get(name)

@@ -20,7 +20,7 @@ class Observer(Protocol):
         """What is submitted to the version in the job's place."""
 
 
-class Watched:
+class ObservedJob:
     """The base of what an observer makes of a job. The client comes first: what is seen is seen once it has been answered."""
 
     def __init__(self, job: Job) -> None:
@@ -68,7 +68,7 @@ class Watched:
 class _Flow:
     """The worker's end knows the watched job, the client's end the one inside."""
 
-    def __init__(self, flow: Flow, watched: Watched) -> None:
+    def __init__(self, flow: Flow, watched: ObservedJob) -> None:
         self._flow = flow
         self._watched = watched
 

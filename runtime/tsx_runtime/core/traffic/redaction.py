@@ -10,6 +10,6 @@ _TELLS_WHO = re.compile(
 )
 
 
-def tells_who(name: str) -> bool:
+def is_identifying_header(name: str) -> bool:
     """Whether its value may say who asks."""
     return _TELLS_WHO.search(name) is not None

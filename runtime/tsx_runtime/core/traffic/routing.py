@@ -40,7 +40,7 @@ def choose(
     raise ModelVersionNotFound(text)
 
 
-class Fit(NamedTuple):
+class CompiledRule(NamedTuple):
     """A rule whose version is ready."""
 
     header: bytes
@@ -58,8 +58,8 @@ class Table:
     versions: tuple[str, ...] = ()  # those with a weight
     weights: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()  # running sums of the weights
-    fits: tuple[Fit, ...] = ()
-    by: str = ""  # what makes a request stick: header, cookie or field; empty where nothing does
+    fits: tuple[CompiledRule, ...] = ()
+    by: str = ""  # what makes a request pick_sticky: header, cookie or field; empty where nothing does
     key: str = ""  # the name of that
 
     def shares(self) -> dict[str, float]:
@@ -73,29 +73,29 @@ def make_table(model: str, traffic: Traffic, registered: Collection[str], ready:
     """Of what `traffic` names, versions that are not ready are left out; two names of one version share its weight."""
     weights: dict[str, float] = {}
     for word, weight in traffic.weights.items():
-        number = meant(word, registered, traffic.labels)
+        number = resolve_label(word, registered, traffic.labels)
         if number in ready and weight > 0:
             weights[number] = weights.get(number, 0.0) + weight
-    fits = [_fit(rule, number) for rule in traffic.rules if (number := meant(rule.to, registered, traffic.labels)) in ready]
+    fits = [_fit(rule, number) for rule in traffic.rules if (number := resolve_label(rule.to, registered, traffic.labels)) in ready]
     by, _, key = (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")  # else there is nothing to choose
     bounds = tuple(accumulate(weights.values()))
     return Table(model, default, tuple(weights), tuple(weights.values()), bounds, tuple(fits), by, key if by == "field" else _name(by, key))
 
 
-def meant(word: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
+def resolve_label(word: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
     """The version that a word means: itself where it is one, else what the label of that name says."""
     return word if word in registered else labels.get(word, word)
 
 
-def answering(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
+def serving_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
     """The versions that requests which name none are to go to, of those that are registered, ready or not."""
-    ruled = {meant(rule.to, registered, traffic.labels) for rule in traffic.rules}
-    return sharing(traffic, registered, default) | ruled.intersection(registered)
+    ruled = {resolve_label(rule.to, registered, traffic.labels) for rule in traffic.rules}
+    return weighted_versions(traffic, registered, default) | ruled.intersection(registered)
 
 
-def sharing(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
+def weighted_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
     """Those of them that no rule names."""
-    weighted = {meant(word, registered, traffic.labels) for word, weight in traffic.weights.items() if weight > 0}
+    weighted = {resolve_label(word, registered, traffic.labels) for word, weight in traffic.weights.items() if weight > 0}
     return weighted.intersection(registered) or {default}
 
 
@@ -114,7 +114,7 @@ def by_rule(table: Table, headers: Headers) -> str | None:
 
 
 def key_in_head(table: Table, headers: Headers) -> bytes | None:
-    """What makes the request stick to a version, where a header or a cookie does; None where the request has none."""
+    """What makes the request pick_sticky to a version, where a header or a cookie does; None where the request has none."""
     if table.by == "header":
         name = table.key.encode()
         return next((value.strip() for other, value in headers if other == name and value.strip()), None)
@@ -151,7 +151,7 @@ def draw(table: Table, point: float) -> str:
     return versions[min(bisect_right(table.bounds, point * table.bounds[-1]), len(versions) - 1)]
 
 
-def stick(table: Table, key: bytes) -> str:
+def pick_sticky(table: Table, key: bytes) -> str:
     """By weight, and always the same for a key: weighted rendezvous hashing.
 
     Each version draws a lot for the key, and its weight lifts it; the highest wins. A change of one version's weight
@@ -169,12 +169,12 @@ def _lot(model: str, version: str, key: bytes, weight: float) -> float:
     return -weight / math.log(uniform)
 
 
-def _fit(rule: Rule, version: str) -> Fit:
+def _fit(rule: Rule, version: str) -> CompiledRule:
     equals = None if rule.equals is None else rule.equals.strip().encode()
-    return Fit(rule.header.lower().encode(), equals, None if rule.matches is None else compile_pattern(rule.matches), version)
+    return CompiledRule(rule.header.lower().encode(), equals, None if rule.matches is None else compile_pattern(rule.matches), version)
 
 
-def _fits(fit: Fit, value: bytes) -> bool:
+def _fits(fit: CompiledRule, value: bytes) -> bool:
     if fit.matches is None:
         return value == fit.equals
     return len(value) <= LONGEST and fit.matches.fullmatch(value.decode("utf-8", "replace")) is not None

@@ -12,12 +12,12 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import ClientJob, Job
 from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.core.traffic.observer import Observer
-from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, stick
+from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, pick_sticky
 
 HEADER = b"x-tsx-model-version"  # of answers that came by way of a split: who gave it
 
 
-class Split:
+class Splitter:
     """Shares the requests of one model out among its versions."""
 
     client_timeout = 0.0  # each version has its own
@@ -30,33 +30,33 @@ class Split:
         self.versions: dict[str, ModelVersion] = {}
         self._told: dict[str, bytes] = {}
         self._stateful: list[ModelVersion] = []
-        self._fixed: dict[str, Fixed] = {}
+        self._fixed: dict[str, FixedRoute] = {}
 
     def set(self, table: Table, versions: Mapping[str, ModelVersion]) -> None:
         """From now on; `versions` are all that are registered."""
         self.table = table
         self.versions = dict(versions)
         self._told = {number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions}
-        self._stateful = [version for version in versions.values() if version.plan.strategy.terms is not None]
+        self._stateful = [version for version in versions.values() if version.plan.strategy.sequences is not None]
         self._fixed = {}
 
-    def by_head(self, headers: Headers) -> Split | Fixed:
+    def by_head(self, headers: Headers) -> Splitter | FixedRoute:
         table = self.table
         number = by_rule(table, headers)
         if number is None:
             key = key_in_head(table, headers) if table.key else None
             if key is None:
                 return self
-            number = stick(table, key)
+            number = pick_sticky(table, key)
         fixed = self._fixed.get(number)
         if fixed is None:
-            fixed = self._fixed[number] = Fixed(self, self.versions[number])
+            fixed = self._fixed[number] = FixedRoute(self, self.versions[number])
         return fixed
 
     def submit(self, job: ClientJob) -> None:
         table = self.table
         key = key_in_body(table, job.body) if table.by else None
-        number = draw(table, self._draw()) if key is None else stick(table, key)
+        number = draw(table, self._draw()) if key is None else pick_sticky(table, key)
         self.send(job, self.versions[number])
 
     def send(self, job: ClientJob, version: ModelVersion) -> None:
@@ -87,18 +87,18 @@ class Split:
             job.watched = watched
 
 
-class Fixed:
+class FixedRoute:
     """A split for requests whose head has decided already."""
 
     client_timeout = 0.0
 
-    def __init__(self, split: Split, version: ModelVersion) -> None:
+    def __init__(self, split: Splitter, version: ModelVersion) -> None:
         self.name = split.name
         self.version = version
         self._send = split.send
         self.leave = split.leave
 
-    def by_head(self, headers: Headers) -> Fixed:
+    def by_head(self, headers: Headers) -> FixedRoute:
         return self
 
     def submit(self, job: ClientJob) -> None:

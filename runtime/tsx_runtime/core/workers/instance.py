@@ -29,7 +29,7 @@ class Usage(NamedTuple):
     descriptors: int
 
 
-class Running:
+class WorkerInstance:
     """A worker has one at a time, or two while one takes over from the other."""
 
     def __init__(self, process: Process, channel: Channel, began: float) -> None:
@@ -51,7 +51,7 @@ class Running:
         self.ended = asyncio.create_task(self._watch_process())
 
     @classmethod
-    async def start(cls, starter: Starter, owner: Owner, name: str, launch: Launch | None = None) -> Running:
+    async def start(cls, starter: Starter, owner: Owner, name: str, launch: Launch | None = None) -> WorkerInstance:
         """Raises OSError or EOFError when there is no process to be had."""
         began = time.monotonic()
         process, sock = await starter.start(name, launch)
@@ -149,9 +149,9 @@ def describe_exit(code: int | None) -> str:
     return f"killed by {name}{hint}"
 
 
-def death(running: Running, code: int | None, lost: Sent, *, stopping: bool) -> TsxError:
+def death(instance: WorkerInstance, code: int | None, lost: Sent, *, stopping: bool) -> TsxError:
     """What is said of a request with which a worker died: TorchServe's first words, which its clients look for, then why and what now."""
-    because = running.killed_because
+    because = instance.killed_because
     if because is None and code in (-signal.SIGKILL, 137):
         return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
     now = "" if stopping else " A new worker is started; send the request again."

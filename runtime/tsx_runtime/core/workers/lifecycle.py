@@ -24,7 +24,7 @@ from tsx_runtime.core.scheduling.channel import LoadError
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
-from tsx_runtime.core.workers.instance import Running, death, describe_exit
+from tsx_runtime.core.workers.instance import WorkerInstance, death, describe_exit
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
@@ -39,7 +39,7 @@ logger = logging.getLogger("tsx.supervisor")
 
 
 @dataclass(eq=False)
-class Terms:
+class SupervisionConfig:
     """On which the workers of one version live, and what they know of each other. Timeouts are in seconds."""
 
     label: str
@@ -66,19 +66,19 @@ class Terms:
 
     def tell_error(self, message: str, trace: str | None = None) -> None:
         self.last_error = f"{message}\n\n{trace}" if trace else message
-        self.dispatcher.stats.told.add_error(message, trace or "")
+        self.dispatcher.stats.error_log.add_error(message, trace or "")
 
     def set_state(self, worker: Worker, state: WorkerState) -> None:
         worker.state, worker.since = state, time.monotonic()
         self.on_state()
 
 
-class Life:
+class WorkerLifecycle:
     """`run` walks through it."""
 
-    def __init__(self, worker: Worker, terms: Terms) -> None:
+    def __init__(self, worker: Worker, config: SupervisionConfig) -> None:
         self._worker = worker
-        self._terms = terms
+        self._config = config
 
     async def run(self) -> None:
         errors: list[str] = []
@@ -92,185 +92,187 @@ class Life:
                 waits, waited = iter(BACK_OFF), 0.0
             wait = next(waits, BACK_OFF[-1])
             waited += wait
-            if waited > self._terms.max_retry_timeout or (len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1):
-                logger.error("%s: worker %s is given up; the last error is in the model's description", self._terms.label, self._worker.id)
-                self._terms.set_state(self._worker, WorkerState.FAILED)
+            if waited > self._config.max_retry_timeout or (len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1):
+                logger.error("%s: worker %s is given up; the last error is in the model's description", self._config.label, self._worker.id)
+                self._config.set_state(self._worker, WorkerState.FAILED)
                 return
             self._count_restart()
             self._worker.next_start = time.monotonic() + wait
-            self._terms.set_state(self._worker, WorkerState.BACKING_OFF)
+            self._config.set_state(self._worker, WorkerState.BACKING_OFF)
             await _wait(self._worker.stopping, wait)
 
     def _count_restart(self) -> None:
         self._worker.restarts += 1
-        self._terms.dispatcher.stats.restarts += 1
+        self._config.dispatcher.stats.restarts += 1
 
     async def _serve_once(self, errors: list[str]) -> bool:
         """One process from start to end, and those that take over from it.
 
         Whether the last was of use: it answered somebody, or was there for a minute.
         """
-        self._terms.set_state(self._worker, WorkerState.LOADING)
+        self._config.set_state(self._worker, WorkerState.LOADING)
         self._worker.started = datetime.now(timezone.utc)
         try:
-            self._worker.running = running = await self._begin()
+            self._worker.instance = instance = await self._begin()
         except (OSError, EOFError) as error:
             self._note_failure(_cannot_start(error), None, [])  # which is no fault of the model, and may pass
             return False
         if self._worker.stopping.is_set():
-            running.kill(NOT_NEEDED)
+            instance.kill(NOT_NEEDED)
         try:
-            await running.load(self._terms.order(self._worker), self._terms.startup_timeout)
+            await instance.load(self._config.order(self._worker), self._config.startup_timeout)
         except (LoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-            self._note_failure(*await self._why_not_loaded(running, error), errors)
+            self._note_failure(*await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
-        last: Running | None = running
+        last: WorkerInstance | None = instance
         while last is not None:
-            running = last
-            self._take_over(running)
-            last = await self._until_over(running)
-        return running.channel.answered > 0 or running.age > SERVED_WELL
+            instance = last
+            self._take_over(instance)
+            last = await self._until_over(instance)
+        return instance.channel.answered > 0 or instance.age > SERVED_WELL
 
-    async def _begin(self) -> Running:
-        name, launch = f"{self._terms.label} {self._worker.id}", self._terms.launch(self._worker)
-        running = await Running.start(self._terms.starter, self._terms.dispatcher, name, launch)
-        running.channel.worker = self._worker.id
-        return running
+    async def _begin(self) -> WorkerInstance:
+        name, launch = f"{self._config.label} {self._worker.id}", self._config.launch(self._worker)
+        instance = await WorkerInstance.start(self._config.starter, self._config.dispatcher, name, launch)
+        instance.channel.worker = self._worker.id
+        return instance
 
-    def _take_over(self, running: Running) -> None:
+    def _take_over(self, instance: WorkerInstance) -> None:
         if self._worker.stopping.is_set():
             return
-        self._worker.running = running
-        self._terms.load_seconds = running.load_seconds
-        self._terms.set_state(self._worker, WorkerState.READY)
+        self._worker.instance = instance
+        self._config.load_seconds = instance.load_seconds
+        self._config.set_state(self._worker, WorkerState.READY)
         ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
-        logger.info(ready, self._terms.label, self._worker.id, running.pid, running.device, running.load_seconds)
-        self._terms.dispatcher.add(running.channel)
-        if running.loaded_memory >= self._terms.recycling.memory * MEGA > 0:
+        logger.info(ready, self._config.label, self._worker.id, instance.pid, instance.device, instance.load_seconds)
+        self._config.dispatcher.add(instance.channel)
+        if instance.loaded_memory >= self._config.recycling.memory * MEGA > 0:
             text = "%s: worker %s has %d MB when it has loaded the model, so maxWorkerMemory, which is %d, cannot hold: raise it"
-            logger.warning(text, self._terms.label, self._worker.id, running.loaded_memory // MEGA, self._terms.recycling.memory)
+            logger.warning(text, self._config.label, self._worker.id, instance.loaded_memory // MEGA, self._config.recycling.memory)
         self._worker.settle(None)
 
-    async def _until_over(self, running: Running) -> Running | None:
+    async def _until_over(self, instance: WorkerInstance) -> WorkerInstance | None:
         """Wait until it has ended, or until another process has loaded the model and is to take over: that one."""
-        over = asyncio.create_task(self._until_end(running))
+        over = asyncio.create_task(self._until_end(instance))
         while True:
-            due = asyncio.ensure_future(running.due.wait())
+            due = asyncio.ensure_future(instance.due.wait())
             await asyncio.wait([over, due], return_when=asyncio.FIRST_COMPLETED)
             due.cancel()
-            successor = None if over.done() or self._worker.stopping.is_set() else await self._succeed(running)
+            successor = None if over.done() or self._worker.stopping.is_set() else await self._succeed(instance)
             if successor is not None:
-                self._worker.retiring[running] = asyncio.create_task(self._retire(running, over))
+                self._worker.retiring[instance] = asyncio.create_task(self._retire(instance, over))
                 return successor
             if over.done() or self._worker.stopping.is_set():
                 await over
                 return None
 
-    async def _until_end(self, running: Running) -> None:
-        watching = [asyncio.create_task(self._keep(watch, running)) for watch in (self._watch_response, self._watch_health)]
-        channel = running.channel
+    async def _until_end(self, instance: WorkerInstance) -> None:
+        watching = [asyncio.create_task(self._keep(watch, instance)) for watch in (self._watch_response, self._watch_health)]
+        channel = instance.channel
         await channel.closed
         for watch in watching:
             watch.cancel()
-        code = await running.exit_code()
+        code = await instance.exit_code()
         lost = channel.sent.popleft() if channel.sent else None
-        if lost or not (self._worker.stopping.is_set() or running is not self._worker.running):
-            why = running.killed_because or describe_exit(code)
-            self._terms.tell_error(f"worker {self._worker.id} (pid {running.pid}) ended: {why}")
-            logger.error("%s: %s", self._terms.label, self._terms.last_error)
+        if lost or not (self._worker.stopping.is_set() or instance is not self._worker.instance):
+            why = instance.killed_because or describe_exit(code)
+            self._config.tell_error(f"worker {self._worker.id} (pid {instance.pid}) ended: {why}")
+            logger.error("%s: %s", self._config.label, self._config.last_error)
         if lost is None:
             return
-        error = death(running, code, lost, stopping=self._worker.stopping.is_set())
-        if running.stuck and lost.deaths == 0:
-            self._terms.dispatcher.take_back(lost, channel.streaming, error)
-        elif running.killed_because and not running.stuck and not running.unheard:  # by us: for its time, or for its end
-            self._terms.dispatcher.refuse_all(lost.jobs, error)
+        error = death(instance, code, lost, stopping=self._worker.stopping.is_set())
+        if instance.stuck and lost.deaths == 0:
+            self._config.dispatcher.requeue(lost, channel.streaming, error)
+        elif instance.killed_because and not instance.stuck and not instance.unheard:  # by us: for its time, or for its end
+            self._config.dispatcher.refuse_all(lost.jobs, error)
         else:
-            self._terms.dispatcher.retry_lost(lost, channel.streaming, error)
+            self._config.dispatcher.retry_lost(lost, channel.streaming, error)
 
-    async def _keep(self, watch: Callable[[Running], Awaitable[None]], running: Running) -> None:
+    async def _keep(self, watch: Callable[[WorkerInstance], Awaitable[None]], instance: WorkerInstance) -> None:
         """Nobody waits for a watch, and one that ended unheard would leave a worker that hangs to itself."""
         while True:
             try:
-                return await watch(running)
+                return await watch(instance)
             except Exception:  # the boundary of a task
-                logger.exception("%s: the watch over worker %s failed, and is begun anew", self._terms.label, self._worker.id)
-                await asyncio.sleep(self._terms.heartbeat)
+                logger.exception("%s: the watch over worker %s failed, and is begun anew", self._config.label, self._worker.id)
+                await asyncio.sleep(self._config.heartbeat)
 
-    async def _watch_response(self, running: Running) -> None:
+    async def _watch_response(self, instance: WorkerInstance) -> None:
         """Kill the worker when the batch it works on takes too long. Wakes once a timeout, not once a batch."""
         while True:
-            left = self._terms.response_timeout
-            if running.channel.sent and not running.channel.held:
-                left += running.channel.began - time.monotonic()
+            left = self._config.response_timeout
+            if instance.channel.sent and not instance.channel.held:
+                left += instance.channel.began - time.monotonic()
             if left <= 0:
-                running.kill(f"it did not answer within {self._terms.response_timeout:g} s (responseTimeout)")
+                instance.kill(f"it did not answer within {self._config.response_timeout:g} s (responseTimeout)")
                 return
-            await _wait(self._terms.timeouts_changed, left)
+            await _wait(self._config.timeouts_changed, left)
 
-    async def _watch_health(self, running: Running) -> None:
+    async def _watch_health(self, instance: WorkerInstance) -> None:
         """Kill the worker when it is stuck, and see when it is due to be replaced."""
-        heartbeat = Heartbeat(self._terms.heartbeat, self._terms.heartbeat_timeout)
-        channel = running.channel
+        heartbeat = Heartbeat(self._config.heartbeat, self._config.heartbeat_timeout)
+        channel = instance.channel
         while True:
-            await asyncio.sleep(self._terms.heartbeat)
-            stopped, busy = running.is_stopped(), bool(channel.sent)
+            await asyncio.sleep(self._config.heartbeat)
+            stopped, busy = instance.is_stopped(), bool(channel.sent)
             pings = 0 if channel.held else channel.pings  # nothing is read from it while a client is slow
             verdict = heartbeat.look(stopped=stopped, busy=busy, answered=channel.answered, pings=pings)
             if verdict is Verdict.ASK:
                 channel.ping()
             elif verdict is Verdict.STOPPED:
-                self._kill_stuck(running, "stopped", "its process was stopped (SIGSTOP)")
+                self._kill_stuck(instance, "stopped", "its process was stopped (SIGSTOP)")
             elif verdict is Verdict.SILENT:
-                self._kill_stuck(running, "silent", f"it gave no sign of life for {self._terms.heartbeat_timeout:g} s (heartbeat_timeout)")
-            if reason := self._reason_to_recycle(running):
-                running.reason = reason
-                running.due.set()
+                self._kill_stuck(
+                    instance, "silent", f"it gave no sign of life for {self._config.heartbeat_timeout:g} s (heartbeat_timeout)"
+                )
+            if reason := self._reason_to_recycle(instance):
+                instance.reason = reason
+                instance.due.set()
 
-    def _kill_stuck(self, running: Running, kind: str, because: str) -> None:
-        self._terms.dispatcher.stats.stuck[kind] += 1
-        running.kill(because, stuck=True)
+    def _kill_stuck(self, instance: WorkerInstance, kind: str, because: str) -> None:
+        self._config.dispatcher.stats.stuck[kind] += 1
+        instance.kill(because, stuck=True)
 
     # Taking over
 
-    def _reason_to_recycle(self, running: Running) -> str | None:
-        if self._terms.replacing or time.monotonic() < running.not_before:
+    def _reason_to_recycle(self, instance: WorkerInstance) -> str | None:
+        if self._config.replacing or time.monotonic() < instance.not_before:
             return None
-        if running.cores is not None and running.cores != self._terms.order(self._worker)["cores"]:
+        if instance.cores is not None and instance.cores != self._config.order(self._worker)["cores"]:
             return "cores"  # the number of workers has changed since, and with it what each of them has
-        limits = self._terms.recycling
-        if running.loaded_memory >= limits.memory * MEGA:  # a fresh one would be due at once, and so on without end
+        limits = self._config.recycling
+        if instance.loaded_memory >= limits.memory * MEGA:  # a fresh one would be due at once, and so on without end
             limits = limits._replace(memory=0)
-        memory = running.memory() if limits.memory else 0
-        return limits.reason(running.early, requests=running.channel.answered, memory=memory, age=running.age)
+        memory = instance.memory() if limits.memory else 0
+        return limits.reason(instance.early, requests=instance.channel.answered, memory=memory, age=instance.age)
 
-    async def _succeed(self, running: Running) -> Running | None:
+    async def _succeed(self, instance: WorkerInstance) -> WorkerInstance | None:
         """A new process that has loaded the model while the old one serves. None where there is none: the old one goes on."""
-        running.due.clear()
-        if self._terms.replacing:  # another one has come first
+        instance.due.clear()
+        if self._config.replacing:  # another one has come first
             return None
-        self._terms.replacing = True
+        self._config.replacing = True
         try:
             successor = self._worker.successor = await self._begin()
             if self._worker.stopping.is_set():
                 successor.kill(NOT_NEEDED)
-            await successor.load(self._terms.order(self._worker), self._terms.startup_timeout)
+            await successor.load(self._config.order(self._worker), self._config.startup_timeout)
         except (LoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
-            await self._put_off(running, error)
+            await self._put_off(instance, error)
             return None
         finally:
-            self._terms.replacing, self._worker.successor = False, None
-        if running.channel.closed.done():  # it died meanwhile, which is no recycling
+            self._config.replacing, self._worker.successor = False, None
+        if instance.channel.closed.done():  # it died meanwhile, which is no recycling
             self._count_restart()
             return successor
         text = "%s: worker %s (pid %s) has reached its limit of %s; pid %s takes over"
-        logger.info(text, self._terms.label, self._worker.id, running.pid, running.reason, successor.pid)
-        self._terms.dispatcher.stats.recycled[running.reason] += 1
+        logger.info(text, self._config.label, self._worker.id, instance.pid, instance.reason, successor.pid)
+        self._config.dispatcher.stats.recycled[instance.reason] += 1
         self._worker.started = datetime.now(timezone.utc)
         return successor
 
-    async def _put_off(self, running: Running, error: Exception) -> None:
+    async def _put_off(self, instance: WorkerInstance, error: Exception) -> None:
         """The successor did not come to be. Try again later, while the old one serves."""
         if self._worker.successor is not None:
             message, trace = await self._why_not_loaded(self._worker.successor, error)
@@ -278,38 +280,38 @@ class Life:
             message, trace = _cannot_start(error), None
         if self._worker.stopping.is_set():
             return
-        self._terms.tell_error(message, trace)
+        self._config.tell_error(message, trace)
         text = "%s: worker %s (pid %s) has reached its limit of %s but goes on, since no other could take over: %s"
-        logger.error(text, self._terms.label, self._worker.id, running.pid, running.reason, message)
-        running.not_before = time.monotonic() + TRY_AGAIN
+        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, message)
+        instance.not_before = time.monotonic() + TRY_AGAIN
 
-    async def _retire(self, running: Running, over: asyncio.Task[None]) -> None:
+    async def _retire(self, instance: WorkerInstance, over: asyncio.Task[None]) -> None:
         """Its successor serves: it answers what it holds, then ends."""
         try:
-            await self._terms.dispatcher.release(running.channel)
-            running.channel.close()
+            await self._config.dispatcher.release(instance.channel)
+            instance.channel.close()
             await over
         finally:
-            del self._worker.retiring[running]
+            del self._worker.retiring[instance]
 
-    async def _why_not_loaded(self, running: Running, error: Exception) -> tuple[str, str | None]:
+    async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> tuple[str, str | None]:
         """What is wrong, and the traceback if there is one; the process is ended."""
-        running.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadError) and running.process.unheard_grace):
-            running.process.kill()  # of a group, the other ranks wait in vain for the one that failed
-        code = await running.exit_code()
+        instance.channel.close()
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadError) and instance.process.unheard_grace):
+            instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
+        code = await instance.exit_code()
         if isinstance(error, LoadError):
             return error.message, error.traceback
         if isinstance(error, EOFError):
-            return f"the worker ended while it loaded the model: {running.killed_because or describe_exit(code)}", None
-        return f"the model was not loaded within {self._terms.startup_timeout:g} s; raise startupTimeout if it needs longer", None
+            return f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}", None
+        return f"the model was not loaded within {self._config.startup_timeout:g} s; raise startupTimeout if it needs longer", None
 
     def _note_failure(self, message: str, trace: str | None, errors: list[str]) -> None:
         errors.append(message)
         if self._worker.stopping.is_set():
             return
-        self._terms.tell_error(message, trace)
-        logger.error("%s: worker %s could not load the model: %s", self._terms.label, self._worker.id, message)
+        self._config.tell_error(message, trace)
+        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, message)
         self._worker.settle(LoadFailed(message, traceback=trace))
 
 

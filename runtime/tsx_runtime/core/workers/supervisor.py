@@ -15,7 +15,7 @@ from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.core.workers.instance import EXIT_GRACE
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, Life, Terms
+from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, SupervisionConfig, WorkerLifecycle
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
 
@@ -53,7 +53,7 @@ class Supervisor:
         dispatcher.seconds_until_ready = self.seconds_until_ready
         self._ids = ids
         self._next_gpus = next_gpus
-        self._terms = Terms(
+        self._config = SupervisionConfig(
             label,
             dispatcher,
             starter,
@@ -71,19 +71,19 @@ class Supervisor:
 
     @property
     def last_error(self) -> str | None:
-        return self._terms.last_error
+        return self._config.last_error
 
     def note_error(self, text: str) -> None:
-        self._terms.last_error = text
+        self._config.last_error = text
 
     def set_timeouts(self, response: float, startup: float) -> None:
         """From now on, also for what workers have begun."""
-        self._terms.set_timeouts(response, startup)
+        self._config.set_timeouts(response, startup)
 
     def seconds_until_ready(self) -> float | None:
         """Until the first of those that are on their way serves, as far as can be told. None where none is."""
         now = time.monotonic()
-        left = [worker.seconds_until_ready(now, self._terms.load_seconds) for worker in self.workers]
+        left = [worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers]
         return min((seconds for seconds in left if seconds is not None), default=None)
 
     def scale(self, count: int, *, drain: bool = True) -> Coroutine[Any, Any, None]:
@@ -99,7 +99,7 @@ class Supervisor:
             new.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
             self.workers.append(new[-1])
         for worker in new:
-            worker.task = asyncio.create_task(Life(worker, self._terms).run(), name=f"{self._terms.label} worker {worker.id}")
+            worker.task = asyncio.create_task(WorkerLifecycle(worker, self._config).run(), name=f"{self._config.label} worker {worker.id}")
             worker.task.add_done_callback(functools.partial(self._on_task_done, worker))
         self._tell_dispatcher()
         return self._settled(new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending])
@@ -114,32 +114,32 @@ class Supervisor:
         """The boundary for what nobody expected: the worker is given up, and its starter is told."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        logger.error("%s: worker %s is given up", self._terms.label, worker.id, exc_info=error)
+        logger.error("%s: worker %s is given up", self._config.label, worker.id, exc_info=error)
         worker.kill("its supervision failed")
-        self._terms.set_state(worker, WorkerState.FAILED)
+        self._config.set_state(worker, WorkerState.FAILED)
         worker.settle(LoadFailed(f"the worker's supervision failed: {error!r}"))
 
     async def _end(self, worker: Worker, drain: bool) -> None:
         """Let it answer what it holds, then close its socket; one that does not end by itself is killed."""
         worker.stopping.set()
         worker.settle(None)
-        running = worker.running
+        instance = worker.instance
         if worker.state is WorkerState.LOADING:
             worker.kill(NOT_NEEDED)
         elif worker.successor is not None:
             worker.successor.kill(NOT_NEEDED)
-        if worker.state is WorkerState.READY and running is not None:
-            self._terms.set_state(worker, WorkerState.UNLOADING)
-            self._dispatcher.remove(running.channel)
+        if worker.state is WorkerState.READY and instance is not None:
+            self._config.set_state(worker, WorkerState.UNLOADING)
+            self._dispatcher.remove(instance.channel)
             if drain:
-                await running.channel.drained()
+                await instance.channel.drained()
         for retiring in worker.retiring:  # they would wait for the ends of their sequences
             self._dispatcher.remove(retiring.channel)
-        for each in [running, *worker.retiring]:
+        for each in [instance, *worker.retiring]:
             if each is not None:
                 if each.channel.sent and not drain:
                     each.kill(_STOPPED)
-                elif not drain or each is running:
+                elif not drain or each is instance:
                     each.channel.close()
         assert worker.task is not None
         _, late = await asyncio.wait([worker.task], timeout=EXIT_GRACE)

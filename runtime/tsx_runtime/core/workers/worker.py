@@ -7,7 +7,7 @@ import enum
 from datetime import datetime, timezone
 
 from tsx_runtime.core.scheduling.channel import Channel
-from tsx_runtime.core.workers.instance import Running
+from tsx_runtime.core.workers.instance import WorkerInstance
 from tsx_runtime.errors import TsxError
 
 
@@ -30,9 +30,9 @@ class Worker:
         self.since = now  # time.monotonic() when it came into its state
         self.next_start = 0.0  # the same clock: where it backs off, when its next process is started
         self.restarts = 0
-        self.running: Running | None = None
-        self.successor: Running | None = None  # it loads while `running` serves
-        self.retiring: dict[Running, asyncio.Task[None]] = {}  # a successor serves; they answer what they hold
+        self.instance: WorkerInstance | None = None
+        self.successor: WorkerInstance | None = None  # it loads while `instance` serves
+        self.retiring: dict[WorkerInstance, asyncio.Task[None]] = {}  # a successor serves; they answer what they hold
         self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
         self.stopping = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -44,23 +44,23 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        return self.running.pid if self.running else None
+        return self.instance.pid if self.instance else None
 
     @property
     def channel(self) -> Channel | None:
-        return self.running.channel if self.running else None
+        return self.instance.channel if self.instance else None
 
     @property
     def load_seconds(self) -> float | None:
-        return self.running.load_seconds if self.running else None
+        return self.instance.load_seconds if self.instance else None
 
     @property
     def device(self) -> str | None:
-        return self.running.device if self.running else None
+        return self.instance.device if self.instance else None
 
     @property
     def input(self) -> str | None:
-        return self.running.input if self.running else None
+        return self.instance.input if self.instance else None
 
     def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
         """None where it is not on its way. `usual` is what a process of this model last took to load it, None before the first has:
@@ -82,11 +82,11 @@ class Worker:
 
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process. To be called from any thread."""
-        running = self.running
-        return running.memory() if running else 0
+        instance = self.instance
+        return instance.memory() if instance else 0
 
     def kill(self, because: str) -> None:
         """What serves, or is to serve. Processes that retire end by themselves."""
-        for running in (self.running, self.successor):
-            if running is not None:
-                running.kill(because)
+        for instance in (self.instance, self.successor):
+            if instance is not None:
+                instance.kill(because)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from tsx_runtime.api.schemas import Camel
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, Seen
+from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, RequestRecord
 from tsx_runtime.errors import ModelNotFound, RequestNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
@@ -98,7 +98,7 @@ def _versions(registry: Registry) -> Iterator[ModelVersion]:
         yield from model.versions.values()
 
 
-def _times(version: ModelVersion, seen: Seen) -> RequestTimes:
+def _times(version: ModelVersion, seen: RequestRecord) -> RequestTimes:
     arrived = datetime.fromtimestamp(time.time() - (time.monotonic() - seen.arrived), timezone.utc)
     seconds = {"total": seen.took} if seen.times is None else seen.times.seconds(seen.arrived)
     return RequestTimes(

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tsx_runtime.api.headers import is_header
-from tsx_runtime.core.concurrency.daemon_threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError, Unavailable
@@ -88,7 +88,7 @@ def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) 
 
 
 def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
-    threads = Threads(MOST_CALLS, f"calls of {endpoint.path}")
+    threads = DaemonThreads(MOST_CALLS, f"calls of {endpoint.path}")
 
     async def route(request: Request) -> Response:
         body = await read_body(request.scope, request.receive, limit)
@@ -106,7 +106,7 @@ def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
     return route
 
 
-async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View, threads: Threads) -> EndpointResponse:
+async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View, threads: DaemonThreads) -> EndpointResponse:
     if inspect.iscoroutinefunction(endpoint.answer):
         answered = await endpoint.answer(asked, view)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.core.recording.config import RecordTerms
+from tsx_runtime.core.recording.config import RecordingConfig
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, parameters_of
@@ -22,7 +22,7 @@ class ModelRecording(BaseModel):
 
     model: str
     recording: bool
-    terms: RecordTerms | None = None
+    terms: RecordingConfig | None = None
     directory: str | None = Field(None, description="where its files lie on the server; none where nothing can be kept")
     files: int
     bytes: int
@@ -41,7 +41,7 @@ class RecordRoutes:
         self.limit = limit
 
     async def start(self, model: str, request: Request) -> Response:
-        terms = parameters_of(RecordTerms, await read_object(request, self.limit, TERMS))
+        terms = parameters_of(RecordingConfig, await read_object(request, self.limit, TERMS))
         await self.recorders.start(model, terms)
         return await self.show(model)
 
@@ -58,7 +58,7 @@ class RecordRoutes:
         told = ModelRecording(
             model=model,
             recording=recorder is not None,
-            terms=recorder.terms if recorder else None,
+            terms=recorder.config if recorder else None,
             directory=None if directory is None else str(directory.absolute()),
             files=kept.files,
             bytes=kept.size,
@@ -79,7 +79,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         summary="Record its requests",
         response_model=ModelRecording,
         responses=openapi.failures(400, 404, 409, 413),
-        openapi_extra=openapi.body_of(RecordTerms, EXAMPLE),
+        openapi_extra=openapi.body_of(RecordingConfig, EXAMPLE),
     )
     async def start(model: ModelName, request: Request) -> Response:
         return await routes.start(model, request)

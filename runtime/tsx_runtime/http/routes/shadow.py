@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.significance import interval
 from tsx_runtime.core.shadowing.manager import answers_alone
-from tsx_runtime.core.shadowing.mirror import Shadowing
+from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.shadowing.report import Cut, Example, Latency, Side
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
@@ -85,7 +85,7 @@ class Difference(BaseModel):
     shadow: Answered
 
 
-class ShadowReport(BaseModel):
+class ShadowStatus(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "state": "off"}]})
 
     model: str
@@ -104,46 +104,46 @@ class ShadowReport(BaseModel):
     examples: list[Difference] | None = Field(default=None, description="of answers that differ, the newest first")
 
 
-def report(registry: Registry, name: str) -> ShadowReport:
+def report(registry: Registry, name: str) -> ShadowStatus:
     """Raises ModelNotFound."""
     registry.find(name)
-    shadowing = registry.shadows.get(name)
-    if shadowing is None:
-        return ShadowReport(model=name, state="off")
-    tally = shadowing.tally
-    compared = tally.agreed + tally.disagreed
-    low, high = interval(tally.disagreed, compared)
-    state, why = _state(registry, shadowing)
-    return ShadowReport(
+    mirror = registry.shadows.get(name)
+    if mirror is None:
+        return ShadowStatus(model=name, state="off")
+    shown = mirror.report
+    compared = shown.agreed + shown.disagreed
+    low, high = interval(shown.disagreed, compared)
+    state, why = _state(registry, mirror)
+    return ShadowStatus(
         model=name,
         state=state,
         why=why,
-        shadow=shadowing.said,
-        version=shadowing.number,
-        since=tally.since,
-        requests=Requests(copied=tally.copied, under_way=len(shadowing.under_way), shed=dict(tally.shed)),
-        agreed=tally.agreed,
-        disagreed=tally.disagreed,
-        disagreement=Rate(rate=tally.disagreed / compared, low=low, high=high) if compared else None,
-        errors=Errors(primary=tally.primary_errors, shadow=tally.shadow_errors, comparison=tally.uncompared),
-        last_problem=tally.last_problem or None,
-        latency=_latencies(len(tally.pairs), tally.latencies()),
-        examples=[_difference(example) for example in reversed(tally.examples)],
+        shadow=mirror.said,
+        version=mirror.number,
+        since=shown.since,
+        requests=Requests(copied=shown.copied, under_way=len(mirror.under_way), shed=dict(shown.shed)),
+        agreed=shown.agreed,
+        disagreed=shown.disagreed,
+        disagreement=Rate(rate=shown.disagreed / compared, low=low, high=high) if compared else None,
+        errors=Errors(primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared),
+        last_problem=shown.last_problem or None,
+        latency=_latencies(len(shown.pairs), shown.latencies()),
+        examples=[_difference(example) for example in reversed(shown.examples)],
     )
 
 
-def _state(registry: Registry, shadowing: Shadowing) -> tuple[str, str | None]:
-    model, traffic = registry.models[shadowing.name], registry.traffic(shadowing.name)
+def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
+    model, traffic = registry.models[mirror.name], registry.traffic(mirror.name)
     if traffic.shadow is None:
         return "off", None
-    if shadowing.problem is not None:
-        return "waiting", shadowing.problem
-    version = model.versions.get(shadowing.number)
+    if mirror.problem is not None:
+        return "waiting", mirror.problem
+    version = model.versions.get(mirror.number)
     if version is None:
-        return "waiting", f"Version {shadowing.number} is not registered."
+        return "waiting", f"Version {mirror.number} is not registered."
     if alone := answers_alone(model, traffic):
         return "waiting", alone
-    return ("running", None) if version.ready else ("waiting", f"No worker serves version {shadowing.number} now.")
+    return ("running", None) if version.ready else ("waiting", f"No worker serves version {mirror.number} now.")
 
 
 def _latencies(count: int, both: tuple[Latency, Latency] | None) -> Latencies | None:
@@ -182,7 +182,7 @@ def _content(body: Cut) -> Content:
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
-    answers: dict[str, Any] = {"response_model": ShadowReport}
+    answers: dict[str, Any] = {"response_model": ShadowStatus}
 
     @router.get("/models/{model}/shadow", summary="What the shadow has shown", responses=openapi.failures(404), **answers)
     async def show(model: ModelName) -> Response:
@@ -205,8 +205,8 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     async def reset(model: ModelName) -> Response:
         """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends it."""
         report(registry, model)
-        if (shadowing := registry.shadows.get(model)) is not None:
-            shadowing.reset()
+        if (mirror := registry.shadows.get(model)) is not None:
+            mirror.reset()
         return json_answer(report(registry, model))
 
     return router

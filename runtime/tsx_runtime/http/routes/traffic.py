@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.traffic.routing import meant
+from tsx_runtime.core.traffic.routing import resolve_label
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
@@ -58,7 +58,7 @@ def describe(registry: Registry, name: str) -> ModelTraffic:
     model = registry.models[name]
     said, shares = registry.traffic(name), registry.shares(name)
     words = [*said.weights, *said.labels.values(), *(rule.to for rule in said.rules), *([said.shadow.to] if said.shadow else [])]
-    numbers = sorted({*model.versions, *(meant(word, model.versions, said.labels) for word in words)}, key=natural)
+    numbers = sorted({*model.versions, *(resolve_label(word, model.versions, said.labels) for word in words)}, key=natural)
     table = [_share(number, model.versions.get(number), said, shares.get(number, 0.0)) for number in numbers]
     return ModelTraffic(model=name, default=model.default, traffic=said, table=table)
 

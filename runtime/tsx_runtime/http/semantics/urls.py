@@ -12,7 +12,7 @@ from python_multipart.multipart import parse_options_header
 from tsx_runtime.api.headers import JSON, Pair
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.route import Headers, Route
-from tsx_runtime.core.traffic.routing import meant
+from tsx_runtime.core.traffic.routing import resolve_label
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
 from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.wire import TENSORS_HEAD
@@ -81,7 +81,7 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
     if target.strict or target.version is None:
         return registry.route(target.name, target.version, headers)
     model = registry.models.get(target.name)
-    known = model is not None and meant(target.version, model.versions, model.labels) in model.versions
+    known = model is not None and resolve_label(target.version, model.versions, model.labels) in model.versions
     return registry.route(target.name, target.version if known else None, headers)
 
 

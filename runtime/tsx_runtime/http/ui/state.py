@@ -77,7 +77,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "requests": stats.requests,
         "failed": stats.errors,
         "restarts": stats.restarts,
-        "errors": stats.told.total,
+        "errors": stats.error_log.total,
     }
 
 
@@ -112,13 +112,13 @@ def input_of(version: ModelVersion) -> str | None:
 
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Newest first."""
-    told = [error._asdict() | {"version": version.version} for version in versions for error in version.stats.told.errors]
+    told = [error._asdict() | {"version": version.version} for version in versions for error in version.stats.error_log.errors]
     return sorted(told, key=lambda error: -error["at"])
 
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """What workers printed and the server's log says of them, oldest first."""
-    told = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.told.lines]
+    told = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.error_log.lines]
     return sorted(told, key=lambda line: line["at"])[-MOST_LINES:]
 
 

@@ -27,7 +27,7 @@ class _VersionLogHandler(logging.Handler):
         version = model.versions.get(named[2]) if model is not None and named else None
         if version is not None:
             for line in text.splitlines():
-                version.stats.told.add_line(record.created, WORKER, record.levelname.lower(), line)
+                version.stats.error_log.add_line(record.created, WORKER, record.levelname.lower(), line)
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def memory_of(workers: Iterable[Worker]) -> int:
     """The memory of their processes; shared pages count in proportion, where the system tells."""
     total = 0
     for worker in workers:
-        running = worker.running
+        running = worker.instance
         if running is None:
             continue
         with suppress(psutil.Error, OSError):  # it has gone

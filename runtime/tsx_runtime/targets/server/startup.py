@@ -90,7 +90,7 @@ def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelV
         if explicit or version.name not in chosen:
             chosen[version.name] = version.version, explicit
     for name, (number, explicit) in chosen.items():
-        registry.splits.start_with(name, number, explicit=explicit)
+        registry.traffic_manager.start_with(name, number, explicit=explicit)
 
 
 def models_from_settings(settings: Settings) -> list[StartModel]:

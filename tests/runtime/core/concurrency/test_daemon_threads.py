@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tsx_runtime.core.concurrency.daemon_threads import Threads
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.errors import Unavailable
 
 
@@ -17,7 +17,7 @@ def raises(error: BaseException) -> object:
 
 def test_a_call_gives_what_its_function_returns_or_raises() -> None:
     async def main() -> None:
-        threads = Threads(1, "calls")
+        threads = DaemonThreads(1, "calls")
         assert await threads.call(threading.get_ident) != threading.get_ident()
         with pytest.raises(KeyError):
             await threads.call(lambda: raises(KeyError("x")))
@@ -29,7 +29,7 @@ def test_a_call_gives_what_its_function_returns_or_raises() -> None:
 
 def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:
     async def main() -> None:
-        threads, gate = Threads(2, "downloads"), threading.Event()
+        threads, gate = DaemonThreads(2, "downloads"), threading.Event()
         calls = [asyncio.create_task(threads.call(gate.wait)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="2 downloads are under way"):
@@ -45,7 +45,7 @@ def test_the_end_of_the_loop_does_not_wait_for_a_call_that_hangs() -> None:
     gate = threading.Event()
 
     async def main() -> None:
-        threads = Threads(1, "calls")
+        threads = DaemonThreads(1, "calls")
         with pytest.raises((TimeoutError, asyncio.TimeoutError)):
             await asyncio.wait_for(threads.call(gate.wait), 0.01)
 

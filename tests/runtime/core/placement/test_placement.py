@@ -14,7 +14,7 @@ from tsx_runtime.core.placement import devices
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning
 from tsx_runtime.core.placement.devices import candidates, gpus_for, least_used, visible_devices
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
-from tsx_runtime.core.placement.placement import Machine, machine, place_of
+from tsx_runtime.core.placement.placement import Machine, machine, placement_of
 from tsx_runtime.core.workers.launch import launch_of
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import Settings
@@ -142,21 +142,21 @@ def test_torchruns_keys_are_its_arguments():
 
 def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
     here = Machine(8, visible="4,5,6,7")
-    alone = place_of(here, Parallel(), threads=None, worker=0, workers=2, gpus=(2,))
+    alone = placement_of(here, Parallel(), threads=None, worker=0, workers=2, gpus=(2,))
     assert (alone.gpu_id, alone.variables, alone.threads) == (2, {}, 4)
-    group = place_of(here, parallel({"torchrun": {"nproc-per-node": 2}}, 4), threads=None, worker=1, workers=2, gpus=(2, 3))
+    group = placement_of(here, parallel({"torchrun": {"nproc-per-node": 2}}, 4), threads=None, worker=1, workers=2, gpus=(2, 3))
     assert (group.gpu_id, group.variables, group.threads) == (0, {"CUDA_VISIBLE_DEVICES": "6,7"}, 2)
-    several = place_of(here, parallel({"parallelType": "custom", "parallelLevel": 2}, 4), threads=3, worker=0, workers=1, gpus=(0, 1))
+    several = placement_of(here, parallel({"parallelType": "custom", "parallelLevel": 2}, 4), threads=3, worker=0, workers=1, gpus=(0, 1))
     assert (several.gpu_id, several.variables, several.threads) == (0, {"CUDA_VISIBLE_DEVICES": "4,5"}, 3)
 
 
 def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_otherwise():
     here = Machine(4, FOUR, Pinning())
-    assert place_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == ((2, 3), 2)
-    assert place_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == ((2, 3), 1)
-    assert place_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=(0,)).cores == ()
+    assert placement_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == ((2, 3), 2)
+    assert placement_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == ((2, 3), 1)
+    assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=(0,)).cores == ()
     openmp = {"torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}}
-    assert place_of(here, parallel(openmp), threads=None, worker=0, workers=1, gpus=())[:2] == ((0, 1, 2, 3), 3)
+    assert placement_of(here, parallel(openmp), threads=None, worker=0, workers=1, gpus=())[:2] == ((0, 1, 2, 3), 3)
 
 
 def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
@@ -168,7 +168,7 @@ def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
 def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(monkeypatch, caplog):
     monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
     here = machine(True, "--core-list 0,1", None)
-    assert place_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
+    assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
     assert "so none is pinned" in caplog.text
 
 

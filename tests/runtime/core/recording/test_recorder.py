@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.clients.talker import until
-from tsx_runtime.core.recording.config import RecordTerms
-from tsx_runtime.core.recording.recorder import MOST_WAITING, Keeper, Noted, Recorder
+from tsx_runtime.core.recording.config import RecordingConfig
+from tsx_runtime.core.recording.recorder import MOST_WAITING, CapturedRequest, HeaderFilter, Recorder
 from tsx_runtime.core.recording.segments import PARTS, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
@@ -29,13 +29,13 @@ def block(*names: str) -> str:
 def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() -> None:
     names = [*SECRETS.split(), "Host", "Content-Length", "Transfer-Encoding", "Connection", "Expect"]
     kept = ["Content-Type", "X-Request-Kind", "ts_request_sequence_id", "Accept-Language", "x-tsx-priority"]
-    assert Keeper(None).headers(block(*names, *kept)) == [(name, "v") for name in kept]
-    only = Keeper(["accept-language", "Authorization"])  # which is none of those that can be asked for
+    assert HeaderFilter(None).headers(block(*names, *kept)) == [(name, "v") for name in kept]
+    only = HeaderFilter(["accept-language", "Authorization"])  # which is none of those that can be asked for
     assert only.headers(block(*names, *kept)) == [("Content-Type", "v"), ("Accept-Language", "v")]
 
 
 def test_parameters_that_tell_who_asked_are_not_kept() -> None:
-    assert Keeper(None).query("a=1&access_token=x&b=2&api%5Fkey=y&api-key=z&&Signature=s") == "a=1&b=2&"
+    assert HeaderFilter(None).query("a=1&access_token=x&b=2&api%5Fkey=y&api-key=z&&Signature=s") == "a=1&b=2&"
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_parameters_that_tell_who_asked_are_not_kept() -> None:
     ],
 )
 def test_terms_are_numbers_or_texts_for_people(given: dict[str, object], share: float, size: int, age: float) -> None:
-    terms = RecordTerms.model_validate(given)
+    terms = RecordingConfig.model_validate(given)
     assert (terms.share, terms.max_size, terms.max_age) == (share, size, age)
-    assert RecordTerms.model_validate(terms.model_dump()) == terms
+    assert RecordingConfig.model_validate(terms.model_dump()) == terms
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_terms_are_numbers_or_texts_for_people(given: dict[str, object], share: 
 )
 def test_terms_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        RecordTerms.model_validate(wrong)
+        RecordingConfig.model_validate(wrong)
 
 
 def entry(at: float, size: int) -> Recorded:
@@ -109,12 +109,14 @@ def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> Non
 
 
 def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
-    recorder.note(Noted(at, "1.0", b"id\r\na=1\r\nX-A: b\r\nCookie: c\r\n", body, 200, 0.5, b"x-c: d\r\nset-cookie: e\r\n", b"yes"))
+    recorder.note(
+        CapturedRequest(at, "1.0", b"id\r\na=1\r\nX-A: b\r\nCookie: c\r\n", body, 200, 0.5, b"x-c: d\r\nset-cookie: e\r\n", b"yes")
+    )
 
 
 def with_recorder(directory: Path, test, **terms: object) -> None:  # type: ignore[no-untyped-def]
     async def main() -> None:
-        recorder = Recorder("m", RecordTerms.model_validate(terms), directory, Keeper(None))
+        recorder = Recorder("m", RecordingConfig.model_validate(terms), directory, HeaderFilter(None))
         try:
             await test(recorder)
         finally:

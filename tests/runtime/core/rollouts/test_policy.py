@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tsx_runtime.core.rollouts.policy import Action, Counts, RolloutPlan, Seen, decide, slower
+from tsx_runtime.core.rollouts.policy import Action, Counts, Observation, RolloutPlan, decide, slower
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
 PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2)
@@ -28,8 +28,8 @@ def drawn(count: int, rate: float, scale: float, seed: int) -> Counts:
     return counted([source.lognormvariate(0, 0.4) * scale for _ in range(count)], sum(source.random() < rate for _ in range(count)))
 
 
-def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> Seen:
-    return Seen(step, seconds, new, old)
+def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> Observation:
+    return Observation(step, seconds, new, old)
 
 
 def test_a_version_as_good_as_the_old_one_goes_on_and_finishes() -> None:
@@ -111,7 +111,7 @@ def test_a_step_without_requests_ends_when_patience_is_over() -> None:
 
 
 def test_a_version_that_does_not_serve_any_more_goes_back_at_once() -> None:
-    decision = decide(PLAN, Seen(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
+    decision = decide(PLAN, Observation(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
     assert decision == (decision.__class__(Action.BACK, "version 2 does not serve any more: it was unregistered"))
 
 

@@ -118,11 +118,11 @@ def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
         jobs = submit(dispatcher, b"a", b"b")
         await peer.read()
         dispatcher.accept(False)
-        dispatcher.take_back(await die(channel, peer), channel.streaming, ERROR)
+        dispatcher.requeue(await die(channel, peer), channel.streaming, ERROR)
         for job in jobs:
             with pytest.raises(WorkerDied):
                 await answer(job)
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert not channel.batches
 
     asyncio.run(main())
@@ -136,7 +136,7 @@ def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for_no_la
         dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
         channel, peer = await one_more(dispatcher)
         assert bytes((await peer.read()).items[0][2]) == b"a"  # in quarantine
-        dispatcher.take_back(await die(channel, peer), set(), ERROR)
+        dispatcher.requeue(await die(channel, peer), set(), ERROR)
         channel, peer = await one_more(dispatcher)
         await peer.reply(await peer.read())
         assert await answer(b) == b"b"

@@ -190,7 +190,7 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
         for each in jobs[:2]:
             with pytest.raises(WorkerDied):
                 await answer(each)
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
     asyncio.run(main())
 
@@ -208,7 +208,7 @@ def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refus
         with pytest.raises(NoWorker):
             await answer(jobs[1])
         dispatcher.refuse_all(channel.sent.popleft().jobs, WorkerDied("Worker died."))
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
     asyncio.run(main())
 
@@ -234,7 +234,7 @@ def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_
                     await asyncio.wait_for(jobs[frame.items[0][2][0]].done, TIMEOUT)
         assert sizes == [8, 4, 4, 1, 1, 1, 1]
         assert [each.done.exception() is None for each in jobs] == [number != 5 for number in range(8)]
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
     asyncio.run(main())
 
@@ -307,7 +307,7 @@ def test_parts_that_nobody_waits_for_any_more_are_not_kept():
         await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"two ")]))
         await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"three")]))
         assert [part async for part in first.parts()] == [b"one ", b"three"]
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
     asyncio.run(main())
 
@@ -498,7 +498,7 @@ def test_the_more_urgent_is_served_first():
 def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
     async def main():
         dispatcher, _, _ = await busy()
-        dispatcher.pace.add(2, 10.0, 10.0)
+        dispatcher.service_rate.add(2, 10.0, 10.0)
         [soon, far] = job(deadline=time.monotonic() + 0.04), job(deadline=time.monotonic() + 60)
         arrived, given = soon.arrived, soon.deadline
         for each in (soon, far):
@@ -544,7 +544,7 @@ def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspects():
         frame = await new_peer.read()
         assert [bytes(body) for _, _, body in frame.items] == [b"1", b"2"]
         await new_peer.reply(frame)
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert not second.sent
 
     asyncio.run(main())
@@ -559,7 +559,7 @@ def test_who_leaves_while_its_request_runs_is_counted_once():
         dispatcher.leave(leaving)
         await peer.reply(frame)
         assert await answer(staying) == b"2"
-        await asyncio.wait_for(dispatcher.quiet(), TIMEOUT)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({200: 2}, {})
 
     asyncio.run(main())
@@ -592,7 +592,7 @@ def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound(
 def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
     async def main():
         dispatcher, _, _ = await busy(Limits(2), Bounds(6, overload_status=429))
-        dispatcher.pace.add(2, 1.0, 1.0)  # 2 requests a second of one worker: 6 take 3 seconds
+        dispatcher.service_rate.add(2, 1.0, 1.0)  # 2 requests a second of one worker: 6 take 3 seconds
         [*_, refused] = submit(dispatcher, *[b"x"] * 7)
         with pytest.raises(QueueFull, match=r"6 requests wait \(jobQueueSize\); try again in 3 s") as caught:
             await answer(refused)
@@ -623,8 +623,8 @@ def test_the_pace_is_measured_from_reply_to_reply():
             items = [(200, b"", b"")] * len(sent.jobs)
             await peer.write(*wire.encode(wire.Kind.REPLY, sent.batch, items))
             await answer(sent.jobs[-1])
-        assert dispatcher.pace.rate > 0
-        assert 0 < dispatcher.pace.answer_time < TIMEOUT
+        assert dispatcher.service_rate.rate > 0
+        assert 0 < dispatcher.service_rate.answer_time < TIMEOUT
 
     asyncio.run(main())
 

@@ -15,10 +15,10 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import Limits
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
-from tsx_runtime.core.scheduling.sequences import Mark, Sequences, Terms
+from tsx_runtime.core.scheduling.sequences import Mark, SequenceConfig, Sequences
 from tsx_runtime.errors import ClientLeft, Unavailable
 
-TERMS = Terms(max_idle=10, timeout=60, most=3, queue=2)
+TERMS = SequenceConfig(max_idle=10, timeout=60, most=3, queue=2)
 LIMITS = Limits(2, 40)
 
 
@@ -26,7 +26,7 @@ def mark(id: str = "a", *, start: bool = False, end: bool = False) -> Mark:
     return Mark(id, start, end)
 
 
-def started(terms: Terms = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
+def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
     """Sequences whose first requests are answered, all by one worker."""
     sequences: Sequences = Sequences(terms)
     worker = FakeWorker()
@@ -178,7 +178,7 @@ def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
 
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
-    sequences, _ = started(Terms(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500)))
+    sequences, _ = started(SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500)))
     left = []
     while sequences.next_end <= 10.0:
         sequences.expire(10.0)
@@ -225,7 +225,7 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
 
 
 def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
-    sequences, _ = started(Terms(10, None, most=1, queue=1))
+    sequences, _ = started(SequenceConfig(10, None, most=1, queue=1))
     assert sequences.admit(FakeJob(), mark("b", start=True), 1.0) == "1 sequences are active, which is the most (maxNumSequence)"
     sequences.admit(FakeJob(), mark(), 1.0)
     too_many = "1 requests of sequence a wait, which is the most (maxSequenceJobQueueSize)"
@@ -244,7 +244,7 @@ def test_a_lost_worker_ends_its_sequences_and_no_others():
 
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=8))
 def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bodies: list[bytes]):
-    sequences: Sequences = Sequences(Terms(10, None, most=8, queue=1))
+    sequences: Sequences = Sequences(SequenceConfig(10, None, most=8, queue=1))
     for number, body in enumerate(bodies):
         sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
     ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, Limits(8, 20))
@@ -258,7 +258,7 @@ def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> No
 
 
 def calls_of_a_turn(count: int) -> int:
-    sequences, worker = started(Terms(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count)))
+    sequences, worker = started(SequenceConfig(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count)))
     seen = 0
 
     def count_call(frame: object, event: str, argument: object) -> None:
@@ -280,7 +280,7 @@ def calls_of_a_turn(count: int) -> int:
 
 
 def test_sequences_that_ended_leave_nothing_behind() -> None:
-    sequences: Sequences = Sequences(Terms(max_idle=3600, timeout=7200, most=2, queue=1))
+    sequences: Sequences = Sequences(SequenceConfig(max_idle=3600, timeout=7200, most=2, queue=1))
     worker = FakeWorker()
     for number in range(1000):
         job = FakeJob()
@@ -303,7 +303,7 @@ def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_told_so
             await jobs[1].done
         with pytest.raises(ClientLeft):
             await jobs[0].done
-        await dispatcher.quiet()
+        await dispatcher.wait_idle()
         assert len(dispatcher.sequences) == 0
 
     asyncio.run(main())

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.scheduling.service_rate import LONGEST, MEMORY, Pace, latest_start, retry_after
+from tsx_runtime.core.scheduling.service_rate import LONGEST, MEMORY, ServiceRate, latest_start, retry_after
 
 seconds = st.floats(0.0001, 100)
 batches = st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=30)
 
 
 def test_before_the_first_batch_nothing_is_known():
-    assert (Pace().rate, Pace().answer_time) == (0.0, 0.0)
+    assert (ServiceRate().rate, ServiceRate().answer_time) == (0.0, 0.0)
 
 
 @given(batches)
 def test_the_rate_lies_between_those_of_the_slowest_and_the_fastest_batch(measured):
-    pace = Pace()
+    pace = ServiceRate()
     for items, busy in measured:
         pace.add(items, busy, busy)
     rates = [items / busy for items, busy in measured]
@@ -30,7 +30,7 @@ def test_the_rate_lies_between_those_of_the_slowest_and_the_fastest_batch(measur
 
 @given(batches, st.integers(1, 64), st.floats(0.1, 5))
 def test_what_was_long_ago_is_forgotten(before, items, busy):
-    pace = Pace()
+    pace = ServiceRate()
     for each in before:
         pace.add(each[0], each[1], each[1])
     for _ in range(math.ceil(12 * MEMORY / busy)):
@@ -40,7 +40,7 @@ def test_what_was_long_ago_is_forgotten(before, items, busy):
 
 
 def test_answers_that_take_now_short_now_long_are_allowed_the_long_time():
-    pace = Pace()
+    pace = ServiceRate()
     for number in range(1000):
         pace.add(1, 0.01, 0.03 if number % 10 == 0 else 0.01)
     assert pace.answer_time > 0.022

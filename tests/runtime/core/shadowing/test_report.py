@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.shadowing.report import CUT, NEWEST, Cut, Tally, cut, quantile, side_of, without_secrets
+from tsx_runtime.core.shadowing.report import CUT, NEWEST, Cut, ShadowReport, cut, quantile, side_of, without_secrets
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Parts
 
@@ -18,7 +18,7 @@ def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(values
 
 
 def test_latencies_are_those_of_the_newest_pairs() -> None:
-    tally = Tally()
+    tally = ShadowReport()
     assert tally.latencies() is None
     fast, slow = (side_of(version, ComparedAnswer(200, {}, b""), seconds) for version, seconds in (("1.0", 0.1), ("2.0", 0.3)))
     failed = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.telemetry.error_log import KEPT_ERRORS, KEPT_LINES, LONGEST, Told
+from tsx_runtime.core.telemetry.error_log import KEPT_ERRORS, KEPT_LINES, LONGEST, ErrorLog
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 
 def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
-    kept = Told(Clock())
+    kept = ErrorLog(Clock())
     kept.add_error("request 1 failed", "Traceback\nValueError: a")
     kept.add_error("request 2 failed", "Traceback\nValueError: a", count=3)
     kept.add_error("worker 9000 ended")
@@ -29,7 +29,7 @@ def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
 
 
 def test_messages_without_a_traceback_are_keptapart() -> None:
-    kept = Told(Clock())
+    kept = ErrorLog(Clock())
     kept.add_error("worker 9000 ended")
     kept.add_error("worker 9001 ended")
     kept.add_error("worker 9001 ended")
@@ -38,7 +38,7 @@ def test_messages_without_a_traceback_are_keptapart() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
 def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(told: list[tuple[str, str]]) -> None:
-    kept = Told(Clock())
+    kept = ErrorLog(Clock())
     for message, trace in told:
         kept.add_error(message, trace)
     assert len(kept.errors) <= KEPT_ERRORS
@@ -47,7 +47,7 @@ def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(told: list[tup
 
 
 def test_of_a_long_traceback_both_ends_stay() -> None:
-    kept = Told(Clock())
+    kept = ErrorLog(Clock())
     kept.add_error("deep", "begin" + "x" * 5 * LONGEST + "end")
     (error,) = kept.errors
     assert len(error.traceback) < 1.1 * LONGEST
@@ -56,7 +56,7 @@ def test_of_a_long_traceback_both_ends_stay() -> None:
 
 
 def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
-    kept = Told(Clock())
+    kept = ErrorLog(Clock())
     for start in range(0, KEPT_LINES + 200, 100):
         lines = [[1.0, "stdout", f"line {number}", []] for number in range(start, start + 100)]
         kept.add_report("9000", {"errors": [], "lost": 0, "lines": lines})
@@ -65,7 +65,7 @@ def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
 
 
 def test_a_report_says_what_it_left_out() -> None:
-    kept = Told(Clock())
+    kept = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 2}
     kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]})
     assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines are left out here]"), ("9000", "last")]

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
-from tsx_runtime.core.telemetry.recent_requests import NEWEST, PERIOD, SLOWEST, Recent, Seen
+from tsx_runtime.core.telemetry.recent_requests import NEWEST, PERIOD, SLOWEST, RecentRequests, RequestRecord
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
-def add(recent: Recent, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
+def add(recent: RecentRequests, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
     """As `Stats` does."""
     jobs = [FakeJob(now - each, b"%d-%d" % (number, position)) for position, each in enumerate(took)]
     if now >= recent.due or max(took) > recent.threshold:
@@ -20,7 +20,7 @@ def add(recent: Recent, number: int, took: list[float], now: float, statuses: li
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
 def test_the_slowest_are_the_slowest(batches: list[list[int]]) -> None:
-    recent = Recent()
+    recent = RecentRequests()
     for number, took in enumerate(batches):
         add(recent, number, [float(each) for each in took], 2.0**21)
     longest = sorted((each for took in batches for each in took), reverse=True)[:SLOWEST]
@@ -28,7 +28,7 @@ def test_the_slowest_are_the_slowest(batches: list[list[int]]) -> None:
 
 
 def test_the_newest_are_kept_and_found_with_their_own_status() -> None:
-    recent = Recent()
+    recent = RecentRequests()
     for number in range(NEWEST):
         add(recent, number, [0.001, 0.002], 1000.0 + number, [200, 400 + number % 3])
     newest = list(recent.newest())
@@ -40,7 +40,7 @@ def test_the_newest_are_kept_and_found_with_their_own_status() -> None:
 
 
 def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
-    recent = Recent()
+    recent = RecentRequests()
     add(recent, 1, [0.1] * (NEWEST + 10), 10.0)
     assert recent.find(b"1-2005") is not None
     add(recent, 2, [0.1], 20.0)
@@ -48,7 +48,7 @@ def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
 
 
 def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
-    recent = Recent()
+    recent = RecentRequests()
     for number in range(12000):
         add(recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3)
     kept = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
@@ -81,7 +81,7 @@ def test_who_waited_behind_more_urgent_ones_is_among_the_slowest(urgent: FakeJob
 
 
 def test_a_slow_start_is_forgotten_after_two_periods() -> None:
-    recent = Recent()
+    recent = RecentRequests()
     add(recent, 0, [60.0] * SLOWEST, 1000.0)
     add(recent, 1, [1.0], 1000.0 + PERIOD)
     assert recent.slowest()[0].took == 60.0
@@ -91,8 +91,8 @@ def test_a_slow_start_is_forgotten_after_two_periods() -> None:
 
 
 def test_a_refusal_is_seen_too() -> None:
-    recent = Recent()
-    recent.refused(Seen(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
+    recent = RecentRequests()
+    recent.refused(RequestRecord(b"late", 100.0, 503, 30.0, None, "DeadlinePassed"))
     found = recent.find(b"late")
     assert found is not None
     assert found.error == "DeadlinePassed"

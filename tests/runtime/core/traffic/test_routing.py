@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.traffic.routing import Table, answering, by_rule, choose, draw, key_in_body, key_in_head, make_table, stick
+from tsx_runtime.core.traffic.routing import (
+    Table,
+    by_rule,
+    choose,
+    draw,
+    key_in_body,
+    key_in_head,
+    make_table,
+    pick_sticky,
+    serving_versions,
+)
 from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Rule, Traffic, parse_traffic
 from tsx_runtime.wire import COPIED
@@ -41,7 +51,7 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
     traffic = Traffic(weights=shares, rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS])
     made = make_table("digits", traffic, registered, ready, default)
     possible = {number for number in ready if shares.get(number, 0) > 0}
-    for chosen in (draw(made, point), stick(made, key)):
+    for chosen in (draw(made, point), pick_sticky(made, key)):
         assert chosen in possible if possible else chosen == default
     for number in NUMBERS:
         assert by_rule(made, [(b"x-to", number.encode())]) == (number if number in ready else None)
@@ -52,9 +62,9 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
 def test_the_versions_that_answer_are_those_that_are_named_and_registered_else_the_default_one() -> None:
     said = {"weights": {"canary": 1, "3.0": 0, "9.0": 5}, "labels": {"canary": "2.0"}}
     ruled = said | {"rules": [{"header": "a", "equals": "1", "to": "4.0"}, {"header": "a", "equals": "2", "to": "8.0"}]}
-    assert answering(parse_traffic(said), NUMBERS, "1.0") == {"2.0"}
-    assert answering(parse_traffic(ruled), NUMBERS, "1.0") == {"2.0", "4.0"}
-    assert answering(Traffic(weights={"9.0": 1}), NUMBERS, "1.0") == {"1.0"}
+    assert serving_versions(parse_traffic(said), NUMBERS, "1.0") == {"2.0"}
+    assert serving_versions(parse_traffic(ruled), NUMBERS, "1.0") == {"2.0", "4.0"}
+    assert serving_versions(Traffic(weights={"9.0": 1}), NUMBERS, "1.0") == {"1.0"}
 
 
 words = st.text(st.characters(exclude_categories=()), max_size=5)  # half surrogate pairs as well, which JSON can say
@@ -85,7 +95,7 @@ def test_shares_of_draws_are_the_weights(shares: dict[str, float]) -> None:
 def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float]) -> None:
     made = table(Traffic(weights=shares, sticky="header:x-user"))
     count = 20_000
-    stuck = [stick(made, b"user-%d" % number) for number in range(count)]
+    stuck = [pick_sticky(made, b"user-%d" % number) for number in range(count)]
     for number, share in made.shares().items():
         deviation = math.sqrt(share * (1 - share) / count)
         assert abs(stuck.count(number) / count - share) < 5 * deviation
@@ -102,7 +112,7 @@ def test_a_weight_that_changes_moves_only_keys_to_or_from_its_version(
 ) -> None:
     before, after = table(Traffic(weights=shares)), table(Traffic(weights=shares | {changed: weight}))
     for key in sticking:
-        old, new = stick(before, key), stick(after, key)
+        old, new = pick_sticky(before, key), pick_sticky(after, key)
         if old != new and after.versions:
             assert changed in (old, new)
             assert (new == changed) == (weight > shares.get(changed, 0))
@@ -113,13 +123,13 @@ def test_a_version_that_is_not_ready_for_a_while_gets_its_keys_back() -> None:
     sticking = [b"%d" % number for number in range(300)]
     whole, without = table(traffic), table(traffic, ready=("1.0", "3.0"))
     for key in sticking:
-        assert stick(without, key) == stick(whole, key) or stick(whole, key) == "2.0"
+        assert pick_sticky(without, key) == pick_sticky(whole, key) or pick_sticky(whole, key) == "2.0"
 
 
 def test_two_models_share_their_keys_out_independently() -> None:
     traffic = Traffic(weights={"1.0": 1, "2.0": 1})
     one, other = (make_table(name, traffic, NUMBERS, NUMBERS, "1.0") for name in ("digits", "faces"))
-    alike = sum(stick(one, b"%d" % number) == stick(other, b"%d" % number) for number in range(2000))
+    alike = sum(pick_sticky(one, b"%d" % number) == pick_sticky(other, b"%d" % number) for number in range(2000))
     assert 850 < alike < 1150
 
 
@@ -127,7 +137,7 @@ def test_two_models_share_their_keys_out_independently() -> None:
 def test_without_a_weight_that_counts_the_default_version_answers(shares: dict[str, float]) -> None:
     made = table(Traffic(weights=shares), default="3.0")
     assert set(hundredths(made)) == {"3.0"}
-    assert stick(made, b"somebody") == "3.0"
+    assert pick_sticky(made, b"somebody") == "3.0"
     assert made.shares() == {"3.0": 1.0}
 
 

@@ -15,9 +15,9 @@ from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
-from tsx_runtime.core.traffic.observer import Watched
+from tsx_runtime.core.traffic.observer import ObservedJob
 from tsx_runtime.core.traffic.routing import make_table
-from tsx_runtime.core.traffic.splitter import Split
+from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic
@@ -27,7 +27,7 @@ SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 def stand_in(number: str, client_timeout: float = 0.0) -> Any:
     """A version that keeps what is submitted."""
-    plan = SimpleNamespace(strategy=SimpleNamespace(terms=None))
+    plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
     jobs: list[Job] = []
     return SimpleNamespace(version=number, client_timeout=client_timeout, plan=plan, jobs=jobs, submit=jobs.append, leave=jobs.remove)
 
@@ -50,11 +50,11 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
             return draw < 0.5
 
         def watch(self, job: Job, version: Any) -> Job:
-            return Watched(job)
+            return ObservedJob(job)
 
     def test() -> None:
         versions = {"1.0": stand_in("1.0"), "2.0": stand_in("2.0")}
-        split = Split("digits", lambda: next(draws))
+        split = Splitter("digits", lambda: next(draws))
         split.set(make_table("digits", Traffic(weights={"1.0": 60, "2.0": 40}), versions, versions, "1.0"), versions)
         split.observers = [Observer(), Observer()]
         job = WaitingJob(b"", b"x", time.monotonic())
@@ -62,7 +62,7 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
         assert seen == [0.2, 0.9]
         assert job.routed is versions["2.0"]
         (submitted,) = versions["2.0"].jobs
-        assert isinstance(submitted, Watched)
+        assert isinstance(submitted, ObservedJob)
         assert submitted.job is job
         split.leave(job)
         assert versions["2.0"].jobs == []
@@ -74,7 +74,7 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
 def test_the_sooner_deadline_holds(own: float | None, of_version: float, due: float | None) -> None:
     def test() -> None:
         versions = {"1.0": stand_in("1.0", of_version)}
-        split = Split("digits")
+        split = Splitter("digits")
         split.set(make_table("digits", NOTHING, versions, versions, "1.0"), versions)
         job = WaitingJob(b"", b"x", 100.0, own)
         split.submit(job)
@@ -100,7 +100,7 @@ def test_a_client_that_reads_slowly_holds_the_job_that_the_worker_knows() -> Non
 
     def test() -> None:
         job = Slow(b"", b"x", 0.0)
-        watched = Watched(Watched(job))
+        watched = ObservedJob(ObservedJob(job))
         watched.piece(b"", b"a", Worker())
         assert held == [("hold", watched), ("release", watched)]
         watched.gone = True

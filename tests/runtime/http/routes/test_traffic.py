@@ -18,7 +18,7 @@ from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.traffic.observer import Watched
+from tsx_runtime.core.traffic.observer import ObservedJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.wire import Buffer
@@ -303,10 +303,10 @@ class Notes:
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
         self.seen.append(("to", version.version))
-        return Noted(job, self.seen)
+        return NotedJob(job, self.seen)
 
 
-class Noted(Watched):
+class NotedJob(ObservedJob):
     def __init__(self, job: Job, seen: list[tuple[str, object]]) -> None:
         super().__init__(job)
         self._seen = seen
