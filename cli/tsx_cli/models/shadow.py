@@ -29,7 +29,7 @@ def shadow(
     ignore: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Of JSON answers, what does not count: a.b, or a.*.b.")] = None,
     examples: Annotated[int, typer.Option(min=0, help="How many answers that differ are shown.")] = 3,
     off: Annotated[bool, typer.Option("--off", help="Copy nothing any more; what was seen stays to be read.")] = False,
-    reset: Annotated[bool, typer.Option("--reset", help="Count from nothing.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Reset the counters.")] = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,

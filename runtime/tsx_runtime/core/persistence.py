@@ -32,7 +32,7 @@ class State:
         what it has to once the first one has ended: in a rolling update it is started before that.
         """
         self.directory = directory
-        self._lock: FileLock | None = None  # held by who writes there
+        self._lock: FileLock | None = None  # held by the server that writes there
         self._waiting: dict[Path, str | None] = {}  # what is to be written once it is
         self._models: dict[str, dict[str, Any]] = {}
         self._thread: ThreadPoolExecutor | None = None

@@ -1,7 +1,7 @@
-"""Threads for calls that last as long as others like: downloads, and what plugins do.
+"""Threads for calls whose duration the server does not control: downloads, and calls of plugins.
 
-The event loop's own pool is for what ends soon. A few calls that hang would fill it and hold up everybody else who needs it, and then the
-end of the server, which waits for the pool. These are threads of their own, so many at a time, and the process ends without them.
+The event loop's own pool is for what ends soon. A few calls that hang would fill it and block every other
+user of it, and then the shutdown of the server, which waits for the pool. These are separate daemon threads with a limit on their number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT")
 
 
 class DaemonThreads:
-    """`most` at a time; who comes then is refused."""
+    """`most` at a time; further calls are refused."""
 
     def __init__(self, most: int, what: str) -> None:
         """`what` the calls are, in the plural."""
@@ -42,7 +42,7 @@ class DaemonThreads:
             result = function()
         except BaseException as raised:  # the thread's boundary: it is raised where the call is waited for
             error = RuntimeError("it raised StopIteration") if isinstance(raised, StopIteration) else raised  # which no future takes
-        with suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+        with suppress(RuntimeError):  # the loop has ended, and with it every waiter
             loop.call_soon_threadsafe(self._tell, ended, result, error)
 
     def _tell(self, ended: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Work of the loop's that goes on whoever asked for it: each task is kept until it ends, since the loop itself holds none."""
+"""Tasks that outlive their callers: each is kept until it ends, since the event loop itself holds only weak references."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskGroup:
         self.begin(_swallow_failure(work))
 
     async def to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Also where who asked for it leaves meanwhile."""
+        """Also where the caller is cancelled meanwhile."""
         await asyncio.shield(self.begin(work))
 
     async def over(self) -> None:

@@ -62,7 +62,7 @@ class Environments:
     """Builds them in threads and processes of their own: the event loop never waits."""
 
     def __init__(self, cache_dir: Path | None, *, timeout: float, size: int, hidden: Collection[str] = ()) -> None:
-        """`size`: bytes of environments that are kept while nobody uses them. `hidden`: variables that packages must not have."""
+        """`size`: bytes of environments that are kept while no version uses them. `hidden`: variables that packages must not have."""
         self._cache_dir = cache_dir
         self._timeout = timeout
         self._keep = CacheLimits(total=size, entries=MOST_UNUSED)

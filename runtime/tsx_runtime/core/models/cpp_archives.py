@@ -19,7 +19,7 @@ def handler_of(archive: OpenArchive, handler: str, runtime: str) -> str:
         return handler
     file, _ = split_handler(handler)
     if file.endswith(".py") or (archive.directory / f"{file}.py").is_file():
-        return handler  # somebody has given it a handler in Python
+        return handler  # it was given a handler in Python
     if file.rpartition("/")[2].lower() not in HANDLERS:
         raise BadRequest(
             f"{archive.source.name} is an archive of TorchServe's C++ backend (runtime LSP), and its handler {handler} is compiled code, "

@@ -1,4 +1,4 @@
-"""What may be said of a recording: how much of a model's requests, how long, how large."""
+"""The settings of a recording: which share of a model's requests, for how long, how large."""
 
 from __future__ import annotations
 

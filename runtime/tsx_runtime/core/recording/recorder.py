@@ -1,4 +1,4 @@
-"""Recording: a share of a model's requests is written to files as they came, to be sent again later (`recordings.py` has the format).
+"""Recording: a share of a model's requests is written to files, to be replayed later (`recordings.py` has the format).
 
 A recording never holds a request up: a thread writes, and where that is slower than requests come, or the disk is full, requests are not
 recorded, and counted. Headers that may carry credentials or identify the client are left out (`HeaderFilter`).
@@ -43,7 +43,7 @@ logger = logging.getLogger("tsx.recording")
 
 
 class HeaderFilter:
-    """What of a request's head is kept: nothing that tells who asked."""
+    """What of a request's head is kept: nothing that identifies the client or may carry credentials."""
 
     def __init__(self, only: Sequence[str] | None) -> None:
         """`only`: the names of the headers that are kept beside those that it takes to send the request again; None for all."""

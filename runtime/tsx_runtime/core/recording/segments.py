@@ -22,7 +22,7 @@ class StoredSize(NamedTuple):
 
 
 class Segments:
-    """Blocking, for one thread. Nobody but this user may read the files. Raises OSError."""
+    """Blocking, for one thread. Only this user may read the files. Raises OSError."""
 
     def __init__(self, directory: Path, model: str, max_size: int, max_age: float) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""A look at what will be loaded, quick enough to be taken before anything is opened."""
+"""A quick look into an archive before it is opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EXPORTED = ".pt2"
 
 
 def holds_exported_program(path: Path) -> bool:
-    """Whether an archive or directory has a `.pt2` file. What cannot be read says no: opening it tells why."""
+    """Whether an archive or directory has a `.pt2` file. False for what cannot be read: opening it says why."""
     try:
         if path.is_dir():
             return any(path.glob(f"**/*{EXPORTED}"))

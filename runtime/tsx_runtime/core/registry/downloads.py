@@ -30,7 +30,7 @@ class Downloads:
         return await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
 
     async def fetch(self, order: RegisterOrder, trust: Trust) -> Path:
-        """A thread cannot be broken off: where its client leaves, what it brings later goes at once, to stand in nobody's way.
+        """A thread cannot be broken off: where its client leaves, what it downloads later is removed at once.
 
         What replaces a version is laid beside the file that came for that, under another name.
         """

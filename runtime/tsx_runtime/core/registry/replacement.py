@@ -1,4 +1,4 @@
-"""Hot replacement: a version that has loaded beside another takes its place between two requests, and nobody's request is lost."""
+"""Hot replacement: a version that has loaded beside another takes its place between two requests, and no request is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("tsx.registry")
 def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
     """The order, filled up with what was asked for at the old version's registration and since.
 
-    `config` is the new archive's own. It says how many workers there are where nobody else did.
+    `config` is the new archive's own. It sets the number of workers where neither the order nor a scaling did.
     """
     kept = {name: getattr(old.order, name) for name in TUNABLE if getattr(order, name) is None}
     kept |= {name: value for name, value in old.changed.items() if getattr(order, name) is None}
@@ -36,7 +36,7 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
 
 
 class VersionOverrides(NamedTuple):
-    """What the management API had said of a version at some time."""
+    """What the management API had set on a version at some time."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
@@ -47,7 +47,7 @@ class VersionOverrides(NamedTuple):
 
 
 def catch_up(old: ModelVersion, new: ModelVersion, before: VersionOverrides) -> Coroutine[Any, Any, None] | None:
-    """With what was said of the old one since `before`, when the new one began to load; other workers, where their number was changed."""
+    """Apply what was set on the old version since `before`. Returns the scaling, where its number of workers was changed."""
     now = VersionOverrides.of(old)
     since = {name: value for name, value in now.limits.items() if name not in before.limits or before.limits[name] != value}
     if since:
@@ -61,9 +61,9 @@ def catch_up(old: ModelVersion, new: ModelVersion, before: VersionOverrides) -> 
 
 
 class Handover:
-    """From the swap on, the new version has what comes to either; but what belongs to a sequence goes to who has its state.
+    """From the swap on, the new version gets the requests of both; but those of a sequence go to the version that holds its state.
 
-    Whoever found the old version before the swap, and submits to it afterwards, reaches the new one.
+    A caller that found the old version before the swap, and submits to it afterwards, reaches the new one.
     """
 
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
@@ -78,7 +78,7 @@ class Handover:
         old.submit, old.leave = (lambda job: new.submit(job)), self._leave  # late bound: the new one may be replaced itself
 
     def end(self) -> None:
-        """The old one is over, and nothing holds on to it."""
+        """The old one has ended: release it."""
         self._stateful = False
         new = self._new
         if self._old in new.predecessors:
@@ -93,13 +93,13 @@ class Handover:
             self._enter_new(job)
 
     def _leave(self, job: Job) -> None:
-        """Either may have it; who has not makes nothing of it."""
+        """Either may hold it; the other ignores the call."""
         self._leave_old(job)
         self._leave_new(job)
 
 
 class Replacer:
-    """One of a model at a time."""
+    """Runs replacements, one of a model at a time."""
 
     def __init__(self, table: ModelTable, background: TaskGroup) -> None:
         self._table = table
@@ -124,7 +124,7 @@ class Replacer:
         self._under_way.discard(old.name)
 
     async def carry_out(self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]) -> None:
-        """Where this fails, the old one goes on as if nothing was."""
+        """Where this fails, the old version continues unchanged."""
         before = VersionOverrides.of(old)
         try:
             await starting
@@ -151,7 +151,7 @@ class Replacer:
         self._background.begin(self._drain(old, handover))
 
     async def _drain(self, old: ModelVersion, handover: Handover) -> None:
-        """Until nobody has anything there any more, or for `unregister_model_timeout`."""
+        """Until it has neither requests nor sequences, or for `unregister_model_timeout`."""
         try:
             await asyncio.wait_for(old.over(), self._table.timeout)
         except (TimeoutError, asyncio.TimeoutError):

@@ -30,7 +30,7 @@ logger = logging.getLogger("tsx.rollout")
 
 
 class RolloutController:
-    """One a model at most. Lives on the event loop."""
+    """One rollout a model at most. Lives on the event loop."""
 
     def __init__(self, traffic: TrafficManager, state: State, stopping: Callable[[], bool]) -> None:
         """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""
@@ -102,7 +102,7 @@ class RolloutController:
         self._running.clear()
 
     def _on_traffic(self, name: str) -> None:
-        """A model came, so that what was under way when the server ended goes on; or its traffic was changed by somebody else."""
+        """A model came, so that what was under way when the server ended goes on; or its traffic was changed from outside."""
         running = self._running.get(name)
         if self._closed:
             return
@@ -155,7 +155,7 @@ class RolloutController:
             )
 
     def _follow(self, name: str, running: _ActiveRollout) -> None:
-        """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; who sets weights takes over."""
+        """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; a change of the weights ends the rollout."""
         now, state = self._traffic.traffic(name), running.state
         if now.weights == running.set.weights:
             running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}

@@ -1,4 +1,4 @@
-"""The decisions of rollouts, each with its numbers: in memory for who asks, and in a file of JSON lines for each model."""
+"""The decisions of rollouts, each with its numbers: in memory for the API, and in a file of JSON lines for each model."""
 
 from __future__ import annotations
 

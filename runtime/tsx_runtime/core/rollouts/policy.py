@@ -204,7 +204,7 @@ def _most_p99(latencies: Sequence[int]) -> float | None:
 
 
 def slower(latencies: Sequence[int], seconds: float) -> int:
-    """How many requests took longer, in a straight line within a bucket, and rounded in favour of who is measured."""
+    """How many requests took longer, in a straight line within a bucket, rounded down, in favour of the version."""
     total, lower = 0.0, 0.0
     for number, upper in zip(latencies, FINE, strict=False):
         if seconds <= lower:

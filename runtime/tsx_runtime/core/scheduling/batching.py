@@ -29,7 +29,7 @@ class Slot(Protocol):
 SlotT = TypeVar("SlotT", bound=Slot)
 
 
-BLAMELESS = -1  # deaths of a batch that was with a worker that somebody stopped: it runs again as it is, once
+BLAMELESS = -1  # deaths of a batch that was with a worker that was stopped: it runs again as it is, once
 
 
 @dataclass(slots=True)  # a named tuple cannot be generic in Python 3.10

@@ -27,8 +27,8 @@ def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits) 
 
     A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items` of them at the most.
 
-    1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has none in quarantine. Nobody joins
-       them there until they have left it. While a group waits for room, the worker with the fewest takes nobody else.
+    1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has none in quarantine. No request joins
+       them there until they have left it. While a group waits for room, the worker with the fewest takes nothing else.
     2. Each request goes to the worker with the fewest under way that has room, in the queue's order. Nothing waits for company.
     """
     skipped = queue.drop_over(now) if queue.some_left or queue.earliest <= now else []
@@ -71,7 +71,7 @@ class JoiningDispatcher(Dispatcher):
 
     What a worker had under way when it died is tried again unless its answer had begun: in halves and then alone, but only
     for as long as the quarantine lasts. Those that are in it when another worker dies did it. One that kills later takes others
-    with it; nobody is tried more often than `MOST_DEATHS` times.
+    with it; no request is tried more often than `MOST_DEATHS` times.
     """
 
     def __init__(self, label: str, limits: Limits, bounds: Bounds) -> None:

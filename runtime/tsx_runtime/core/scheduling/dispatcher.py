@@ -1,4 +1,4 @@
-"""A version's queue and its workers: asks `assign` on each arrival and each reply, and carries out what it says."""
+"""A version's queue and its workers: calls `assign` on each arrival and each reply, and carries out the assignment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_WORKER = (
 
 
 class Bounds(NamedTuple):
-    """What may wait; who comes then is refused with `overload_status`."""
+    """Of the queue; requests beyond them are refused with `overload_status`."""
 
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
 
 
 class Dispatcher:
-    """Holds what waits and what is under way of one version; every job it accepts is answered or refused exactly once.
+    """Holds the queued and the running jobs of one version; every job it accepts is answered or refused exactly once.
 
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
@@ -69,7 +69,7 @@ class Dispatcher:
         size = len(job.body)
         full = len(queue.jobs) >= bounds.items or queue.size + size > bounds.size
         if full:
-            if self._flush_due:  # a burst in one turn may fill the queue while workers idle, and who has left holds a place until then
+            if self._flush_due:  # a burst may fill the queue while workers idle, and jobs whose clients have left hold a place until now
                 self._flush()
             full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
         if not self.accepting:
@@ -185,11 +185,11 @@ class Dispatcher:
             self.refuse_all(left, error)
 
     async def wait_idle(self) -> None:
-        """Wait until nothing waits and nothing is under way."""
+        """Wait until no job is queued or running."""
         await self._idle.wait()
 
     async def wait_drained(self) -> None:
-        """Wait until nobody has anything here any more."""
+        """Wait until no job is queued or running and no sequence is open."""
         await self.wait_idle()
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class JobQueue:
         self.some_left = True
 
     def drop_over(self, now: float) -> list[Job]:
-        """Take out what nobody waits for any more or waited too long: there is some only where `some_left` or `earliest` say so."""
+        """Take out jobs whose client has left or whose deadline has passed: there are some only where `some_left` or `earliest` say so."""
         everyone = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
         dropped = [job for job in everyone if _is_over(job, now)]
         if dropped:
@@ -131,7 +131,7 @@ class JobQueue:
         return group
 
     def fills(self, limits: Limits) -> bool:
-        """Whether the next batch is full: nobody who comes later could join it."""
+        """Whether the next batch is full: no later request could join it."""
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
     def due(self, limits: Limits, now: float) -> float:

@@ -158,7 +158,7 @@ class SequenceDispatcher(Dispatcher):
             self._set_timer(wake, now)
 
     def _on_sent(self) -> None:
-        """Something has left."""
+        """Hook: called after a batch was sent."""
 
     def _with_id(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         """The client is told once the id that was made up for its sequence, unless the handler does."""

@@ -15,7 +15,7 @@ from tsx_runtime.core.scheduling.batching import SlotT
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, Limits, urgency
 
-REMEMBERED = 4096  # sequences that were lost, and why, for those who mean to go on with them
+REMEMBERED = 4096  # sequences that were lost, and why, for clients that go on with them
 LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory
 LEFT_OVER = 64  # entries of sequences that have ended, which the heap may hold before it is made anew
 AT_ONCE = 1000
@@ -102,14 +102,14 @@ class Sequences(Generic[SlotT]):
         return self._held[worker]
 
     def knows(self, id: str) -> bool:
-        """Whether a sequence of that id is under way, or was lost and nobody has been told yet."""
+        """Whether a sequence of that id is under way, or was lost and its client has not been told yet."""
         return id in self._chains or id in self._lost
 
     def is_active(self, id: str) -> bool:
         return id in self._chains
 
     def share_losses(self, old: Sequences[SlotT]) -> None:
-        """From now on, who goes on here with a sequence that was lost there is told as well."""
+        """From now on, clients that go on here with a sequence that was lost there are told as well."""
         self._lost.update(old._lost)
         old._lost = self._lost
         while len(self._lost) > REMEMBERED:
@@ -224,7 +224,7 @@ class Sequences(Generic[SlotT]):
         return refused
 
     def drop_over(self, now: float) -> list[Job]:
-        """Take out what nobody waits for any more or waited too long: there is some only where `some_left` or `earliest` say so.
+        """Take out jobs whose client has left or whose deadline has passed: there are some only where `some_left` or `earliest` say so.
 
         The request that starts a sequence takes those that follow it along.
         """

@@ -1,11 +1,11 @@
-"""How fast a version's workers answer, as measured: what `Retry-After` and deadlines are reckoned with."""
+"""How fast a version's workers answer, as measured: the basis of `Retry-After` and of deadlines."""
 
 from __future__ import annotations
 
 import math
 
 MEMORY = 5.0  # seconds of work after which a measurement weighs about a third of what it did
-LONGEST = 3600  # seconds; who is told a longer time than this had better be told to give up
+LONGEST = 3600  # seconds; a client should give up rather than wait longer than this
 
 
 class ServiceRate:

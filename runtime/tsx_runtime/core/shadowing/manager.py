@@ -1,4 +1,4 @@
-"""The shadows of all models: begins and ends them as their traffic says, and has answers compared where that holds nobody up."""
+"""The shadows of all models: starts and stops them as the traffic settings say, and compares answers without blocking the event loop."""
 
 from __future__ import annotations
 

@@ -56,18 +56,18 @@ class Mirror:
         self.report.keep_examples(_examples(said))
 
     def aim(self, target: ModelVersion | None) -> None:
-        """Send copies there; None: nowhere, for now. Another version of the same number has nothing to do with what was counted."""
+        """Send copies there; None: nowhere, for now. Another version of the same number starts with fresh counters."""
         if target is not None and self._before not in (None, target):
             self.reset()
         self.target, self._before = target, target or self._before
         self.let_go(but=target)
 
     def reset(self) -> None:
-        """Count from nothing. What is under way is counted by nobody."""
+        """Reset the counters; copies in flight are not counted."""
         self.report = ShadowReport(_examples(self.said))
 
     def let_go(self, but: ModelVersion | None = None) -> None:
-        """Nobody waits for the copies any more that went elsewhere: they are not to hold up the end of whom they were sent to."""
+        """Give up copies that were sent to other versions than `but`, so that those need not answer them before they end."""
         for copy in list(self.under_way):
             if copy.target is not but and not copy.gone:
                 copy.target.leave(copy)
@@ -147,7 +147,7 @@ class Mirror:
 
 
 class _MirroredJob(ObservedJob):
-    """A client's request: gathers its answer."""
+    """A client's request: collects its answer."""
 
     def __init__(self, job: Job, version: ModelVersion, mirror: Mirror) -> None:
         super().__init__(job)
@@ -195,7 +195,7 @@ class Copy:
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         self._buffer.add(headers, body)
         if self._buffer.too_large:
-            self.gone = True  # nobody reads on
+            self.gone = True  # its further parts are not read
 
     def refuse(self, error: TsxError) -> None:
         if isinstance(error, Unavailable):
@@ -224,7 +224,7 @@ class ResponsePair:
 
 
 class ResponseBuffer:
-    """An answer, as long as it is not too large to be kept."""
+    """An answer, unless it is too large to be kept."""
 
     __slots__ = ("_headers", "_parts", "_size", "too_large")
 

@@ -1,4 +1,4 @@
-"""What batches add to a version's numbers: gathered as it comes, and counted many batches at a time, which costs a third."""
+"""What batches add to a version's numbers: appended as they come, and counted many at a time, which costs a third."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Totals:
 
 
 class BatchAggregator:
-    """Grows on the hot path, once a batch, and is settled now and then; who reads asks for `totals()`, from any thread.
+    """Grows on the hot path, once a batch, and is settled at intervals; readers call `totals()`, from any thread.
 
     `rows` is always the same list, since another thread may be about to add to it, and flat: `WIDTH` entries for each batch, which is
     added at once. `room` is about what is left until it is to be settled.

@@ -1,4 +1,4 @@
-"""What went wrong with a version lately, with tracebacks, and what its workers printed: for people who ask later than the log scrolls."""
+"""The newest errors of a version, with tracebacks, and the newest lines that its workers printed."""
 
 from __future__ import annotations
 

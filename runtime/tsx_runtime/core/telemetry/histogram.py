@@ -20,7 +20,7 @@ _REST = 47  # bits of a float64 behind the first five of its fraction
 
 
 class Exemplar(NamedTuple):
-    """A request that fell into a bucket, and whose trace somebody keeps."""
+    """A request that fell into a bucket, and whose trace is kept."""
 
     trace_id: str
     seconds: float

@@ -1,4 +1,4 @@
-"""What the metric log is to tell of one version's batches, kept until somebody writes it."""
+"""Entries of the metric log for one version's batches, kept until they are written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ValueEntry(NamedTuple):
 
 
 class Journal:
-    """The hot path adds to it once a batch, and only where the log is wanted at all."""
+    """The hot path adds to it once a batch, and only where a log is written."""
 
     __slots__ = ("_batches", "_values")
 

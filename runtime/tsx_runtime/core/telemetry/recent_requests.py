@@ -1,4 +1,4 @@
-"""What became of the newest requests of a version, and of the slowest: for `tsx explain`, `tsx slowest` and /debug."""
+"""The newest and the slowest requests of a version, with their times: for `tsx explain`, `tsx slowest` and /debug."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RecentRequests:
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
     def add(self, batch: Batch, ids: bytes) -> None:
-        """`ids`: those of its requests, with newlines between: hundreds of pieces would be in nobody's cache when they are freed."""
+        """`ids`: those of its requests, with newlines between: hundreds of pieces would be out of the cache when they are freed."""
         answered, size = batch[2], batch[3]
         if answered >= self.due:
             since = answered - SAVED

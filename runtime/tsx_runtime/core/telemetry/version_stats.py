@@ -133,7 +133,7 @@ class Stats:
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
-        self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and nobody sees, by the name of the metric
+        self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and that are not kept, by the name of the metric
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
         self.journal: Journal | None = None  # where a metric log is written
         self.error_log = ErrorLog()  # what handlers raised and printed, and how workers ended
@@ -194,7 +194,7 @@ class Stats:
             self.recent.asked.append(RequestRecord(request_id, arrived, status, times.total(arrived), times))
 
     def point_out(self, trace_id: str, arrived: float) -> None:
-        """A request of the newest batch belongs to a trace that somebody keeps."""
+        """A request of the newest batch belongs to a trace that is kept."""
         times, now = self.batch, time.time()
         if times is None:
             return

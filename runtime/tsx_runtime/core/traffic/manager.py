@@ -1,4 +1,4 @@
-"""How the requests of every model are shared out: its traffic, its labels, its default version, and what they were before.
+"""How the requests of every model are distributed: its traffic, its labels, its default version, and what they were before.
 
 A change is kept across restarts (`state.py`), and so is what one call undoes. What `tsx.toml` says of a model holds until the
 management API says otherwise, and anew once it was itself changed since.
@@ -66,7 +66,7 @@ class TrafficManager:
         return choose(name, model.versions, model.default, version, model.labels)
 
     def route(self, name: str, version: str | None = None, headers: Headers = ()) -> Route:
-        """Where a request is submitted: to the version or the label that it names, else to whom its model's traffic says.
+        """Where a request is submitted: to the version or the label that it names, else to the version that its model's traffic says.
 
         Raises as `find` does.
         """
@@ -76,7 +76,7 @@ class TrafficManager:
         return splitter.by_head(headers)
 
     def traffic(self, name: str) -> Traffic:
-        """What is said of it, also of a model that is not registered now."""
+        """Its settings, also of a model that is not registered now."""
         return self._traffic.get(name, NOTHING)
 
     def shares(self, name: str) -> dict[str, float]:
@@ -115,7 +115,7 @@ class TrafficManager:
         self._tell()
 
     def rollback(self, name: str) -> None:
-        """Undo the last change of its traffic, its labels or its default version; once more, and it is there again.
+        """Undo the last change of its traffic, its labels or its default version; a second call restores it.
 
         Raises ModelNotFound, Conflict.
         """
@@ -193,7 +193,7 @@ class TrafficManager:
             self._keep(name, now, default=False)
 
     def forget(self, name: str) -> None:
-        """The model was removed for good, with what was said of it."""
+        """The model was removed for good, with its settings."""
         self._traffic.pop(name, None)
         self._before.pop(name, None)
         self._state.forget(name)
@@ -233,7 +233,7 @@ class TrafficManager:
         self._tell_traffic(name)
 
     def _keep(self, name: str, now: TrafficState, *, default: bool) -> None:
-        """A default version that nobody chose is not kept: at the next start it may be another."""
+        """A default version that was not chosen is not kept: at the next start it may be another."""
         saved = self._state.load(name)
         before = self._before.get(name)
         self._state.save(

@@ -1,4 +1,4 @@
-"""Names of headers and of parameters that tell who asks. Those of secrets are in `redaction.py`."""
+"""Names of headers and of parameters that identify the client. Those of secrets are in `shared/redaction.py`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _TELLS_WHO = re.compile(
 
 
 def is_identifying_header(name: str) -> bool:
-    """Whether its value may say who asks."""
+    """True if a header of this name may identify the client."""
     return _TELLS_WHO.search(name) is not None

@@ -124,7 +124,7 @@ def key_in_head(table: Table, headers: Headers) -> bytes | None:
 
 
 def key_in_body(table: Table, body: Body) -> bytes | None:
-    """The same, of a field of a JSON body. A large one is not looked into: that would hold up everybody."""
+    """The same, of a field of a JSON body. A large one is not parsed: that would block the event loop."""
     if table.by != "field" or isinstance(body, Parts) or len(body) > COPIED or bytes(body[:16]).lstrip()[:1] not in (b"{", b"["):
         return None
     try:

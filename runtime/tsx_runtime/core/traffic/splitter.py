@@ -1,6 +1,6 @@
-"""What stands where a version would, for a model whose requests are shared out, copied or recorded: it picks a version for each.
+"""The splitter takes the place of a version for a model whose requests are distributed, copied or recorded: it picks a version for each.
 
-A model of which nothing is said of its traffic has none of this: its requests go to its version straight.
+A model without traffic settings has none: its requests go directly to its default version.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.core.traffic.observer import Observer
 from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, pick_sticky
 
-HEADER = b"x-tsx-model-version"  # of answers that came by way of a split: who gave it
+HEADER = b"x-tsx-model-version"  # of answers that came through a splitter: the version
 
 
 class Splitter:
-    """Shares the requests of one model out among its versions."""
+    """Distributes the requests of one model among its versions."""
 
     client_timeout = 0.0  # each version has its own
 
@@ -60,7 +60,7 @@ class Splitter:
         self.send(job, self.versions[number])
 
     def send(self, job: ClientJob, version: ModelVersion) -> None:
-        if self._stateful:  # what belongs to a sequence stays with who has it, however the shares are now
+        if self._stateful:  # a sequence stays with the version that has it, however the shares are now
             version = next((other for other in self._stateful if other.has_sequence_of(job)), version)
         if version.client_timeout:
             due = job.arrived + version.client_timeout
@@ -88,7 +88,7 @@ class Splitter:
 
 
 class FixedRoute:
-    """A split for requests whose head has decided already."""
+    """The route of requests whose head has decided already."""
 
     client_timeout = 0.0
 

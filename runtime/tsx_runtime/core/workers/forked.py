@@ -89,7 +89,7 @@ class WorkerProcess(ProcessState):
         yield psutil.Process(self.pid)
 
     async def ended(self) -> int | None:
-        """Wait for the end: the exit code, minus the signal's number, or None where nobody was there to see it. To be called once."""
+        """Wait for the end: the exit code, minus the signal's number, or None where it could not be seen. To be called once."""
         if self._pidfd is not None:
             await readable(self._pidfd)
         told = await readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
@@ -293,7 +293,7 @@ def _no_main() -> Iterator[None]:
 
 
 def _fork_server_is_stopped() -> bool:
-    """Whether somebody has sent it SIGSTOP: no worker starts until it goes on."""
+    """Whether a SIGSTOP was sent to it: no worker starts until it goes on."""
     pid = _fork_server_pid()
     try:
         return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED

@@ -117,7 +117,7 @@ class WorkerInstance:
         return list(self.process.members()) if self.process.alive else []
 
     def is_stopped(self) -> bool:
-        """Whether a SIGSTOP holds the process. A debugger that does is somebody's purpose."""
+        """Whether a SIGSTOP holds the process. A debugger that does is there on purpose."""
         try:
             return self.process.alive and any(each.status() == psutil.STATUS_STOPPED for each in self.process.members())
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
@@ -138,7 +138,7 @@ def _descriptors(process: psutil.Process) -> int:
 def describe_exit(code: int | None) -> str:
     """A process's end in words."""
     if code is None:
-        return "nobody saw how, since the process that workers are started from had ended before"
+        return "exit code unknown, since the process that starts the workers had ended before"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""The life of one worker: a process that loads the model and serves, then the next one, until it is stopped or given up.
+"""The lifecycle of one worker: a process that loads the model and serves, then the next one, until it is stopped or given up.
 
 The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as TorchServe's do, and give
 up visibly: after the same load error three times in a row, or when the next wait would go past `maxRetryTimeoutInSec`
@@ -31,7 +31,7 @@ from tsx_runtime.errors import LoadFailed
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
-SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even if nobody asked it anything
+SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even without a request
 TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
 NOT_NEEDED = "it is not needed any more"
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("tsx.supervisor")
 
 @dataclass(eq=False)
 class SupervisionConfig:
-    """On which the workers of one version live, and what they know of each other. Timeouts are in seconds."""
+    """How the workers of one version are supervised, and the state they share. Timeouts are in seconds."""
 
     label: str
     dispatcher: Dispatcher
@@ -74,7 +74,7 @@ class SupervisionConfig:
 
 
 class WorkerLifecycle:
-    """`run` walks through it."""
+    """`run` returns when the worker is stopped or given up."""
 
     def __init__(self, worker: Worker, config: SupervisionConfig) -> None:
         self._worker = worker
@@ -108,7 +108,7 @@ class WorkerLifecycle:
     async def _serve_once(self, errors: list[str]) -> bool:
         """One process from start to end, and those that take over from it.
 
-        Whether the last was of use: it answered somebody, or was there for a minute.
+        Whether the last was of use: it answered a request, or ran for a minute.
         """
         self._config.set_state(self._worker, WorkerState.LOADING)
         self._worker.started = datetime.now(timezone.utc)
@@ -190,7 +190,7 @@ class WorkerLifecycle:
             self._config.dispatcher.retry_lost(lost, channel.streaming, error)
 
     async def _keep(self, watch: Callable[[WorkerInstance], Awaitable[None]], instance: WorkerInstance) -> None:
-        """Nobody waits for a watch, and one that ended unheard would leave a worker that hangs to itself."""
+        """A watch is not awaited; one that ended with an error would leave a hanging worker alone."""
         while True:
             try:
                 return await watch(instance)

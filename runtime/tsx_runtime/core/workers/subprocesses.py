@@ -41,7 +41,7 @@ class CommandProcess(ProcessState):
     def kill(self) -> None:
         """Its process group; the ranks of a torchrun, which have groups of their own, see to it themselves that they end with it."""
         if self.alive:
-            with suppress(ProcessLookupError, PermissionError):  # macOS: nobody is left in it
+            with suppress(ProcessLookupError, PermissionError):  # macOS: no process is left in it
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def ended(self) -> int | None:

@@ -105,13 +105,13 @@ class Supervisor:
         return self._settled(new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending])
 
     async def _settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
-        await asyncio.shield(asyncio.gather(*ending))  # who asked for it may leave; a worker that ends half way would stay for good
+        await asyncio.shield(asyncio.gather(*ending))  # the caller may be cancelled; a worker that ends half way would stay for good
         for error in await asyncio.gather(*(worker.settled for worker in new)):
             if error is not None:
                 raise error
 
     def _on_task_done(self, worker: Worker, task: asyncio.Task[None]) -> None:
-        """The boundary for what nobody expected: the worker is given up, and its starter is told."""
+        """The boundary for unexpected errors: the worker is given up, and its starter gets the error."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         logger.error("%s: worker %s is given up", self._config.label, worker.id, exc_info=error)

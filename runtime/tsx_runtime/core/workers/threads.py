@@ -66,7 +66,7 @@ class WorkerThread:
             run_thread(self._sock, self._hidden)
             code = 0
         finally:
-            with suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+            with suppress(RuntimeError):  # the loop has ended, and with it every waiter
                 self._loop.call_soon_threadsafe(self._end, code)
 
     def _end(self, code: int | None) -> None:

@@ -76,7 +76,7 @@ class Worker:
         return None
 
     def settle(self, error: TsxError | None) -> None:
-        """Tell who waits for it that it serves, or why it does not. Only the first word counts."""
+        """Tell its waiters that it serves, or why it does not. Only the first call counts."""
         if not self.settled.done():
             self.settled.set_result(error)
 

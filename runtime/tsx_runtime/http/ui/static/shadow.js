@@ -116,7 +116,7 @@ function resultsView(where, changed) {
   const sides = h("div");
   const shed = h("p", { class: "quiet" });
   const examples = h("div", { class: "errors" });
-  const reset = h("button", { type: "button", onclick: async () => (await act(reset, "DELETE", where, {}, "Counted from nothing.")) && changed() }, "Count from nothing");
+  const reset = h("button", { type: "button", onclick: async () => (await act(reset, "DELETE", where, {}, "The counters are reset.")) && changed() }, "Reset the counters");
   const more = h("h3", {}, "Answers that differ");
   const node = h("div", { hidden: true }, h("div", { class: "row" }, state.node, about, h("span", { class: "grow" }), reset), why,
     h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)), shed, sides, more, examples);
