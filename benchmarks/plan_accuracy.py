@@ -44,7 +44,7 @@ from tsx_cli.bench.model.statistics import latency
 from tsx_cli.bench.storage.archive_record import quantiles_of, seen_of
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.core.placement.devices import cpu_count
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 
 PROMISED = 0.15
 LOADS = "0.3,0.5,0.7,0.8"  # of what the configuration can do
@@ -124,7 +124,7 @@ def in_turns(running: Servers, curve: Curve, configuration: Configuration, optio
             noise.sample()
     timing = timing_of(curve)
     assert timing is not None
-    plain = Replica(timing, configuration, cpu_count(), Limits(max_items=configuration.batch_size))
+    plain = Replica(timing, configuration, cpu_count(), BatchLimits(max_items=configuration.batch_size))
     replica = fitted(plain, learned, quantiles_of(alone), sum(transports) / len(transports))
     print(f"{configuration}: {learns(replica, capacity)}", file=sys.stderr)
     return [row(replica, load, load * capacity, rounds) for load, rounds in sent.items()]

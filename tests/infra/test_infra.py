@@ -19,7 +19,7 @@ from tests.support.batches import FakeJob, count
 from tsx_cli.deploy.kubernetes.resources import serving_runtime
 from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.metrics.collection import Reading, fill
 from tsx_runtime.metrics.exposition import Families
@@ -110,7 +110,7 @@ def rendered() -> dict[str, set[str]]:
         ResponseCounts(),
         read_system(),
         {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},
-        usage={"9000": Usage((1,), 1, 1.0, 1)},
+        usage={"9000": ResourceUsage((1,), 1, 1.0, 1)},
         process=list(ProcessCollector(registry=None).collect()),
         shares={"m": {"1": 1.0}},
     )

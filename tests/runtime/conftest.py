@@ -21,7 +21,7 @@ import uvicorn
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.time_series import Series
+from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
@@ -118,7 +118,7 @@ class RunningServer:
     loop: asyncio.AbstractEventLoop
     addresses: dict[str, str]
     workflows: Workflows
-    series: Series
+    series: TimeSeries
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         registry.tracer = tracer
         registry.warm_up()
         workflows = Workflows(registry)
-        series = Series(registry.models.values)  # sampled by the test
+        series = TimeSeries(registry.models.values)  # sampled by the test
         apps = build_apps(registry, settings, listeners, workflows=workflows, series=series)
         servers = []
         for app in apps:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.installed import install_plugins
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
 from tsx_runtime.http.routes.plugins import _response, check_paths
 from tsx_runtime.metrics.exposition import Families
@@ -147,7 +147,7 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
         seen.append(waiting)
         return {1: 0.2, 2: 60.0}.get(waiting.count, 0.0)
 
-    limits = Limits(max_items=4, wait=1.0, policy=policy)
+    limits = BatchLimits(max_items=4, wait=1.0, policy=policy)
     one = assign(queue_of(Asked(10.0)), [Idle()], 10.5, limits)
     assert (one.batches, one.wake) == ([], 10.7)
     assert seen == [Waiting(count=1, size=5, oldest=0.5, max_count=4, max_delay=1.0)]

@@ -22,7 +22,7 @@ from tsx_runtime.settings.schema import Settings
 logger = logging.getLogger("tsx.state")
 
 
-class State:
+class StateStore:
     """What is kept of each model, by part. Not thread safe: it lives on the event loop, and writes in a thread of its own."""
 
     def __init__(self, directory: Path | None) -> None:

@@ -16,7 +16,7 @@ from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.api.tokens import Keys, build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.core.telemetry.time_series import Series
+from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
 from tsx_runtime.http.asgi_lane.client_limits import limited
@@ -217,7 +217,7 @@ def build_apps(
     listeners: Sequence[Collection[str]] = SEPARATE,
     keys: Keys | None = None,
     workflows: Workflows | None = None,
-    series: Series | None = None,
+    series: TimeSeries | None = None,
     addresses: Mapping[str, str] | None = None,
 ) -> list[ServerApp]:
     """One app a listener, each with the routes of the roles that share its address.
@@ -231,7 +231,7 @@ def build_apps(
         keys or build_keys(settings),
         ResponseCounts(),
         System(settings),
-        series or Series(registry.models.values),
+        series or TimeSeries(registry.models.values),
         addresses or {},
     )
     return [_build_app(shared, roles) for roles in listeners]
@@ -246,7 +246,7 @@ class _Shared(NamedTuple):
     keys: Keys
     counts: ResponseCounts
     system: System
-    series: Series
+    series: TimeSeries
     addresses: Mapping[str, str]
 
 

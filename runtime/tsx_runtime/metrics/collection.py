@@ -21,7 +21,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
-from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     gpus: dict[int, Gpu]
     config: MetricsConfig = MetricsConfig()
     all_models: bool = True  # also what handlers report and the configuration does not declare
-    usage: Mapping[str, Usage] = {}  # by the ids of workers
+    usage: Mapping[str, ResourceUsage] = {}  # by the ids of workers
     process: Sequence[Metric] = ()  # of the front end
     shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
     shadows: Sequence[Mirror] = ()
@@ -151,7 +151,7 @@ def process_metrics(collector: ProcessCollector) -> list[Metric]:
     return found
 
 
-def usage_of(workers: Iterable[Worker]) -> dict[str, Usage]:
+def usage_of(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
     """Of those that have a process. Reads files of the system's, so not on the event loop."""
     found = ((worker.id, worker.instance.usage()) for worker in workers if worker.instance is not None)
     return {id: usage for id, usage in found if usage is not None}

@@ -10,7 +10,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
-from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.metrics.exposition import PIECE, Families, Labels
 from tsx_runtime.metrics.gpu import Gpu
@@ -21,7 +21,7 @@ REFUSED = ("DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")  # from the 
 STUCK = ("stopped", "silent")
 
 
-def add_version(families: Families, version: ModelVersion, host: str, usage: Mapping[str, Usage], gpus: Mapping[int, Gpu]) -> None:
+def add_version(families: Families, version: ModelVersion, host: str, usage: Mapping[str, ResourceUsage], gpus: Mapping[int, Gpu]) -> None:
     labels = {"model_name": version.name, "model_version": version.version, "hostname": host}
     _add_requests(families, version, labels)
     _add_times(families, version, labels, host)
@@ -101,7 +101,7 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
     families.add("tsx_worker_busy_seconds_total", "counter", text, [(model, stats.busy_seconds)])
 
 
-def _add_usage(families: Families, worker: Labels, usage: Usage, gpus: Mapping[int, Gpu]) -> None:
+def _add_usage(families: Families, worker: Labels, usage: ResourceUsage, gpus: Mapping[int, Gpu]) -> None:
     families.add("tsx_worker_memory_bytes", "gauge", "resident memory of a worker", [(worker, usage.memory)])
     families.add("tsx_worker_cpu_seconds_total", "counter", "processor time of a worker's process", [(worker, usage.cpu_seconds)])
     families.add("tsx_worker_open_fds", "gauge", "files and connections that a worker has open", [(worker, usage.descriptors)])

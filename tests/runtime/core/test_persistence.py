@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.persistence import State, state_directory
+from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.schema import Settings
@@ -22,13 +22,13 @@ from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 SILENT = "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
 
 
-def kept(state: State) -> None:
+def kept(state: StateStore) -> None:
     asyncio.run(state.written())
     state.close()
 
 
 def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = StateStore(tmp_path)
     state.save("digits", traffic={"weights": {"1.0": 1}}, digest="a")
     state.save("digits", rollout={"step": 2}, digest=None)
     state.save("faces", traffic={})
@@ -36,13 +36,13 @@ def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
     state.forget("gone")
     kept(state)
     assert sorted(file.name for file in (tmp_path / "models").iterdir()) == ["digits.json", "faces.json"]
-    again = State(tmp_path)
+    again = StateStore(tmp_path)
     assert again.load("digits") == {"traffic": {"weights": {"1.0": 1}}, "rollout": {"step": 2}}
     assert again.load("gone") == {}
 
 
 def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = StateStore(tmp_path)
     for number in range(200):
         state.save("digits", number=number)
     kept(state)
@@ -53,13 +53,13 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
 def test_a_file_that_is_broken_is_passed_over_and_told(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "digits.json").write_text(text)
-    assert State(tmp_path).load("digits") == {}
+    assert StateStore(tmp_path).load("digits") == {}
     assert "digits.json is passed over" in caplog.text
 
 
 def test_where_it_cannot_be_written_it_is_kept_in_memory_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file")
-    for state in (State(tmp_path / "taken"), State(None)):
+    for state in (StateStore(tmp_path / "taken"), StateStore(None)):
         caplog.clear()
         state.save("digits", traffic={})
         state.save("digits", traffic={"sticky": "header:a"})
@@ -75,12 +75,12 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_told_once(tmp_path:
 def test_what_another_user_could_have_written_is_neither_read_nor_written(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = State(tmp_path)
+    state = StateStore(tmp_path)
     state.save("digits", traffic={})
     kept(state)
     (tmp_path / name).mkdir(exist_ok=True)
     (tmp_path / name).chmod(0o777)
-    again = State(tmp_path)
+    again = StateStore(tmp_path)
     assert again.load("digits") == {}
     again.save("digits", number=1)
     kept(again)
@@ -93,7 +93,7 @@ def test_what_another_user_could_have_written_is_neither_read_nor_written(
 def test_what_is_kept_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        state = State(tmp_path / "a" / "state")
+        state = StateStore(tmp_path / "a" / "state")
         state.save("digits", traffic={})
         kept(state)
     finally:
@@ -106,7 +106,7 @@ def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_
     (tmp_path / "models").mkdir()
     (tmp_path / "victim").write_text("{}")
     (tmp_path / "models" / "digits.json").symlink_to(tmp_path / "victim")
-    state = State(tmp_path)
+    state = StateStore(tmp_path)
     state.save("digits", number=1)
     kept(state)
     assert (tmp_path / "victim").read_text() == "{}"
@@ -248,21 +248,21 @@ def test_what_was_kept_goes_with_the_model(served: Served) -> None:
 def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = State(tmp_path)
+    first = StateStore(tmp_path)
     first.save("digits", traffic={"weights": {"1.0": 1}})
     asyncio.run(first.written())
-    second = State(tmp_path)
+    second = StateStore(tmp_path)
     assert second.load("digits") == {"traffic": {"weights": {"1.0": 1}}}
     second.save("digits", traffic={"weights": {"2.0": 1}})
     second.save("faces", traffic={})
     asyncio.run(second.written())
-    assert State(None).load("digits") == {}
+    assert StateStore(None).load("digits") == {}
     assert [record.getMessage().count("another server that runs keeps its own in") for record in caplog.records] == [1]
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {"weights": {"1.0": 1}}}
     kept(first)
     second.save("faces", digest="a")
     kept(second)
-    third = State(tmp_path)
+    third = StateStore(tmp_path)
     assert third.load("digits") == {"traffic": {"weights": {"2.0": 1}}}
     assert third.load("faces") == {"traffic": {}, "digest": "a"}
     third.close()

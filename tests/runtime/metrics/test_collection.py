@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.batches import FakeJob, count
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
-from tsx_runtime.core.workers.instance import Usage
+from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.metrics.collection import Reading, fill
 from tsx_runtime.metrics.exposition import PIECE, Families, in_turns
 from tsx_runtime.metrics.gpu import Gpu
@@ -207,7 +207,7 @@ def test_memory_of_a_gpu_is_told_by_worker():
     gpus = {0: Gpu("0", "GPU-1", 37, 12, 500, 2000, {11: 5, 12: 7, 99: 1}), 1: Gpu("1", "GPU-2", 0, 0, 1, 2000)}
     version = version_with(Stats())
     version.workers = [SimpleNamespace(id="9000", state=None, load_seconds=None)]
-    usage = {"9000": Usage((11, 12), 1000, 2.5, 30)}
+    usage = {"9000": ResourceUsage((11, 12), 1000, 2.5, 30)}
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], gpus, usage=usage)
     samples = samples_of(text_of(families_of(reading)))
     [(labels, held)] = samples["tsx_worker_gpu_memory_bytes"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.core.telemetry.test_metricsconfig import USUAL
 from tests.support.logs import lines_of
-from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -113,7 +113,7 @@ def test_a_histogram_has_torchserves_buckets():
 
 def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MOST", 3)
-    journal = Journal()
+    journal = MetricJournal()
     value = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
     for _ in range(5):
         journal.add_batch(0.1, 0.2)

@@ -18,7 +18,7 @@ from tsx_cli.bench.storage.archive_record import Kept, kept_of, read_kept
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.placement.hardware import describe
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
 
 QUEUE = 100  # requests that may wait where the model says nothing
@@ -129,7 +129,7 @@ def _replica(measured: Kept, config: ModelConfig, workers: int | None, batch_siz
     if config.batch_policy not in (None, "wait"):
         raise CliError(f"batchPolicy: {config.batch_policy} is a plugin, whose decisions cannot be simulated; leave it out to plan without")
     wait = (100 if config.max_batch_delay is None else config.max_batch_delay) / 1000 if config.batch_policy == "wait" else None
-    limits = Limits(max_items=won.batch_size, wait=wait)
+    limits = BatchLimits(max_items=won.batch_size, wait=wait)
     replica = Replica(timing, won, measured.environment.cores, limits, config.job_queue_size or QUEUE)
     replica = fitted(replica, measured.loads or [measured.as_best()], measured.alone_ms, measured.transport_ms)
     return replica.of(replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size))

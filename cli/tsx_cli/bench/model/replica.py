@@ -11,7 +11,7 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import OVERHEAD_MS, Timing, capacity, slowdown
 from tsx_cli.bench.model.results import Seen, Served
 from tsx_cli.bench.model.simulate import UNCOUNTED, Simulated, poisson, simulate
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 
 REQUESTS = 4_000  # that are simulated of a load that is compared
 CALM = 0.5  # of what it can do: a rate below this finds idle workers, one above it tells how they do in a row
@@ -33,7 +33,7 @@ class Replica(NamedTuple):
     timing: Timing
     configuration: Configuration
     cores: int
-    limits: Limits
+    limits: BatchLimits
     queue_size: int = 100
     scale: float = 1.0
     factors: tuple[float, ...] = ()

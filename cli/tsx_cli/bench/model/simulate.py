@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.scheduling.batching import assign
-from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
 HALF = 0.002  # seconds of idleness after which a worker is half as slow to begin as it ever is: measured, caches and cores cool down alike
@@ -97,7 +97,7 @@ def simulate(
     cold_ms: float = 0.0,
     wake_ms: float = 0.0,
     overhead_ms: float = 0.0,
-    limits: Limits | None = None,
+    limits: BatchLimits | None = None,
     queue_size: int | None = None,
     uncounted: float = UNCOUNTED,
     seed: int = 0,
@@ -111,7 +111,7 @@ def simulate(
     `wake_ms`. The share `uncounted` of the first answers is left out of the latencies.
     """
     noises = _drawn(factors, seed) if factors else _noises(spread, seed)
-    run = _Run(times, workers, slow, noises, (cold_ms, wake_ms), limits or Limits(max_items=len(times)), queue_size)
+    run = _Run(times, workers, slow, noises, (cold_ms, wake_ms), limits or BatchLimits(max_items=len(times)), queue_size)
     if drift > 0:
         run.phases = _phases(drift, seed)
     if connections:
@@ -150,7 +150,7 @@ class _Run:
         slow: Sequence[float],
         noises: list[float],
         idle_ms: tuple[float, float],
-        limits: Limits,
+        limits: BatchLimits,
         queue_size: int | None,
     ) -> None:
         self.cold, self.wake_up = (each / 1000 for each in idle_ms)

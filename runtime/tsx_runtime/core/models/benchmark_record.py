@@ -18,7 +18,7 @@ _LONGEST = 200  # characters of a text
 logger = logging.getLogger("tsx.server")
 
 
-class Measured(NamedTuple):
+class BenchmarkRecord(NamedTuple):
     date: str  # 2026-11-21
     machine: str  # in words
     here: bool  # whether this machine computes alike
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
         return f"measured {self.date} on {self.machine}: {figures}{away}"
 
 
-def read_measured(directory: Path) -> Measured | None:
+def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
     """Of an unpacked archive. What cannot be read is told in the log and counts as absent: it came with the archive."""
     path = directory / FILE
     try:
@@ -48,7 +48,7 @@ def read_measured(directory: Path) -> Measured | None:
     return found
 
 
-def parse_measured(content: bytes) -> Measured | None:
+def parse_measured(content: bytes) -> BenchmarkRecord | None:
     """None where it is none. The archive may come from anybody, so its texts are cut, and its numbers are looked at."""
     try:
         if len(content) > LARGEST:
@@ -58,7 +58,7 @@ def parse_measured(content: bytes) -> Measured | None:
             return None
         environment, best = given["environment"], given["best"]
         machine = describe(_text(environment["cpu"]), _number(environment["cores"]), tuple(map(_text, environment["gpus"]))[:16])
-        return Measured(
+        return BenchmarkRecord(
             _text(given["measured"])[:10],
             machine[:_LONGEST],
             environment["fingerprint"] == hardware().fingerprint,

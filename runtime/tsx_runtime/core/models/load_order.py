@@ -7,7 +7,7 @@ import os
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import passed_variables
-from tsx_runtime.core.models.plan import Plan
+from tsx_runtime.core.models.plan import VersionPlan
 from tsx_runtime.core.placement.placement import WorkerPlacement
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.settings.schema import Settings
@@ -17,7 +17,7 @@ from tsx_runtime.version import __version__
 
 def load_order(
     archive: OpenArchive,
-    chosen: Plan,
+    chosen: VersionPlan,
     place: WorkerPlacement,
     settings: Settings,
     *,

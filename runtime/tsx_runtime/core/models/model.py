@@ -10,18 +10,18 @@ from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
-from tsx_runtime.core.models.benchmark_record import read_measured
+from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.cpp_archives import handler_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.load_order import envelope_of, load_order
-from tsx_runtime.core.models.plan import Plan, RegisterOrder, check_workers
+from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
-from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.launch import Launch, launch_of
@@ -32,14 +32,14 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 
 
-class Host(NamedTuple):
+class ServerResources(NamedTuple):
     """What all versions of this server share."""
 
     settings: Settings
     starter: Starter
     machine: Machine
     ids: Iterator[int]  # of workers
-    choose_gpus: Callable[[Plan], tuple[int, ...]]  # for one more worker
+    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
     worker_output: str = ""  # see `LoadOrder.output`
 
 
@@ -52,8 +52,8 @@ class ModelVersion:
         version: str,
         archive: OpenArchive,
         order: RegisterOrder,
-        chosen: Plan,
-        host: Host,
+        chosen: VersionPlan,
+        host: ServerResources,
         environment: Environment | None = None,
     ) -> None:
         """Raises BadRequest for an archive that no worker of this server can run."""
@@ -75,7 +75,7 @@ class ModelVersion:
         self.handler = handler_of(archive, chosen_handler(archive, order.handler, settings.default_service_handler), self.runtime)
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
-        self.measured = read_measured(archive.directory)
+        self.measured = read_benchmark_record(archive.directory)
         self.changed: dict[str, Any] = {}  # limits, since it was registered
         self.scaled = order.initial_workers is not None  # how many workers it has was asked for, so that its archive has no say in it
         self.replaced: str | None = None  # the version whose place it has taken
@@ -94,7 +94,7 @@ class ModelVersion:
         self._dispatcher = make_dispatcher(label, chosen.limits, chosen.bounds, chosen.strategy, self._names)
         self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
-            self.stats.journal = Journal()
+            self.stats.journal = MetricJournal()
         self._supervisor = self._make_supervisor(label)
         self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
         self.leave: Callable[[Job], None] = self._dispatcher.leave

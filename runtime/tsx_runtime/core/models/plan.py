@@ -9,7 +9,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
@@ -64,7 +64,7 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
 
 
 @dataclass(frozen=True)
-class Plan:
+class VersionPlan:
     """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
 
     batch_size: int
@@ -90,17 +90,17 @@ class Plan:
     policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BatchLimits:
         wait = self.max_batch_delay / 1000 if self.wait else None
         items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size
-        return Limits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
+        return BatchLimits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
 
     @property
     def bounds(self) -> Bounds:
         return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
 
 
-def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> Plan:
+def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> VersionPlan:
     """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
 
     Raises BadRequest for more workers, or more GPUs a worker, than there is room for.
@@ -110,9 +110,9 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
     check_workers(workers)
-    return Plan(
+    return VersionPlan(
         batch_size=_first(order.batch_size, config.batch_size, own.batch_size, 1),
-        max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, Limits().max_bytes),
+        max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, BatchLimits().max_bytes),
         max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, own.max_batch_delay, 100),
         job_queue_size=_first(order.job_queue_size, config.job_queue_size, settings.job_queue_size),
         max_queue_bytes=_first(order.max_queue_bytes, config.max_queue_bytes, settings.max_queue_bytes),

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.persistence import State
+from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.recording.config import RecordingConfig
 from tsx_runtime.core.recording.recorder import HeaderFilter, Recorder
 from tsx_runtime.core.recording.segments import Segments, StoredSize
@@ -23,7 +23,7 @@ logger = logging.getLogger("tsx.recording")
 class RecordingManager:
     """One recording a model at most. Lives on the event loop."""
 
-    def __init__(self, traffic: TrafficManager, state: State, headers: Sequence[str] | None) -> None:
+    def __init__(self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None) -> None:
         """`headers`: see `HeaderFilter`."""
         self._traffic = traffic
         self._state = state

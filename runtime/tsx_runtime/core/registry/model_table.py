@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.persistence import State
+from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.errors import CleanupTimeout, Unavailable
@@ -17,7 +17,7 @@ from tsx_runtime.settings.schema import Settings
 class ModelTable:
     """Each change is one turn of the event loop, after which the traffic manager has the versions that are ready."""
 
-    def __init__(self, settings: Settings, state: State, downloads: Downloads, background: TaskGroup) -> None:
+    def __init__(self, settings: Settings, state: StateStore, downloads: Downloads, background: TaskGroup) -> None:
         self.models: dict[str, Model] = {}
         self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
         self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request

@@ -12,8 +12,8 @@ from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_na
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environment, Environments
 from tsx_runtime.core.isolation.config import isolation_of
-from tsx_runtime.core.models.model import Host, ModelVersion
-from tsx_runtime.core.models.plan import NOTHING_OWN, Plan, RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, plan, with_own_settings
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, in_place_of
@@ -34,7 +34,7 @@ class Registrar:
     def __init__(
         self,
         table: ModelTable,
-        host: Host,
+        host: ServerResources,
         downloads: Downloads,
         environments: Environments,
         background: TaskGroup,
@@ -173,7 +173,7 @@ def _open(path: Path, settings: Settings) -> OpenArchive:
     return archive
 
 
-def _with_policy(chosen: Plan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> Plan:
+def _with_policy(chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> VersionPlan:
     """With the plugin that its model-config.yaml names as the batch policy."""
     if wanted is None or wanted == "wait":
         return chosen

@@ -13,9 +13,9 @@ from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
-from tsx_runtime.core.models.model import Host, ModelVersion
-from tsx_runtime.core.models.plan import Plan, RegisterOrder
-from tsx_runtime.core.persistence import State, state_directory
+from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
+from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.recording.manager import RecordingManager
@@ -55,7 +55,7 @@ class Registry:
         self.settings = settings
         self.bytes_in_flight = ByteBudget(max(settings.max_inflight_bytes, 2 * settings.max_request_size))
         self.hidden_headers = HiddenHeaders(settings)
-        self.state = State(state_directory(settings))
+        self.state = StateStore(state_directory(settings))
         self.plugins = load_plugins(settings.plugins)
         self._downloads = Downloads(settings, self.plugins.sources)
         self._background = TaskGroup()
@@ -75,7 +75,7 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
-        host = Host(
+        host = ServerResources(
             settings,
             self._starter,
             machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES")),
@@ -175,7 +175,7 @@ class Registry:
         """Of all versions that requests find."""
         return [worker for model in self.models.values() for version in model.versions.values() for worker in version.workers]
 
-    def _choose_gpus(self, plan: Plan) -> tuple[int, ...]:
+    def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
         """For one more worker: those with the fewest workers of all models."""
         used = Counter(gpu for version in self._table.all() for worker in version.workers for gpu in worker.gpus)
         return least_used(plan.gpus, used, plan.parallel.gpus)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.persistence import State
+from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.rollouts.decision_log import DecisionLog
 from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, decide
 from tsx_runtime.core.rollouts.state import RolloutState, Status
@@ -32,7 +32,7 @@ logger = logging.getLogger("tsx.rollout")
 class RolloutController:
     """One rollout a model at most. Lives on the event loop."""
 
-    def __init__(self, traffic: TrafficManager, state: State, stopping: Callable[[], bool]) -> None:
+    def __init__(self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]) -> None:
         """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""
         self._traffic = traffic
         self._models = traffic.models

@@ -16,13 +16,13 @@ from tsx_runtime.core.scheduling.channel import Channel, Sent
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
-from tsx_runtime.core.scheduling.queue import JobQueue, Limits, Suspects
+from tsx_runtime.core.scheduling.queue import BatchLimits, JobQueue, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
 
 MOST_DEATHS = 4  # of workers with one request: the first, those that find the guilty, and one that was not its fault
 
 
-def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits) -> Assignment[SlotT]:
+def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
     """Take from `queue` what is to be done now; its only effect is that what it returns has left the queue.
 
     A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items` of them at the most.
@@ -41,7 +41,7 @@ def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: Limits) 
             break
         retries.append((workers[index], queue.take_suspects()))
     taken: dict[int, list[Job]] = {}
-    one = Limits(1, limits.max_bytes)
+    one = BatchLimits(1, limits.max_bytes)
     while queue.jobs and load:
         index = min(load, key=lambda index: load[index])
         if load[index] >= limits.max_items:
@@ -74,7 +74,7 @@ class JoiningDispatcher(Dispatcher):
     with it; no request is tried more often than `MOST_DEATHS` times.
     """
 
-    def __init__(self, label: str, limits: Limits, bounds: Bounds) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
         super().__init__(label, limits, bounds)
         self._open_channels: set[OpenChannel] = set()
         self._watch: asyncio.TimerHandle | None = None  # for answers that are overdue
@@ -148,7 +148,7 @@ class JoiningDispatcher(Dispatcher):
         for channel in self._open_channels:
             channel.cancel(job)
 
-    def change(self, limits: Limits, bounds: Bounds) -> None:
+    def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         super().change(limits, bounds)
         if self._watch is not None:  # `response_timeout` may be another
             self._watch.cancel()

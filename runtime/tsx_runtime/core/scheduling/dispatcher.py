@@ -12,7 +12,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
 from tsx_runtime.core.scheduling.channel import Channel, Sent
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits, Suspects
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -41,7 +41,7 @@ class Dispatcher:
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
 
-    def __init__(self, label: str, limits: Limits, bounds: Bounds) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
@@ -112,7 +112,7 @@ class Dispatcher:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    def change(self, limits: Limits, bounds: Bounds) -> None:
+    def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         """From now on. What waits beyond a lower bound stays."""
         self.limits, self.bounds, self._full = limits, bounds, None
         self._flush()

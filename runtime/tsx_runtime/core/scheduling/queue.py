@@ -14,7 +14,7 @@ from tsx_runtime.plugins import BatchPolicy, Waiting
 NEVER = math.inf
 
 
-class Limits(NamedTuple):
+class BatchLimits(NamedTuple):
     max_items: int = 1
     max_bytes: int = 64 << 20
     wait: float | None = None  # seconds a request may wait for company; None: never
@@ -101,7 +101,7 @@ class JobQueue:
         self._emptied()
         return dropped
 
-    def take(self, limits: Limits) -> list[Job]:
+    def take(self, limits: BatchLimits) -> list[Job]:
         """The next batch, up to a cap. One request alone may exceed the cap on bytes."""
         jobs = self.jobs
         if len(jobs) <= limits.max_items and self.size <= limits.max_bytes:
@@ -130,11 +130,11 @@ class JobQueue:
             self._emptied()
         return group
 
-    def fills(self, limits: Limits) -> bool:
+    def fills(self, limits: BatchLimits) -> bool:
         """Whether the next batch is full: no later request could join it."""
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
-    def due(self, limits: Limits, now: float) -> float:
+    def due(self, limits: BatchLimits, now: float) -> float:
         """When the next batch must leave where requests wait for company: when it is full, or when one has waited long enough."""
         assert limits.wait is not None
         if self.fills(limits):

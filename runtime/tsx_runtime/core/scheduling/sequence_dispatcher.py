@@ -13,8 +13,8 @@ from tsx_runtime.core.scheduling.channel import Channel, Sent
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import Limits
-from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Mark, Refusal, SequenceConfig, Sequences
+from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Refusal, SequenceConfig, SequenceMark, Sequences
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
 NOT_BEGUN = "Its sequence was never begun: the client of its first request left, or had no more time. Start it anew."
@@ -36,7 +36,7 @@ class SequenceDispatcher(Dispatcher):
 
     joins = False  # whether requests join what a worker has under way
 
-    def __init__(self, label: str, limits: Limits, bounds: Bounds, config: SequenceConfig, names: HeaderNames) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig, names: HeaderNames) -> None:
         super().__init__(label, limits, bounds)
         self.sequences: Sequences[Channel] = Sequences(config)
         self._names = names
@@ -118,7 +118,7 @@ class SequenceDispatcher(Dispatcher):
         self._tell_leaving()
         super().on_closed(channel)
 
-    def _admit(self, job: Job, mark: Mark) -> None:
+    def _admit(self, job: Job, mark: SequenceMark) -> None:
         now = time.monotonic()
         self._refuse_each(self.sequences.expire(now))
         made_up = not mark.id  # as TorchServe does
@@ -197,10 +197,10 @@ class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
         self._watch_answers()
 
 
-def read_mark(meta: wire.Buffer, names: HeaderNames) -> Mark:
+def read_mark(meta: wire.Buffer, names: HeaderNames) -> SequenceMark:
     """What a request's headers say of its sequence; an empty id where they name none."""
     headers = {name.lower(): value for name, value in wire.parse_header_block(wire.parse_request_meta(meta)[2])}
     id = headers.get(names.id.lower(), "")
     start = headers.get(names.start.lower(), "").lower() == "true"
     end = headers.get(names.end.lower(), "").lower() == "true"
-    return Mark(id, start, end)
+    return SequenceMark(id, start, end)

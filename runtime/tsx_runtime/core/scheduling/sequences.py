@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeAlias
 
 from tsx_runtime.core.scheduling.batching import SlotT
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, Limits, urgency
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for clients that go on with them
 LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory
@@ -34,7 +34,7 @@ class SequenceConfig(NamedTuple):
 Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and why it will not be answered
 
 
-class Mark(NamedTuple):
+class SequenceMark(NamedTuple):
     """What a request says of its sequence."""
 
     id: str
@@ -115,7 +115,7 @@ class Sequences(Generic[SlotT]):
         while len(self._lost) > REMEMBERED:
             self._lost.popitem(last=False)
 
-    def admit(self, job: Job, mark: Mark, now: float) -> str | None:
+    def admit(self, job: Job, mark: SequenceMark, now: float) -> str | None:
         """Take a request, or say why not. The first of an id starts a sequence, also where it does not say so. But where one of that id
         was lost, a request that means to go on with it is told, once.
         """
@@ -145,7 +145,7 @@ class Sequences(Generic[SlotT]):
         return None
 
     def assign(
-        self, workers: Sequence[SlotT], now: float, limits: Limits, *, joining: bool = False, leaving: Collection[SlotT] = ()
+        self, workers: Sequence[SlotT], now: float, limits: BatchLimits, *, joining: bool = False, leaving: Collection[SlotT] = ()
     ) -> list[tuple[SlotT, list[Job]]]:
         """Take out what is to be done now: of each sequence one request at a time.
 

@@ -19,7 +19,7 @@ from tsx_archiver import ModelConfig
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
@@ -66,7 +66,7 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
     )
 
 
-def make_dispatcher(label: str, limits: Limits, bounds: Bounds, chosen: Strategy, names: HeaderNames) -> Dispatcher:
+def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, names: HeaderNames) -> Dispatcher:
     joins = chosen.mode != "batch"
     if chosen.sequences is not None:
         return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)

@@ -12,7 +12,7 @@ from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import Model
 from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.core.shadowing.mirror import Mirror, ResponsePair
-from tsx_runtime.core.shadowing.report import Example, cut, side_of, without_secrets
+from tsx_runtime.core.shadowing.report import Example, excerpt_of, side_of, without_secrets
 from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.core.traffic.routing import resolve_label, serving_versions
 from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable
@@ -93,7 +93,7 @@ class ShadowManager:
             if old is not None:
                 self._stop(old)
                 if old.number != number:
-                    logger.info("the shadow of %s is version %s now, in place of %s, and counts from nothing", name, number, old.number)
+                    logger.info("the shadow of %s is version %s now, in place of %s; its counters are reset", name, number, old.number)
             old = self._by_model[name] = Mirror(name, number, said, self._judge)
         old.change(said)
         old.aim(model.versions.get(number))
@@ -140,7 +140,7 @@ class ShadowManager:
                 report.disagreed += 1
                 id, _, headers = parse_request_meta(pair.copy.of.meta)
                 shown = without_secrets(dict(parse_header_block(headers)))
-                report.add_example(Example(datetime.now(timezone.utc), why[:1000], id, shown, cut(pair.copy.body), primary, shadow))
+                report.add_example(Example(datetime.now(timezone.utc), why[:1000], id, shown, excerpt_of(pair.copy.body), primary, shadow))
             return
         report.uncompared += 1
         report.last_problem = problem

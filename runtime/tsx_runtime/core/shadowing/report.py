@@ -19,7 +19,7 @@ CUT = 2048  # bytes of each body of an example
 EXAMPLES = 20
 
 
-class Cut(NamedTuple):
+class Excerpt(NamedTuple):
     """The beginning of a body."""
 
     start: bytes
@@ -34,7 +34,7 @@ class Side:
     status: int
     seconds: float
     headers: Mapping[str, str]
-    body: Cut
+    body: Excerpt
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Example:
     why: str
     request_id: str
     headers: Mapping[str, str]
-    body: Cut
+    body: Excerpt
     primary: Side
     shadow: Side
 
 
-class Latency(NamedTuple):
+class LatencyQuantiles(NamedTuple):
     """Seconds."""
 
     p50: float
@@ -86,7 +86,7 @@ class ShadowReport:
         while len(self.examples) > most:
             self.examples.popleft()
 
-    def latencies(self) -> tuple[Latency, Latency] | None:
+    def latencies(self) -> tuple[LatencyQuantiles, LatencyQuantiles] | None:
         """The client's and the shadow's, of the newest requests that were compared."""
         if not self.pairs:
             return None
@@ -94,8 +94,8 @@ class ShadowReport:
         return primary, shadow
 
 
-def latency_of(ordered: list[float]) -> Latency:
-    return Latency(quantile(ordered, 0.5), quantile(ordered, 0.99))
+def latency_of(ordered: list[float]) -> LatencyQuantiles:
+    return LatencyQuantiles(quantile(ordered, 0.5), quantile(ordered, 0.99))
 
 
 def quantile(ordered: list[float], part: float) -> float:
@@ -107,16 +107,16 @@ def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value[:CUT] for name, value in headers.items() if not is_secret_header(name)}
 
 
-def cut(body: Body) -> Cut:
+def excerpt_of(body: Body) -> Excerpt:
     if not isinstance(body, Parts):
-        return Cut(bytes(body[:CUT]), len(body))
+        return Excerpt(bytes(body[:CUT]), len(body))
     start = b""
     for piece in body.pieces:
         start += bytes(piece[: CUT - len(start)])
         if len(start) == CUT:
             break
-    return Cut(start, body.size)
+    return Excerpt(start, body.size)
 
 
 def side_of(version: str, answer: ComparedAnswer, seconds: float) -> Side:
-    return Side(version, answer.status, seconds, without_secrets(answer.headers), cut(answer.body))
+    return Side(version, answer.status, seconds, without_secrets(answer.headers), excerpt_of(answer.body))

@@ -14,14 +14,14 @@ KEPT_LINES = 1000
 LONGEST = 16 << 10  # characters of a traceback; of a longer one the middle is left out, since what matters stands at its ends
 
 
-class Error(NamedTuple):
+class LoggedError(NamedTuple):
     at: float  # time.time() of the newest
     times: int  # how often in a row
     message: str
     traceback: str
 
 
-class Line(NamedTuple):
+class OutputLine(NamedTuple):
     number: int  # each has one of its own, and a later one has a greater
     at: float  # time.time()
     worker: str
@@ -37,8 +37,8 @@ class ErrorLog:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.errors: deque[Error] = deque(maxlen=KEPT_ERRORS)  # newest first
-        self.lines: deque[Line] = deque(maxlen=KEPT_LINES)
+        self.errors: deque[LoggedError] = deque(maxlen=KEPT_ERRORS)  # newest first
+        self.lines: deque[OutputLine] = deque(maxlen=KEPT_LINES)
         self.total = 0  # errors
         self.number = 0  # of the newest line
 
@@ -56,8 +56,8 @@ class ErrorLog:
         cut = shortened(traceback, LONGEST, tail=LONGEST // 2)
         if self.errors and self.errors[0].traceback == cut and (cut or self.errors[0].message == message):
             count += self.errors.popleft().times
-        self.errors.appendleft(Error(self._clock(), count, shortened(message, LONGEST, tail=LONGEST // 2), cut))
+        self.errors.appendleft(LoggedError(self._clock(), count, shortened(message, LONGEST, tail=LONGEST // 2), cut))
 
     def add_line(self, at: float, worker: str, stream: str, text: str, ids: Sequence[str] = ()) -> None:
         self.number += 1
-        self.lines.append(Line(self.number, at, worker, stream, text, list(ids)))
+        self.lines.append(OutputLine(self.number, at, worker, stream, text, list(ids)))

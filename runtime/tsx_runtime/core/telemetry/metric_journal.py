@@ -23,7 +23,7 @@ class ValueEntry(NamedTuple):
     request_ids: str  # of the batch, separated by commas
 
 
-class Journal:
+class MetricJournal:
     """The hot path adds to it once a batch, and only where a log is written."""
 
     __slots__ = ("_batches", "_values")

@@ -16,7 +16,7 @@ EVERY = 1.0  # seconds
 KEPT = 600  # points
 
 
-class Version(Protocol):
+class SampledVersion(Protocol):
     """What is sampled of one."""
 
     name: str
@@ -29,12 +29,12 @@ class Version(Protocol):
     def pending(self) -> int: ...
 
 
-class Model(Protocol):
+class SampledModel(Protocol):
     @property
-    def versions(self) -> Mapping[str, Version]: ...
+    def versions(self) -> Mapping[str, SampledVersion]: ...
 
 
-class Reading(NamedTuple):
+class CounterSnapshot(NamedTuple):
     """A version's counters at one moment."""
 
     at: float
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     latency: tuple[int, ...]  # see `Durations.counts`
 
 
-class Point(NamedTuple):
+class SeriesPoint(NamedTuple):
     """What happened in the second before it. A latency is in seconds, and None where nothing was answered."""
 
     number: int
@@ -54,31 +54,31 @@ class Point(NamedTuple):
     waiting: int
 
 
-def read(stats: Stats, now: float) -> Reading:
-    return Reading(now, sum(stats.answers.values()), stats.errors, stats.latency.counts())
+def read(stats: Stats, now: float) -> CounterSnapshot:
+    return CounterSnapshot(now, sum(stats.answers.values()), stats.errors, stats.latency.counts())
 
 
-def between(before: Reading, after: Reading, number: int, waiting: int) -> Point:
+def between(before: CounterSnapshot, after: CounterSnapshot, number: int, waiting: int) -> SeriesPoint:
     seconds = max(after.at - before.at, 1e-9)
     answers = after.answers - before.answers
     latency = [now - then for now, then in zip(after.latency, before.latency, strict=True)]
     failures = (after.failed - before.failed) / seconds
-    return Point(number, answers / seconds, failures, quantile(latency, 0.5), quantile(latency, 0.99), waiting)
+    return SeriesPoint(number, answers / seconds, failures, quantile(latency, 0.5), quantile(latency, 0.99), waiting)
 
 
 class _Track:
     """One version's points, and its counters when the newest was made."""
 
-    def __init__(self, version: Version, now: float) -> None:
+    def __init__(self, version: SampledVersion, now: float) -> None:
         self.version = version
         self.last = read(version.stats, now)
-        self.points: deque[Point] = deque(maxlen=KEPT)
+        self.points: deque[SeriesPoint] = deque(maxlen=KEPT)
 
 
-class Series:
+class TimeSeries:
     """`sample` is called once a second, whoever looks; what it costs is told by the number of versions, not of requests."""
 
-    def __init__(self, models: Callable[[], Iterable[Model]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, models: Callable[[], Iterable[SampledModel]], clock: Callable[[], float] = time.monotonic) -> None:
         self._models = models
         self._clock = clock
         self._tracks: dict[tuple[str, str], _Track] = {}
@@ -101,13 +101,13 @@ class Series:
                 track.last = reading
             self._tracks[key] = track
 
-    def since(self, number: int) -> dict[tuple[str, str], list[Point]]:
+    def since(self, number: int) -> dict[tuple[str, str], list[SeriesPoint]]:
         """The points behind that number, oldest first."""
         return {key: _behind(track.points, number) for key, track in self._tracks.items()}
 
 
-def _behind(points: deque[Point], number: int) -> list[Point]:
-    newer: list[Point] = []
+def _behind(points: deque[SeriesPoint], number: int) -> list[SeriesPoint]:
+    newer: list[SeriesPoint] = []
     for point in reversed(points):
         if point.number <= number:
             break
@@ -116,7 +116,7 @@ def _behind(points: deque[Point], number: int) -> list[Point]:
 
 
 @asynccontextmanager
-async def sampling(series: Series) -> AsyncIterator[None]:
+async def sampling(series: TimeSeries) -> AsyncIterator[None]:
     """While this is open, a point is made each second; after a second that the loop had no time for, the next one is later."""
     loop = asyncio.get_running_loop()
 

@@ -14,7 +14,7 @@ from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, BatchAggregator
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
 from tsx_runtime.core.telemetry.error_log import ErrorLog
 from tsx_runtime.core.telemetry.histogram import Durations, Exemplar
-from tsx_runtime.core.telemetry.metric_journal import Journal
+from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.recent_requests import RecentRequests, RequestRecord
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.wire import MetricDelta
@@ -34,7 +34,7 @@ MetricKey = tuple[str, str, str, tuple[tuple[str, str], ...]]  # name, type, uni
 logger = logging.getLogger("tsx.metrics")
 
 
-class Request(Protocol):
+class QueuedRequest(Protocol):
     """What is counted of one: a job."""
 
     arrived: float  # time.monotonic()
@@ -135,7 +135,7 @@ class Stats:
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
         self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and that are not kept, by the name of the metric
         self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
-        self.journal: Journal | None = None  # where a metric log is written
+        self.journal: MetricJournal | None = None  # where a metric log is written
         self.error_log = ErrorLog()  # what handlers raised and printed, and how workers ended
 
     def counts_for(self, serving: Serving) -> None:
@@ -171,7 +171,7 @@ class Stats:
         times = self.batch
         return 0.0 if times is None else max(0.0, times.answered - times.sent - (times.done - times.began))
 
-    def add_batch(self, newest: Batch, jobs: Sequence[Request]) -> None:
+    def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
         answered, size = newest[2], newest[3]
         aggregator = self._aggregator
@@ -209,7 +209,7 @@ class Stats:
             if seconds >= 0.0:  # NaN is not
                 durations.point_out(Exemplar(trace_id, seconds, now))
 
-    def add_refusal(self, job: Request, error: TsxError, now: float) -> None:
+    def add_refusal(self, job: QueuedRequest, error: TsxError, now: float) -> None:
         name = type(error).__name__
         self.refusals[name] += 1
         if is_failure(error):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.models.model import Model, ModelVersion
-from tsx_runtime.core.persistence import State
+from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.scheduling.route import Headers, Route
 from tsx_runtime.core.traffic.observer import Observer
 from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label
@@ -39,7 +39,7 @@ class TrafficManager:
         self,
         models: Mapping[str, Model],
         configured: Mapping[str, Traffic],
-        state: State,
+        state: StateStore,
         tell: Callable[[], None],
         tell_managed: Callable[[], None],
     ) -> None:

@@ -20,7 +20,7 @@ EXIT_GRACE = 5.0  # seconds that a worker may take to end after its socket was c
 UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its answer
 
 
-class Usage(NamedTuple):
+class ResourceUsage(NamedTuple):
     """What a worker takes of the machine; of several processes, the sum."""
 
     pids: tuple[int, ...]
@@ -102,7 +102,7 @@ class WorkerInstance:
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return 0
 
-    def usage(self) -> Usage | None:
+    def usage(self) -> ResourceUsage | None:
         """None where there is no process. To be called from any thread."""
         try:
             each = [(member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member)) for member in self._members()]
@@ -111,7 +111,7 @@ class WorkerInstance:
         if not each:
             return None
         pids, memory, times, descriptors = zip(*each, strict=True)
-        return Usage(pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors))
+        return ResourceUsage(pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors))
 
     def _members(self) -> list[psutil.Process]:
         return list(self.process.members()) if self.process.alive else []

@@ -13,7 +13,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.significance import interval
 from tsx_runtime.core.shadowing.manager import answers_alone
 from tsx_runtime.core.shadowing.mirror import Mirror
-from tsx_runtime.core.shadowing.report import Cut, Example, Latency, Side
+from tsx_runtime.core.shadowing.report import Example, Excerpt, LatencyQuantiles, Side
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
@@ -146,7 +146,7 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
     return ("running", None) if version.ready else ("waiting", f"No worker serves version {mirror.number} now.")
 
 
-def _latencies(count: int, both: tuple[Latency, Latency] | None) -> Latencies | None:
+def _latencies(count: int, both: tuple[LatencyQuantiles, LatencyQuantiles] | None) -> Latencies | None:
     if both is None:
         return None
     first, second = (Milliseconds(p50=round(1000 * one.p50, 3), p99=round(1000 * one.p99, 3)) for one in both)
@@ -170,7 +170,7 @@ def _answered(side: Side) -> Answered:
     return Answered(version=side.version, status=side.status, ms=round(1000 * side.seconds, 3), headers=headers, body=_content(side.body))
 
 
-def _content(body: Cut) -> Content:
+def _content(body: Excerpt) -> Content:
     whole = body.size == len(body.start)
     for end in (0,) if whole else (0, 1, 2, 3):  # the cut may have gone through a letter
         try:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.time_series import Series
+from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND
@@ -33,7 +33,7 @@ CONFINED = DATA_HEADERS | {"content-security-policy": "sandbox; default-src 'non
 OVER_ORIGIN = frozenset({b"set-cookie", b"clear-site-data", b"strict-transport-security"})  # what would change more than this answer
 
 
-def build_router(registry: Registry, series: Series, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
+def build_router(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
     """`read_metrics` is what `metrics.reader` makes."""
     router = APIRouter(include_in_schema=False)
     _add_files(router)
@@ -62,7 +62,7 @@ def _add_files(router: APIRouter) -> None:
     router.add_api_route("/ui/{name}", file, methods=["GET", "HEAD"])
 
 
-def _api(registry: Registry, series: Series, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
+def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
     server = uistate.describe_server(registry.settings, addresses, uuid.uuid4().hex)
 
     async def check(request: Request) -> None:

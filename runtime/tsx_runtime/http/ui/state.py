@@ -11,7 +11,7 @@ from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.api.describe import Memory
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.time_series import Point, Series
+from tsx_runtime.core.telemetry.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.http.routes.traffic import natural
 from tsx_runtime.settings.schema import Settings
@@ -24,7 +24,7 @@ MOST_LINES = 500
 NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
 
 
-def describe(registry: Registry, series: Series, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
+def describe(registry: Registry, series: TimeSeries, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
     """`server` is what stays the same while it runs. `since` is the newest point that the page has."""
     points = series.since(since)
     return {
@@ -47,7 +47,7 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
     }
 
 
-def describe_model(model: Model, points: Mapping[tuple[str, str], list[Point]], memory: Memory) -> dict[str, Any]:
+def describe_model(model: Model, points: Mapping[tuple[str, str], list[SeriesPoint]], memory: Memory) -> dict[str, Any]:
     versions = sorted(model.versions.values(), key=lambda version: natural(version.version))
     return {
         "name": model.name,

@@ -23,7 +23,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
-from tsx_runtime.core.telemetry.time_series import Series, sampling
+from tsx_runtime.core.telemetry.time_series import TimeSeries, sampling
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.semantics.platform_hook import Platform
@@ -189,7 +189,7 @@ async def _answer(
     settings, registry, listeners, snapshots = parts.settings, parts.registry, parts.listeners, options.snapshots
     for listener in listeners:
         listener.listen()
-    series = Series(registry.models.values)
+    series = TimeSeries(registry.models.values)
     addresses = {role: str(listener.address) for listener in listeners for role in listener.roles}
     roles = [listener.roles for listener in listeners]
     apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses)

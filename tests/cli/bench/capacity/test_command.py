@@ -34,7 +34,7 @@ from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.storage.archive_record import kept_of
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import Recorded, encode, file_head
 
 WON = Configuration(workers=2, batch_size=4)
@@ -42,7 +42,7 @@ TIMING = Timing((1, 2, 4, 8), (12.0, 14.0, 18.0, 26.0), None, 0.05)
 
 
 def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int = 100) -> Replica:
-    return Replica(TIMING, configuration, 8, Limits(max_items=configuration.batch_size), queue, scale)
+    return Replica(TIMING, configuration, 8, BatchLimits(max_items=configuration.batch_size), queue, scale)
 
 
 def plan(replica: Replica, rate: float, slo: Slo | None, headroom: float = 0.0, moments: Sequence[float] = ()) -> Planned | None:

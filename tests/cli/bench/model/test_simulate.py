@@ -13,7 +13,7 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import predict
 from tsx_cli.bench.model.results import Curve, CurvePoint, Offered
 from tsx_cli.bench.model.simulate import constant, poisson, recorded, simulate
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 
 FEW = settings(max_examples=30)
 
@@ -52,10 +52,10 @@ def test_overload_fills_batches_and_the_queue_refuses_the_rest() -> None:
 
 
 def test_who_waits_for_company_waits_no_longer_than_told() -> None:
-    told = simulate([1.0] * 4, constant(10, 100), limits=Limits(max_items=4, wait=0.02))
+    told = simulate([1.0] * 4, constant(10, 100), limits=BatchLimits(max_items=4, wait=0.02))
     assert told.batch_sizes == {1: 100}
     assert told.p50_ms == pytest.approx(21)
-    assert simulate([1.0] * 4, constant(1000, 400), limits=Limits(max_items=4, wait=0.02)).batch_sizes == {4: 100}
+    assert simulate([1.0] * 4, constant(1000, 400), limits=BatchLimits(max_items=4, wait=0.02)).batch_sizes == {4: 100}
 
 
 @FEW
@@ -71,7 +71,7 @@ def test_who_waits_for_company_waits_no_longer_than_told() -> None:
 def test_every_request_is_answered_or_refused_and_no_worker_does_two_things(
     times: list[float], workers: int, rate: float, queue: int | None, wait: float | None, spread: float, seed: int
 ) -> None:
-    limits = Limits(max_items=len(times), wait=wait)
+    limits = BatchLimits(max_items=len(times), wait=wait)
     told = simulate(times, poisson(rate, 300, seed), workers=workers, spread=spread, queue_size=queue, limits=limits, seed=seed)
     assert told.answered + told.refused == 300
     assert sum(size * count for size, count in told.batch_sizes.items()) == told.answered
@@ -87,7 +87,7 @@ def test_every_request_is_answered_or_refused_and_no_worker_does_two_things(
 def test_not_asking_where_nothing_can_leave_changes_nothing(times: list[float], workers: int, rate: float, seed: int) -> None:
     arrivals = poisson(rate, 200, seed)
     quick = simulate(times, arrivals, workers=workers)
-    run = simulation._Run(times, workers, (), [1.0], (0.0, 0.0), Limits(max_items=len(times)), None)
+    run = simulation._Run(times, workers, (), [1.0], (0.0, 0.0), BatchLimits(max_items=len(times)), None)
     for arrival in arrivals:
         while run.running and run.running[0][0] <= arrival:
             run.step()

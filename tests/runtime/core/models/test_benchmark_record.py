@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.models.benchmark_record import FILE, LARGEST, Measured, parse_measured, read_measured
+from tsx_runtime.core.models.benchmark_record import FILE, LARGEST, BenchmarkRecord, parse_measured, read_benchmark_record
 from tsx_runtime.core.placement.hardware import Hardware, describe, hardware
 
 HERE = {"cpu": "Sort of a CPU", "cores": 2, "gpus": [], "fingerprint": hardware().fingerprint}
@@ -47,16 +47,16 @@ def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: 
 
 
 def test_what_is_no_measurement_is_told_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert read_measured(tmp_path) is None
+    assert read_benchmark_record(tmp_path) is None
     assert not caplog.records
     for content in (b"", b"{}", b"[" * 100_000, json.dumps(KEPT | {"format": 2}).encode(), b" " * LARGEST + json.dumps(KEPT).encode()):
         (tmp_path / FILE).write_bytes(content)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert read_measured(tmp_path) is None
+            assert read_benchmark_record(tmp_path) is None
         assert len(caplog.records) == 1
     (tmp_path / FILE).write_text(json.dumps(KEPT))
-    assert isinstance(read_measured(tmp_path), Measured)
+    assert isinstance(read_benchmark_record(tmp_path), BenchmarkRecord)
 
 
 def test_a_machine_is_told_by_what_it_computes_with() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.scheduling.batching import apart, assign, halves
-from tsx_runtime.core.scheduling.queue import NEVER, JobQueue, Limits, Suspects, urgency
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue, Suspects, urgency
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
 
@@ -48,7 +48,7 @@ plain = make_jobs(gone=st.booleans())
 urgent = make_jobs(gone=st.booleans(), deadline=st.none() | st.floats(NOW - 1, NOW + 1), priority=st.sampled_from([0, 0, 0, -1, 2]))
 queues = st.lists(plain, max_size=40) | st.lists(urgent, max_size=40)
 workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 2), prefetch=st.booleans(), suspected=st.booleans()), max_size=5)
-limits = st.builds(Limits, max_items=st.integers(1, 8), max_bytes=st.integers(1, 60), wait=st.none() | st.floats(0, 10))
+limits = st.builds(BatchLimits, max_items=st.integers(1, 8), max_bytes=st.integers(1, 60), wait=st.none() | st.floats(0, 10))
 
 
 def waiting(jobs) -> JobQueue:
@@ -102,7 +102,7 @@ def test_it_is_asked_again_by_the_earliest_deadline_that_is_left(queued, some, c
 @given(queues, workers, st.integers(1, 8))
 def test_no_request_waits_while_a_worker_is_idle(queued, idle, size):
     queue = waiting(queued)
-    result = assign(queue, idle, NOW, Limits(size))
+    result = assign(queue, idle, NOW, BatchLimits(size))
     busy = {id(worker) for worker, _ in result.batches}
     assert not (queue.jobs and any(worker.batches == 0 and id(worker) not in busy for worker in idle))
 
@@ -154,7 +154,7 @@ def test_a_single_busy_worker_gets_one_more_batch_only_when_nobody_could_join_it
 @given(st.lists(st.floats(NOW - 10, NOW), min_size=1, max_size=20), st.integers(1, 8), st.floats(0, 10))
 def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals, size, wait):
     queue = waiting([FakeJob(arrived=at) for at in sorted(arrivals)])
-    result = assign(queue, [FakeWorker()], NOW, Limits(size, wait=wait))
+    result = assign(queue, [FakeWorker()], NOW, BatchLimits(size, wait=wait))
     if result.batches:
         assert len(arrivals) >= size or min(arrivals) + wait <= NOW
     else:
@@ -165,7 +165,7 @@ def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals
 @given(st.lists(urgent, min_size=1, max_size=10), st.floats(0, 10))
 def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
     queue = waiting(queued)
-    wake = assign(queue, [FakeWorker()], NOW, Limits(100, wait=wait)).wake
+    wake = assign(queue, [FakeWorker()], NOW, BatchLimits(100, wait=wait)).wake
     for job in queue.jobs:
         assert wake <= job.arrived + wait
         assert job.deadline is None or wake <= (job.arrived + job.deadline) / 2
@@ -173,14 +173,14 @@ def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
 
 def test_a_batch_that_is_full_by_bytes_does_not_wait_for_company():
     queue = waiting([FakeJob(body=b"12345"), FakeJob(body=b"67890")])
-    [(_, batch)] = assign(queue, [FakeWorker()], NOW, Limits(8, max_bytes=7, wait=10.0)).batches
+    [(_, batch)] = assign(queue, [FakeWorker()], NOW, BatchLimits(8, max_bytes=7, wait=10.0)).batches
     assert len(batch) == 1
 
 
 @given(st.lists(urgent, max_size=30), st.lists(urgent, max_size=30), st.integers(0, 8))
 def test_what_is_put_back_gets_its_old_place(early, late, size):
     queue = JobQueue(early)
-    taken = queue.take(Limits(size or 1)) if early else []
+    taken = queue.take(BatchLimits(size or 1)) if early else []
     for job in late:
         queue.put(job, len(job.body))
     queue.put_back(taken)
@@ -195,14 +195,14 @@ def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
     assert not queue.ordered
     assert queue.earliest == NEVER
     while queue.jobs:
-        queue.take(Limits(size))
+        queue.take(BatchLimits(size))
     assert (queue.size, queue.ordered, queue.earliest) == (0, False, NEVER)
 
 
 def test_the_queue_is_plain_again_once_it_was_empty():
     queue = JobQueue([FakeJob(deadline=NOW + 1, priority=3), FakeJob()])
     assert queue.ordered
-    queue.take(Limits(8))
+    queue.take(BatchLimits(8))
     assert (queue.ordered, queue.earliest) == (False, NEVER)
 
 
@@ -212,7 +212,7 @@ def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, 
     queue.suspect(Suspects(group, 1) for group in groups)
     for job in (job for group in groups for job in group if job.gone):
         queue.leave(job)
-    result = assign(queue, idle, NOW, Limits(4))
+    result = assign(queue, idle, NOW, BatchLimits(4))
     left = [job for group in queue.suspects for job in group.jobs]
     sent = [job for _, group in result.retries for job in group.jobs] + [job for _, batch in result.batches for job in batch]
     assert ids([*sent, *result.skipped, *queue.jobs, *left]) == ids([*queued, *(job for group in groups for job in group)])
@@ -258,7 +258,7 @@ class Worker:
     st.lists(st.tuples(st.floats(0, 0.5), urgent), max_size=40),
     st.lists(st.booleans(), min_size=1, max_size=3),
     st.floats(0.01, 2),
-    st.builds(Limits, max_items=st.integers(1, 4), max_bytes=st.integers(10, 60), wait=st.none() | st.floats(0, 1)),
+    st.builds(BatchLimits, max_items=st.integers(1, 4), max_bytes=st.integers(10, 60), wait=st.none() | st.floats(0, 1)),
 )
 def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(arrivals, kinds, seconds, caps):
     """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to be woken for."""
@@ -294,13 +294,13 @@ def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_a
 def test_idle_worker_takes_what_is_there():
     first, second = FakeJob(), FakeJob()
     worker = FakeWorker()
-    assert assign(JobQueue([first, second]), [worker], NOW, Limits(8)).batches == [(worker, [first, second])]
+    assert assign(JobQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [(worker, [first, second])]
 
 
 def test_two_idle_workers_share_in_order_of_arrival():
     jobs = [FakeJob() for _ in range(5)]
     one, two = FakeWorker(), FakeWorker()
-    result = assign(JobQueue(jobs), [one, two], NOW, Limits(4))
+    result = assign(JobQueue(jobs), [one, two], NOW, BatchLimits(4))
     assert result.batches == [(one, jobs[:4]), (two, jobs[4:])]
 
 
@@ -308,6 +308,6 @@ def test_priority_goes_before_deadline_and_deadline_before_arrival():
     first, hurried, soon, important = FakeJob(), FakeJob(deadline=NOW + 5), FakeJob(deadline=NOW + 1), FakeJob(priority=1)
     last = FakeJob(priority=-1, deadline=NOW + 0.1)
     worker = FakeWorker()
-    assert assign(JobQueue([last, first, hurried, soon, important]), [worker], NOW, Limits(8)).batches == [
+    assert assign(JobQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)).batches == [
         (worker, [important, soon, hurried, first, last])
     ]

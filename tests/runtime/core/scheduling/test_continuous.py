@@ -16,11 +16,11 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
-from tsx_runtime.core.scheduling.queue import Limits, Suspects, urgency
+from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
 from tsx_runtime.errors import WorkerDied
 
 workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4)
-limits = st.builds(Limits, max_items=st.integers(1, 4))
+limits = st.builds(BatchLimits, max_items=st.integers(1, 4))
 
 
 @given(queues, workers, limits)
@@ -46,7 +46,7 @@ def test_no_request_waits_while_a_worker_has_room_and_none_gets_more_than_fits(q
 def test_requests_spread_over_the_workers_with_the_fewest_under_way():
     busy, idle = FakeWorker(2), FakeWorker(0)
     jobs = [FakeJob() for _ in range(4)]
-    assert sorted(len(taken) for _, taken in join(waiting(jobs), [busy, idle], NOW, Limits(8)).batches) == [1, 3]
+    assert sorted(len(taken) for _, taken in join(waiting(jobs), [busy, idle], NOW, BatchLimits(8)).batches) == [1, 3]
 
 
 def test_nobody_joins_suspects_while_they_are_in_quarantine():
@@ -54,10 +54,10 @@ def test_nobody_joins_suspects_while_they_are_in_quarantine():
     queue = waiting([other])
     queue.suspect([Suspects(suspects, 1)])
     free, busy = FakeWorker(1), FakeWorker(2)
-    result = join(queue, [free, busy], NOW, Limits(4))
+    result = join(queue, [free, busy], NOW, BatchLimits(4))
     assert result.retries == [(free, Suspects(suspects, 1))]
     assert result.batches == [(busy, [other])]
-    assert not join(waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, Limits(4)).batches
+    assert not join(waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)).batches
 
 
 def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
@@ -65,10 +65,10 @@ def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
     group = Suspects([FakeJob(), FakeJob()], 1)
     queue.suspect([group])
     least, most = FakeWorker(2), FakeWorker(2)
-    assert [worker for worker, _ in join(queue, [least, most], NOW, Limits(3)).batches] == [most]
-    assert not join(queue, [least], NOW, Limits(3)).batches
+    assert [worker for worker, _ in join(queue, [least, most], NOW, BatchLimits(3)).batches] == [most]
+    assert not join(queue, [least], NOW, BatchLimits(3)).batches
     least.batches = 1
-    assert join(queue, [least], NOW, Limits(3)).retries == [(least, group)]
+    assert join(queue, [least], NOW, BatchLimits(3)).retries == [(least, group)]
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 3))
@@ -93,7 +93,7 @@ ERROR = WorkerDied("Worker died.")
 
 
 async def serving() -> tuple[JoiningDispatcher, OpenChannel, Peer]:
-    dispatcher = JoiningDispatcher('Model "m" [Version 1.0]', Limits(8), Bounds())
+    dispatcher = JoiningDispatcher('Model "m" [Version 1.0]', BatchLimits(8), Bounds())
     dispatcher.accept(True)
     return dispatcher, *await one_more(dispatcher)
 

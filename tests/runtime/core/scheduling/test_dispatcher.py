@@ -14,7 +14,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import MOST_FACTS, Channel, LoadError
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
@@ -61,7 +61,7 @@ async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
     return channel, Peer(back)
 
 
-async def started(limits: Limits = Limits(4), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
+async def started(limits: BatchLimits = BatchLimits(4), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
     dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, bounds)
     dispatcher.accept(True)
     channel, peer = await connect(dispatcher)
@@ -73,7 +73,7 @@ def job(body: bytes = b"x", deadline: float | None = None, priority: int = 0) ->
     return WaitingJob(wire.request_meta("id", b"", []), body, time.monotonic(), deadline, priority)
 
 
-async def busy(limits: Limits = Limits(2), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # immutable tuples
+async def busy(limits: BatchLimits = BatchLimits(2), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # immutable tuples
     """Its only worker holds all that it takes."""
     dispatcher, channel, peer = await started(limits, bounds)
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_bodies_larger_than_the_read_buffer_come_back_whole(size):
 
 def test_a_full_queue_refuses_at_once():
     async def main():
-        dispatcher, _, peer = await started(Limits(1), bounds=Bounds(2))
+        dispatcher, _, peer = await started(BatchLimits(1), bounds=Bounds(2))
         first = submit(dispatcher, b"1")
         await peer.read()
         early = submit(dispatcher, b"2")  # the only worker may hold one more full batch
@@ -140,7 +140,7 @@ def test_a_full_queue_refuses_at_once():
 
 def test_a_burst_is_not_refused_while_workers_idle():
     async def main():
-        dispatcher, _, peer = await started(Limits(4), bounds=Bounds(4))
+        dispatcher, _, peer = await started(BatchLimits(4), bounds=Bounds(4))
         jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
         for _ in range(2):
             await peer.reply(await peer.read())
@@ -151,7 +151,7 @@ def test_a_burst_is_not_refused_while_workers_idle():
 
 def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits():
     async def main():
-        dispatcher = Dispatcher("Model", Limits(4), Bounds(10))
+        dispatcher = Dispatcher("Model", BatchLimits(4), Bounds(10))
         with pytest.raises(NoWorker):
             await answer(submit(dispatcher, b"a")[0])
         dispatcher.accept(True)
@@ -171,7 +171,7 @@ def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits(
 
 def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
     async def main():
-        dispatcher, channel, peer = await started(Limits(2))
+        dispatcher, channel, peer = await started(BatchLimits(2))
         jobs = submit(dispatcher, b"1", b"2")
         await peer.read()
         jobs += submit(dispatcher, b"3", b"4")
@@ -197,7 +197,7 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
 
 def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refused():
     async def main():
-        dispatcher, channel, peer = await started(Limits(1))
+        dispatcher, channel, peer = await started(BatchLimits(1))
         jobs = submit(dispatcher, b"1")
         await peer.read()
         jobs += submit(dispatcher, b"2")
@@ -215,7 +215,7 @@ def test_when_the_last_worker_dies_on_its_way_out_what_it_had_not_begun_is_refus
 
 def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_did_it_is_refused():
     async def main():
-        dispatcher = Dispatcher("Model", Limits(8), Bounds(100))
+        dispatcher = Dispatcher("Model", BatchLimits(8), Bounds(100))
         dispatcher.accept(True)
         jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
         sizes = []
@@ -241,7 +241,7 @@ def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_
 
 def test_a_request_whose_answer_has_begun_is_not_tried_again():
     async def main():
-        dispatcher, channel, peer = await started(Limits(2))
+        dispatcher, channel, peer = await started(BatchLimits(2))
         streaming, other = submit(dispatcher, b"1", b"2")
         frame = await peer.read()
         await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"one ")]))
@@ -329,7 +329,7 @@ def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_
 
 def test_a_model_that_waits_for_company_sends_when_the_wait_is_over():
     async def main():
-        dispatcher, _, peer = await started(Limits(8, wait=0.05))
+        dispatcher, _, peer = await started(BatchLimits(8, wait=0.05))
         jobs = submit(dispatcher, b"a")
         await asyncio.sleep(0)
         jobs += submit(dispatcher, b"b")
@@ -382,7 +382,7 @@ def test_a_worker_that_does_not_keep_to_the_format_is_cut_off(garbage):
 
 def test_a_worker_reports_that_it_has_loaded_or_why_not():
     async def main():
-        dispatcher = Dispatcher("Model", Limits(4), Bounds(10))
+        dispatcher = Dispatcher("Model", BatchLimits(4), Bounds(10))
         channel, peer = await connect(dispatcher)
         await peer.write(*wire.encode(wire.Kind.LOADED, 0, extra=b'{"device": "cpu"}'))
         assert await asyncio.wait_for(channel.loaded, TIMEOUT) == {"device": "cpu"}
@@ -418,7 +418,7 @@ def test_a_deadline_is_acted_on_while_every_worker_is_busy():
 
 def test_who_is_refused_while_workers_load_is_told_when_one_will_serve():
     async def main():
-        dispatcher = Dispatcher('Model "m" [Version 1.0]', Limits(1), Bounds(1))
+        dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(1), Bounds(1))
         dispatcher.accept(True)
         submit(dispatcher, b"waits")
         for left, told in ((41.2, 42), (3.0, 3), (None, 1)):  # what was said is not said again when it holds no more
@@ -477,7 +477,7 @@ def test_all_deadlines_of_a_version_share_one_timer():
 
 def test_the_more_urgent_is_served_first():
     async def main():
-        dispatcher, _, peer = await started(Limits(1))
+        dispatcher, _, peer = await started(BatchLimits(1))
         now = time.monotonic()
         frames = []
         for _ in range(2):  # what the worker takes at once
@@ -513,7 +513,7 @@ def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
 
 def test_who_leaves_gives_up_its_place_at_once():
     async def main():
-        dispatcher, _, _ = await busy(Limits(1), Bounds(2))
+        dispatcher, _, _ = await busy(BatchLimits(1), Bounds(2))
         one, two = submit(dispatcher, b"1", b"2")
         dispatcher.leave(one)
         [three] = submit(dispatcher, b"3")
@@ -527,7 +527,7 @@ def test_who_leaves_gives_up_its_place_at_once():
 
 def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspects():
     async def main():
-        dispatcher, channel, peer = await started(Limits(4))
+        dispatcher, channel, peer = await started(BatchLimits(4))
         suspects = submit(dispatcher, b"1", b"2", b"3", b"4")
         await peer.read()
         peer.close()
@@ -552,7 +552,7 @@ def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspects():
 
 def test_who_leaves_while_its_request_runs_is_counted_once():
     async def main():
-        dispatcher, _, peer = await started(Limits(4))
+        dispatcher, _, peer = await started(BatchLimits(4))
         [leaving, staying] = submit(dispatcher, b"1", b"2")
         frame = await peer.read()
         dispatcher.leave(leaving)
@@ -570,7 +570,7 @@ def test_who_leaves_while_its_request_runs_is_counted_once():
 
 def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound():
     async def main():
-        dispatcher, _, _ = await busy(Limits(1), Bounds(10, 100))
+        dispatcher, _, _ = await busy(BatchLimits(1), Bounds(10, 100))
         [large] = submit(dispatcher, bytes(200))
         [refused] = submit(dispatcher, b"x")
         with pytest.raises(QueueFull, match=r"requests with 200 bytes wait \(maxQueueBytes\)"):
@@ -591,7 +591,7 @@ def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound(
 
 def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
     async def main():
-        dispatcher, _, _ = await busy(Limits(2), Bounds(6, overload_status=429))
+        dispatcher, _, _ = await busy(BatchLimits(2), Bounds(6, overload_status=429))
         dispatcher.service_rate.add(2, 1.0, 1.0)  # 2 requests a second of one worker: 6 take 3 seconds
         [*_, refused] = submit(dispatcher, *[b"x"] * 7)
         with pytest.raises(QueueFull, match=r"6 requests wait \(jobQueueSize\); try again in 3 s") as caught:
@@ -603,12 +603,12 @@ def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do()
 
 def test_limits_and_bounds_change_while_requests_wait():
     async def main():
-        dispatcher, _, peer = await started(Limits(8, wait=60.0), Bounds(2))
+        dispatcher, _, peer = await started(BatchLimits(8, wait=60.0), Bounds(2))
         submit(dispatcher, b"1", b"2")
         [refused] = submit(dispatcher, b"3")
         with pytest.raises(QueueFull):
             await answer(refused)
-        dispatcher.change(Limits(1), Bounds(5))
+        dispatcher.change(BatchLimits(1), Bounds(5))
         assert len((await peer.read()).items) == 1
         submit(dispatcher, *[b"x"] * 4)
         assert len(dispatcher.queue) == 5
@@ -618,7 +618,7 @@ def test_limits_and_bounds_change_while_requests_wait():
 
 def test_the_pace_is_measured_from_reply_to_reply():
     async def main():
-        dispatcher, channel, peer = await busy(Limits(2))
+        dispatcher, channel, peer = await busy(BatchLimits(2))
         for sent in list(channel.sent):
             items = [(200, b"", b"")] * len(sent.jobs)
             await peer.write(*wire.encode(wire.Kind.REPLY, sent.batch, items))
@@ -631,7 +631,7 @@ def test_the_pace_is_measured_from_reply_to_reply():
 
 def test_in_a_full_queue_the_least_urgent_gives_way_to_a_greater_priority():
     async def main():
-        dispatcher, _, _ = await busy(Limits(1), Bounds(3))
+        dispatcher, _, _ = await busy(BatchLimits(1), Bounds(3))
         low, plain, later = job(priority=-1), job(), job()
         for each in (low, plain, later):
             dispatcher.submit(each)
@@ -654,7 +654,7 @@ def test_in_a_full_queue_the_least_urgent_gives_way_to_a_greater_priority():
 
 def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
     async def main():
-        dispatcher, channel, peer = await started(Limits(1))
+        dispatcher, channel, peer = await started(BatchLimits(1))
         [begun] = submit(dispatcher, b"1")
         await peer.read()
         [early] = submit(dispatcher, b"2")
@@ -677,7 +677,7 @@ def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
 
 def test_a_channel_that_closed_before_it_was_added_gets_nothing():
     async def main():
-        dispatcher = Dispatcher('Model "m" [Version 1.0]', Limits(4), Bounds())
+        dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds())
         dispatcher.accept(True)
         channel, peer = await connect(dispatcher)
         peer.close()
@@ -717,7 +717,7 @@ def test_a_batchs_times_are_there_when_its_requests_are_answered():
 
     async def main():
         nonlocal dispatcher
-        dispatcher, _, peer = await started(Limits(2))
+        dispatcher, _, peer = await started(BatchLimits(2))
         first = Curious(wire.request_meta("first", b"", []), b"", time.monotonic())
         dispatcher.submit(first)
         frame = await peer.read()
@@ -755,7 +755,7 @@ def test_a_batchs_times_are_there_when_its_requests_are_answered():
 
 def test_what_is_refused_is_an_error_unless_its_client_left():
     async def main():
-        dispatcher, _, peer = await started(Limits(1), bounds=Bounds(1))
+        dispatcher, _, peer = await started(BatchLimits(1), bounds=Bounds(1))
         [failed] = submit(dispatcher, b"1")
         frame = await peer.read()
         submit(dispatcher, b"2")
@@ -778,7 +778,7 @@ def test_what_is_refused_is_an_error_unless_its_client_left():
 
 def test_a_worker_that_reports_more_than_any_worker_does_is_ended() -> None:
     async def scenario() -> None:
-        _, channel, peer = await started(Limits(1))
+        _, channel, peer = await started(BatchLimits(1))
         await peer.write(*wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MOST_FACTS + b'"}'))
         await asyncio.wait_for(channel.closed, TIMEOUT)
 

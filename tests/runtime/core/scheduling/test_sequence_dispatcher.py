@@ -8,13 +8,13 @@ from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer,
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 
 
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
-    dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', Limits(4), Bounds(), SequenceConfig(60.0, most=4), HeaderNames())
+    dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4), HeaderNames())
     dispatcher.accept(True)
     channel, peer = await connect(dispatcher)
     dispatcher.add(channel)

@@ -13,17 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.runtime.core.scheduling.test_batching import FakeJob, FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.scheduling.queue import Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
-from tsx_runtime.core.scheduling.sequences import Mark, SequenceConfig, Sequences
+from tsx_runtime.core.scheduling.sequences import SequenceConfig, SequenceMark, Sequences
 from tsx_runtime.errors import ClientLeft, Unavailable
 
 TERMS = SequenceConfig(max_idle=10, timeout=60, most=3, queue=2)
-LIMITS = Limits(2, 40)
+LIMITS = BatchLimits(2, 40)
 
 
-def mark(id: str = "a", *, start: bool = False, end: bool = False) -> Mark:
-    return Mark(id, start, end)
+def mark(id: str = "a", *, start: bool = False, end: bool = False) -> SequenceMark:
+    return SequenceMark(id, start, end)
 
 
 def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWorker]:
@@ -33,7 +33,7 @@ def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWo
     for id in ids or ("a",):
         job = FakeJob()
         assert sequences.admit(job, mark(id, start=True), 0.0) is None
-        assert sequences.assign([worker], 0.0, Limits(8)) == [(worker, [job])]
+        assert sequences.assign([worker], 0.0, BatchLimits(8)) == [(worker, [job])]
         assert sequences.answered(job, 0.0) == []
     return sequences, worker
 
@@ -247,7 +247,7 @@ def test_a_batch_keeps_to_the_cap_on_bytes_unless_a_request_alone_exceeds_it(bod
     sequences: Sequences = Sequences(SequenceConfig(10, None, most=8, queue=1))
     for number, body in enumerate(bodies):
         sequences.admit(FakeJob(body=body), mark(str(number), start=True), 0.0)
-    ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, Limits(8, 20))
+    ((_, jobs),) = sequences.assign([FakeWorker()], 0.0, BatchLimits(8, 20))
     assert len(jobs) == 1 or sum(len(job.body) for job in jobs) <= 20
 
 

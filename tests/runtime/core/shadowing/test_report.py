@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.shadowing.report import CUT, NEWEST, Cut, ShadowReport, cut, quantile, side_of, without_secrets
+from tsx_runtime.core.shadowing.report import CUT, NEWEST, Excerpt, ShadowReport, excerpt_of, quantile, side_of, without_secrets
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Parts
 
@@ -47,7 +47,7 @@ def test_headers_that_let_somebody_in_are_left_out() -> None:
 
 
 def test_of_a_body_the_beginning_is_kept() -> None:
-    assert cut(b"abc") == Cut(b"abc", 3)
-    assert cut(memoryview(b"x" * 5000)) == Cut(b"x" * CUT, 5000)
-    assert cut(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Cut(b"a" * 2000 + b"b" * 48, 4001)
-    assert cut(Parts([b"a", b"b"], 2)) == Cut(b"ab", 2)
+    assert excerpt_of(b"abc") == Excerpt(b"abc", 3)
+    assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * CUT, 5000)
+    assert excerpt_of(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Excerpt(b"a" * 2000 + b"b" * 48, 4001)
+    assert excerpt_of(Parts([b"a", b"b"], 2)) == Excerpt(b"ab", 2)

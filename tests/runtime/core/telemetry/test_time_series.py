@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tsx_runtime.core.telemetry.time_series import KEPT, Series, between, read
+from tsx_runtime.core.telemetry.time_series import KEPT, TimeSeries, between, read
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import BadRequest, ClientLeft, QueueFull
 
@@ -17,7 +17,7 @@ class Server:
         self.now = 100.0
         self.model = SimpleNamespace(versions={})
         self.renew()
-        self.series = Series(lambda: [self.model], lambda: self.now)
+        self.series = TimeSeries(lambda: [self.model], lambda: self.now)
 
     def renew(self) -> None:
         self.version: Any = SimpleNamespace(name="m", version="1.0", stats=Stats(), pending=0)

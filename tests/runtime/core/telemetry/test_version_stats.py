@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import JobQueue, Limits
+from tsx_runtime.core.scheduling.queue import BatchLimits, JobQueue
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
 from tsx_runtime.core.telemetry.batch_times import NAN
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -97,7 +97,7 @@ def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(wai
     for at, (deadline, priority) in sorted(waiting, key=itemgetter(0)):
         queue.put(cast("Job", FakeJob(at, deadline=deadline, priority=priority)), 1)
     while queue.jobs:
-        jobs = queue.take(Limits(max_items=most))
+        jobs = queue.take(BatchLimits(max_items=most))
         longest = 5.0 - min(job.arrived for job in jobs)
         for threshold, found in ((longest - 1e-6, True), (longest, False)):
             stats = Stats()

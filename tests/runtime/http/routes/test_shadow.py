@@ -420,7 +420,7 @@ def test_a_shadow_that_is_unregistered_comes_back(twins: RunningServer, until: U
     assert settled(twins, until)["requests"]["shed"] == {"not-ready": 1}
     twins.register("twin-2.0.mar", initial_workers=1)
     ask(twins, "same")
-    assert settled(twins, until)["requests"] == {"copied": 1, "under_way": 0, "shed": {}}  # it may be another one: counted from nothing
+    assert settled(twins, until)["requests"] == {"copied": 1, "under_way": 0, "shed": {}}  # it may be another one: the counters are reset
 
 
 def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins: RunningServer, tmp_path: Path, until: Until) -> None:
