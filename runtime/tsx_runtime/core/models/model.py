@@ -28,6 +28,7 @@ from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
+from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 
@@ -39,7 +40,9 @@ class ServerResources(NamedTuple):
     starter: Starter
     machine: Machine
     ids: Iterator[int]  # of workers
+    gpus: int  # that this server uses
     choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
+    batch_policies: Mapping[str, BatchPolicy]  # of plugins
     worker_output: str = ""  # see `LoadOrder.output`
 
 
@@ -195,6 +198,10 @@ class ModelVersion:
     def continue_counts(self, old: ModelVersion) -> None:
         """Of the same version: its metrics go on where the old one's are, and have both while that is not over."""
         self._dispatcher.continue_counts(old._dispatcher.stats)
+
+    def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
+        """Have requests, and the clients that leave, go there from now on: the version is replaced, or has replaced another."""
+        self.submit, self.leave = submit, leave
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
         """Have the minimum of workers at least and the maximum at most, as `Supervisor.scale` does.

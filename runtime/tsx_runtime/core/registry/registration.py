@@ -32,14 +32,7 @@ class Registrar:
     """See `Registry.register` for what is raised."""
 
     def __init__(
-        self,
-        table: ModelTable,
-        host: ServerResources,
-        downloads: Downloads,
-        environments: Environments,
-        background: TaskGroup,
-        gpus: int,
-        policies: Mapping[str, BatchPolicy],
+        self, table: ModelTable, host: ServerResources, downloads: Downloads, environments: Environments, background: TaskGroup
     ) -> None:
         self._table = table
         self._settings = host.settings
@@ -47,8 +40,6 @@ class Registrar:
         self._downloads = downloads
         self._environments = environments
         self._background = background
-        self._gpus = gpus  # that this server uses
-        self._policies = policies
         self._replacer = Replacer(table, background)
 
     async def from_url(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
@@ -156,8 +147,8 @@ class Registrar:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))
         own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
-        chosen = plan(order, archive.config, self._settings, self._gpus, own)
-        chosen = _with_policy(chosen, name, archive.config.batch_policy, self._policies)
+        chosen = plan(order, archive.config, self._settings, self._host.gpus, own)
+        chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 
     def _in_store(self, url: str) -> Path:

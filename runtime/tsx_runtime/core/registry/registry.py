@@ -80,14 +80,15 @@ class Registry:
             self._starter,
             machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES")),
             itertools.count(FIRST_WORKER_ID),
+            self.gpus,
             self._choose_gpus,
+            self.plugins.batch_policies,
             worker_output,
         )
         self._environments = Environments(
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
-        policies = self.plugins.batch_policies
-        self._registrar = registrar = Registrar(table, host, self._downloads, self._environments, self._background, self.gpus, policies)
+        self._registrar = registrar = Registrar(table, host, self._downloads, self._environments, self._background)
         self.register_path, self.register_archive = registrar.from_path, registrar.from_archive
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:

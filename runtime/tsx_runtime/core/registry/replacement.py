@@ -74,8 +74,8 @@ class Handover:
         if self._stateful:
             new.predecessors.append(old)
             new.learn_losses_of(old)
-            new.submit, new.leave = self._submit, self._leave
-        old.submit, old.leave = (lambda job: new.submit(job)), self._leave  # late bound: the new one may be replaced itself
+            new.redirect(self._submit, self._leave)
+        old.redirect(lambda job: new.submit(job), self._leave)  # late bound: the new one may be replaced itself
 
     def end(self) -> None:
         """The old one has ended: release it."""
@@ -84,7 +84,7 @@ class Handover:
         if self._old in new.predecessors:
             new.predecessors.remove(self._old)
         if new.submit == self._submit:  # else it was replaced itself meanwhile
-            new.submit, new.leave = self._enter_new, self._leave_new
+            new.redirect(self._enter_new, self._leave_new)
 
     def _submit(self, job: Job) -> None:
         if self._stateful and self._old.carries(job):
