@@ -35,20 +35,20 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 
-class VersionOverrides(NamedTuple):
+class Adjustments(NamedTuple):
     """What the management API had set on a version at some time."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
 
     @classmethod
-    def of(cls, version: ModelVersion) -> VersionOverrides:
+    def of(cls, version: ModelVersion) -> Adjustments:
         return cls(dict(version.changed), (version.min_workers, version.max_workers))
 
 
-def catch_up(old: ModelVersion, new: ModelVersion, before: VersionOverrides) -> Coroutine[Any, Any, None] | None:
+def catch_up(old: ModelVersion, new: ModelVersion, before: Adjustments) -> Coroutine[Any, Any, None] | None:
     """Apply what was set on the old version since `before`. Returns the scaling, where its number of workers was changed."""
-    now = VersionOverrides.of(old)
+    now = Adjustments.of(old)
     since = {name: value for name, value in now.limits.items() if name not in before.limits or before.limits[name] != value}
     if since:
         new.change(since)
@@ -125,7 +125,7 @@ class Replacer:
 
     async def carry_out(self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]) -> None:
         """Where this fails, the old version continues unchanged."""
-        before = VersionOverrides.of(old)
+        before = Adjustments.of(old)
         try:
             await starting
             self._swap(old, new, before)
@@ -139,7 +139,7 @@ class Replacer:
         finally:
             self.end(old)
 
-    def _swap(self, old: ModelVersion, new: ModelVersion, before: VersionOverrides) -> None:
+    def _swap(self, old: ModelVersion, new: ModelVersion, before: Adjustments) -> None:
         """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
         if not self._table.has(old):
             raise Conflict(f"Version {old.version} of model {old.name} was unregistered while its replacement was loaded.")
