@@ -21,9 +21,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.batching import Limits
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Splitter
@@ -82,7 +82,7 @@ class Layers:
         self.spent = dict.fromkeys(("read and submit", "assign and send", "worker", "receive and answer"), 0.0)
         self.requests = 0
         self.beside = 0.0  # seconds of processor time of other threads
-        self.dispatcher = Dispatcher("ok", Limits(batch), Bounds(10 * batch))
+        self.dispatcher = Dispatcher("ok", BatchLimits(batch), Bounds(10 * batch))
         self.dispatcher.accept(True)
         route = _route(self.dispatcher, ROUTED.get(routed or ""))
         hidden = SimpleNamespace(of=lambda name: frozenset())

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.workers.instance import Running
+from tsx_runtime.core.workers.instance import WorkerInstance
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import WorkerDied
 
@@ -233,7 +233,7 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
 
 
 def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog):
-    looked, look = [], Running.is_stopped
+    looked, look = [], WorkerInstance.is_stopped
 
     def fails_first(running):
         looked.append(running)
@@ -241,7 +241,7 @@ def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog
             raise ValueError("nobody foresaw this")
         return look(running)
 
-    monkeypatch.setattr(Running, "is_stopped", fails_first)
+    monkeypatch.setattr(WorkerInstance, "is_stopped", fails_first)
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.registry.standalone import open_model
-from tsx_runtime.core.workers.instance import Running, describe_exit
+from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
 from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import (
@@ -156,7 +156,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())
-        start, failures = Running.start, []
+        start, failures = WorkerInstance.start, []
 
         async def fail_often(*what):
             if len(failures) < 2 * SAME_LOAD_ERROR:
@@ -164,7 +164,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no
                 raise OSError(errno.EMFILE, "Too many open files")
             return await start(*what)
 
-        monkeypatch.setattr(Running, "start", fail_often)
+        monkeypatch.setattr(WorkerInstance, "start", fail_often)
         os.kill(version.workers[0].pid, signal.SIGKILL)
         await until(lambda: failures)
         assert await ask(version, "again") == "again"
