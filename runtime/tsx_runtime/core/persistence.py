@@ -37,13 +37,13 @@ class StateStore:
         self._models: dict[str, dict[str, Any]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
-        self._told = False
+        self._warned = False
         if directory is not None:
             try:
                 for each in (directory, directory / "models", directory / "rollouts"):
                     check_directory(each)
             except PermissionError as error:
-                self._tell(str(error.strerror))
+                self._warn_once(str(error.strerror))
                 self.directory = directory = None
             except OSError:  # nothing can be read there; a write that fails is logged
                 pass
@@ -86,7 +86,7 @@ class StateStore:
 
     def _write_soon(self, name: str, text: str | None) -> None:
         if self.directory is None:
-            self._tell("no directory can be used for it")
+            self._warn_once("no directory can be used for it")
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tsx-state")  # one, so that what came later is written later
@@ -108,7 +108,7 @@ class StateStore:
                         out.write(text.encode())
             self._waiting.clear()
         except OSError as error:
-            self._tell(f"{file} cannot be written: {error.strerror or error}")
+            self._warn_once(f"{file} cannot be written: {error.strerror or error}")
 
     def _own(self, directory: Path) -> bool:
         """Whether this server, and no other one, writes there."""
@@ -116,22 +116,22 @@ class StateStore:
             return True
         try:
             lock = FileLock(directory / "lock")
-        except OSError:  # what is to be written there fails as well, and is told then
+        except OSError:  # what is to be written there fails as well, and is logged then
             return True
         try:
             if not lock.own(wait=False):
                 lock.close()
-                self._tell(f"another server that runs keeps its own in {directory}")
+                self._warn_once(f"another server that runs keeps its own in {directory}")
                 return False
         except CacheError:  # a file system without locks
             pass
         self._lock = lock
         return True
 
-    def _tell(self, why: str) -> None:
+    def _warn_once(self, why: str) -> None:
         """Once: each further change would say the same."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             lost = "what is changed while this server runs, such as traffic, is lost when it stops"
             logger.warning("%s: %s. Set state_dir to a directory of its own", lost, why)
 
@@ -171,7 +171,7 @@ def _read_all(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Empty, and told, where it is not what was written."""
+    """Empty, and logged, where it is not what was written."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(kept, dict):

@@ -202,8 +202,8 @@ class Shadow(_Part):
 
 def _check_patterns(rules: object) -> object:
     """Before any is compiled."""
-    told = rules if isinstance(rules, list | tuple) else ()
-    patterns = [rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None) for rule in told]
+    given = rules if isinstance(rules, list | tuple) else ()
+    patterns = [rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None) for rule in given]
     if (length := sum(len(pattern) for pattern in patterns if isinstance(pattern, str))) > LONGEST_PATTERNS:
         raise ValueError(f"their patterns have {length} characters together; at most {LONGEST_PATTERNS} can be")
     return rules
@@ -231,17 +231,17 @@ class Traffic(_Part):
         """Whether requests that name no version may go elsewhere than to the default one, or to another as well."""
         return bool(self.weights or self.rules or self.shadow)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As JSON, without what is not set."""
         return self.model_dump(mode="json")
 
     def digest(self) -> str:
         """The same for the same."""
-        return sha256(json.dumps(self.told(), sort_keys=True).encode()).hexdigest()[:16]
+        return sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def changed(self, changes: Mapping[str, Any]) -> Traffic:
         """With changes merged in, where null removes (RFC 7396). Raises ValueError."""
-        return parse_traffic(_merged(self.told(), changes))
+        return parse_traffic(_merged(self.as_json(), changes))
 
     def renamed(self, old: str, new: str) -> Traffic:
         """With another version in the place of one."""

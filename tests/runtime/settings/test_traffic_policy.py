@@ -20,9 +20,9 @@ WHOLE = {
 
 
 def test_what_is_told_of_traffic_is_what_was_said() -> None:
-    assert parse_traffic(WHOLE).told() == WHOLE
-    assert NOTHING.told() == {}
-    assert parse_traffic(parse_traffic(WHOLE).told()) == parse_traffic(WHOLE)
+    assert parse_traffic(WHOLE).as_json() == WHOLE
+    assert NOTHING.as_json() == {}
+    assert parse_traffic(parse_traffic(WHOLE).as_json()) == parse_traffic(WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_pattern_without_its_package_says_how_to_get_it(monkeypatch: pytest.Mo
 def test_changes_are_merged_and_null_removes() -> None:
     traffic = parse_traffic(WHOLE)
     changed = traffic.changed({"weights": {"1.0": 50, "canary": None, "3.0": 50}, "sticky": None, "rules": []})
-    assert changed.told() == {"weights": {"1.0": 50, "3.0": 50}, "labels": WHOLE["labels"], "shadow": WHOLE["shadow"]}
+    assert changed.as_json() == {"weights": {"1.0": 50, "3.0": 50}, "labels": WHOLE["labels"], "shadow": WHOLE["shadow"]}
     assert traffic.changed({}) == traffic
     with pytest.raises(ValueError, match="traffic has no 'weight'; did you mean 'weights'"):
         traffic.changed({"weight": {}})

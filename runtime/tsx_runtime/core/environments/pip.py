@@ -82,7 +82,7 @@ def install(label: str, environment: Path, model_dir: Path, requirements: Requir
 
 
 def environment_of_pip(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pip is told: all that people set for it, but none that would lead it elsewhere."""
+    """The variables that pip gets: all that are set for it, but none that would lead it elsewhere."""
     return {name: value for name, value in environ.items() if name.startswith("PIP_") and name not in ELSEWHERE}
 
 
@@ -121,9 +121,9 @@ def _run(command: list[str], label: str, directory: Path, deadline: float, runs:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if told := line.rstrip()[:LONGEST_LINE]:
-                said.append(told)
-                logger.info("%s: pip: %s", label, told)
+            if text := line.rstrip()[:LONGEST_LINE]:
+                said.append(text)
+                logger.info("%s: pip: %s", label, text)
         code = process.wait()
     finally:
         timer.cancel()

@@ -1,7 +1,7 @@
 """What an archive's requirements file asks for, checked before pip reads it. Contract sections 5.7 and 10, row 13.
 
 pip is started without a shell, so nothing in the file is ever run by one. What is refused here is what would lead it out of the
-model's directory, or is no requirement at all; its author is told the line.
+model's directory, or is no requirement at all; the error names the line.
 """
 
 from __future__ import annotations
@@ -174,17 +174,17 @@ def _path_of(place: str) -> str:
     return place
 
 
-def _inside(inside: Path, path: Path, told: str) -> Path:
+def _inside(inside: Path, path: Path, name: str) -> Path:
     """The path, with all links followed. Raises BadRequirements where it leads out of the archive, or to nothing."""
     try:
         found = path.resolve()
         there = found.exists()
     except (OSError, ValueError, RuntimeError) as error:
-        raise BadRequirements(f"{told} is no path: {error}") from error
+        raise BadRequirements(f"{name} is no path: {error}") from error
     if not found.is_relative_to(inside):
-        raise BadRequirements(f"{told} leads out of the archive. Name a file that is in it")
+        raise BadRequirements(f"{name} leads out of the archive. Name a file that is in it")
     if not there:
-        raise BadRequirements(f"{told} is not in the archive. Add it with --extra-files")
+        raise BadRequirements(f"{name} is not in the archive. Add it with --extra-files")
     return found
 
 

@@ -100,8 +100,8 @@ def check_isolation(settings: Settings) -> None:
             continue
         if missing := "; ".join(lacking(isolation)):
             raise SettingError(f"{name} is on, and this system does not have what it needs: {missing}")
-        told = ", ".join(f"{what}: {value}" for what, value in isolation.describe().items())
-        logger.info("%s is on: %s", name, told if isolation.bounds else f"{told}; memory, CPU and processes are not bounded")
+        text = ", ".join(f"{what}: {value}" for what, value in isolation.describe().items())
+        logger.info("%s is on: %s", name, text if isolation.bounds else f"{text}; memory, CPU and processes are not bounded")
 
 
 def lacking(isolation: Isolation) -> Iterable[str]:

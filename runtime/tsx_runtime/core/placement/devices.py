@@ -1,4 +1,4 @@
-"""What this machine has to compute with, told without torch, and which of it a worker gets."""
+"""What this machine has to compute with, found without torch, and which of it a worker gets."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def _amd_count(nodes: Path) -> int:
     count = 0
     for properties in nodes.glob("*/properties"):
         try:
-            told = dict(line.split(maxsplit=1) for line in properties.read_text().splitlines() if " " in line)
+            fields = dict(line.split(maxsplit=1) for line in properties.read_text().splitlines() if " " in line)
         except OSError:  # not for this user
             continue
-        count += int(told.get("simd_count", "0")) > 0
+        count += int(fields.get("simd_count", "0")) > 0
     return count
 
 

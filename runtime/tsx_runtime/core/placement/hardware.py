@@ -50,8 +50,8 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())
     if sys.platform == "darwin":
-        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=10, check=False)
-        return told.stdout.strip() or platform.machine()
+        finished = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=10, check=False)
+        return finished.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 
@@ -60,8 +60,8 @@ def _gpus(driver: Path, count: int) -> tuple[str, ...]:
     names = []
     try:
         for device in sorted(driver.iterdir()):
-            told = (device / "information").read_text(encoding="utf-8", errors="replace").splitlines()
-            names += [" ".join(line.partition(":")[2].split()) for line in told if line.startswith("Model:")]
+            lines = (device / "information").read_text(encoding="utf-8", errors="replace").splitlines()
+            names += [" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("Model:")]
     except OSError:
         pass
     return tuple(names[:count]) + ("GPU",) * max(0, count - len(names))

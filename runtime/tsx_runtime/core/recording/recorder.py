@@ -157,7 +157,7 @@ class Recorder:
                 counts["disk"] += 1
                 if not self._stumbled:
                     self._stumbled = True
-                    logger.exception("model %s: a request cannot be written; of others like it only their number is told", self._name)
+                    logger.exception("model %s: a request cannot be written; of others like it only the number is reported", self._name)
         self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
 
     def _write_one(self, noted: CapturedRequest) -> str:

@@ -62,7 +62,7 @@ class RolloutController:
         now = time.time()
         so_far = self._counts(name, old.version)
         default = self._models[name].default
-        state = RolloutState(plan=plan, old=old.version, default=default, before=before.told(), began=now, changed=now, old_last=so_far)
+        state = RolloutState(plan=plan, old=old.version, default=default, before=before.as_json(), began=now, changed=now, old_last=so_far)
         self._run(name, state, "start", f"from version {state.old} to {plan.version}")
         return state
 
@@ -126,7 +126,7 @@ class RolloutController:
         state = self._load(name)
         if state is None or state.status != "running":
             return None
-        state.before = {**self._traffic.traffic(name).told(), "weights": state.before.get("weights", {})}
+        state.before = {**self._traffic.traffic(name).as_json(), "weights": state.before.get("weights", {})}
         return _ActiveRollout(state)
 
     def _missing(self, name: str, state: RolloutState) -> str:
@@ -158,7 +158,7 @@ class RolloutController:
         """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; a change of the weights ends the rollout."""
         now, state = self._traffic.traffic(name), running.state
         if now.weights == running.set.weights:
-            running.set, state.before = now, {**now.told(), "weights": state.before.get("weights", {})}
+            running.set, state.before = now, {**now.as_json(), "weights": state.before.get("weights", {})}
             self._keep_way_back(name, state)
             self._save(name, running)
         else:
@@ -340,8 +340,8 @@ class RolloutController:
                 "share": state.share,
                 "seconds": round(state.seconds, 1),
                 "reason": state.reason,
-                "new": told(state.new),
-                "old": told(state.old_now),
+                "new": numbers_of(state.new),
+                "old": numbers_of(state.old_now),
             },
         )
 
@@ -370,7 +370,7 @@ class _ActiveRollout:
         self.own = False
 
 
-def told(counts: Counts) -> dict[str, Any]:
+def numbers_of(counts: Counts) -> dict[str, Any]:
     """As people and programs read it."""
     p50, p99 = (quantile(counts.latencies, q) for q in (0.5, 0.99))
     return {

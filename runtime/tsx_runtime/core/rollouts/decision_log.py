@@ -59,16 +59,16 @@ def _read_all(directory: Path) -> dict[str, list[dict[str, Any]]]:
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
         with file.open(encoding="utf-8") as lines:
-            return [told for line in deque(lines, MOST_LINES) if (told := _told(line)) is not None]
+            return [entry for line in deque(lines, MOST_LINES) if (entry := _parse(line)) is not None]
     except (OSError, UnicodeDecodeError) as error:
         logger.warning("the log of rollouts %s cannot be read: %s", file, error)
         return []
 
 
-def _told(line: str) -> dict[str, Any] | None:
+def _parse(line: str) -> dict[str, Any] | None:
     """None where a server was killed while it wrote it."""
     try:
-        told = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return entry if isinstance(entry, dict) else None

@@ -105,8 +105,8 @@ class SequenceDispatcher(Dispatcher):
             said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
         if not self._given.isdisjoint(sent.jobs):
-            told = [self._with_id(job, headers) for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)]
-            frame = frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, told, strict=True)])
+            with_ids = [self._with_id(job, headers) for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)]
+            frame = frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, with_ids, strict=True)])
         self._tell_leaving()
         super().on_reply(channel, sent, frame)
 

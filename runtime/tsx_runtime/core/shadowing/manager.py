@@ -131,7 +131,7 @@ class ShadowManager:
         except Exception as error:  # the boundary to a plugin's code
             problem = f"{_named(how)} failed: {type(error).__name__}: {error}"[:1000]
             if not report.last_problem:
-                logger.exception("model %s: %s; further failures are not told", pair.mirror.name, problem)
+                logger.exception("model %s: %s; further failures are not logged", pair.mirror.name, problem)
         else:
             report.add_pair(primary, shadow)
             if why is None:

@@ -28,8 +28,8 @@ class TrafficState(NamedTuple):
     traffic: Traffic
     default: str
 
-    def told(self) -> dict[str, Any]:
-        return {"traffic": self.traffic.told(), "default": self.default}
+    def as_json(self) -> dict[str, Any]:
+        return {"traffic": self.traffic.as_json(), "default": self.default}
 
 
 class TrafficManager:
@@ -238,10 +238,10 @@ class TrafficManager:
         before = self._before.get(name)
         self._state.save(
             name,
-            traffic=now.traffic.told(),
+            traffic=now.traffic.as_json(),
             digest=self._configured.get(name, NOTHING).digest(),
             default=now.default if default or "default" in saved else None,
-            before=before and before.told(),
+            before=before and before.as_json(),
         )
 
     def _tell_traffic(self, name: str) -> None:

@@ -28,7 +28,7 @@ class Splitter:
         self.table = Table(name, "")
         self._draw = draw
         self.versions: dict[str, ModelVersion] = {}
-        self._told: dict[str, bytes] = {}
+        self._version_headers: dict[str, bytes] = {}
         self._stateful: list[ModelVersion] = []
         self._fixed: dict[str, FixedRoute] = {}
 
@@ -36,7 +36,7 @@ class Splitter:
         """From now on; `versions` are all that are registered."""
         self.table = table
         self.versions = dict(versions)
-        self._told = {number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions}
+        self._version_headers = {number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions}
         self._stateful = [version for version in versions.values() if version.plan.strategy.sequences is not None]
         self._fixed = {}
 
@@ -65,11 +65,11 @@ class Splitter:
         if version.client_timeout:
             due = job.arrived + version.client_timeout
             job.deadline = due if job.deadline is None else min(due, job.deadline)
-        told = self._told.get(version.version)
-        if told is None:  # it was removed, or another has taken its place, since the request's head was read
+        header = self._version_headers.get(version.version)
+        if header is None:  # it was removed, or another has taken its place, since the request's head was read
             version = self.versions[self.table.default]
-            told = self._told[version.version]
-        job.route(version, told)
+            header = self._version_headers[version.version]
+        job.route(version, header)
         if self.observers:
             self._watch(job, version)
         version.submit(job.watched or job)

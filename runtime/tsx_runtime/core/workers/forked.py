@@ -65,7 +65,7 @@ class Process(Protocol):
 class WorkerProcess(ProcessState):
     """One process. It ends by itself when its socket is closed.
 
-    On Linux its end is told by a descriptor of the process itself: the pipe that multiprocessing has for it would also end
+    On Linux its end is reported by a descriptor of the process itself: the pipe that multiprocessing has for it would also end
     with the fork server, whose death no worker needs to share.
     """
 
@@ -92,8 +92,8 @@ class WorkerProcess(ProcessState):
         """Wait for the end: the exit code, minus the signal's number, or None where it could not be seen. To be called once."""
         if self._pidfd is not None:
             await readable(self._pidfd)
-        told = await readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
-        code = self._exit_code() if told else None
+        reported = await readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
+        code = self._exit_code() if reported else None
         self._release()
         return code
 

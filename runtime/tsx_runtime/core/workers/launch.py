@@ -16,9 +16,9 @@ from tsx_runtime.shared.safe_path import CLEAN
 
 # The new interpreter has to find this installation, and nothing by accident.
 BOOT = CLEAN + (
-    "import json; told = json.loads(sys.argv[1]); "
-    "sys.path += [root for root in told.pop('roots') if root not in sys.path]; "
-    "from tsx_runtime.worker.launch.entry import run_program; run_program(**told)"
+    "import json; options = json.loads(sys.argv[1]); "
+    "sys.path += [root for root in options.pop('roots') if root not in sys.path]; "
+    "from tsx_runtime.worker.launch.entry import run_program; run_program(**options)"
 )
 
 
@@ -36,10 +36,10 @@ class Launch(NamedTuple):
     def command(self, fd: int, files: int | None) -> list[str]:
         """`fd`: the worker's end of its socket, which the program inherits. `files`: how many it may have open."""
         roots = [str(Path(package.__file__ or "").parents[1]) for package in (tsx_runtime, tsx_archiver)]
-        told: dict[str, object] = {"roots": list(dict.fromkeys(roots)), "fd": fd, "files": files, "packages": self.packages}
+        options: dict[str, object] = {"roots": list(dict.fromkeys(roots)), "fd": fd, "files": files, "packages": self.packages}
         if self.torchrun:
-            told["group"] = {"arguments": self.torchrun, "ranks": self.ranks, "broadcast": self.broadcast}
-        return [self.python, "-c", BOOT, json.dumps(told)]
+            options["group"] = {"arguments": self.torchrun, "ranks": self.ranks, "broadcast": self.broadcast}
+        return [self.python, "-c", BOOT, json.dumps(options)]
 
 
 def launch_of(

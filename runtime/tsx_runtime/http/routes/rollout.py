@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.rollouts.controller import told
+from tsx_runtime.core.rollouts.controller import numbers_of
 from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
@@ -58,8 +58,8 @@ def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> Model
         reason=state.reason,
         began=state.began,
         changed=state.changed,
-        new_counts=Numbers(**told(state.new)),
-        old_counts=Numbers(**told(state.old_now)),
+        new_counts=Numbers(**numbers_of(state.new)),
+        old_counts=Numbers(**numbers_of(state.old_now)),
         log=log,
     )
 

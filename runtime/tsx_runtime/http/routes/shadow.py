@@ -197,7 +197,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     )
     async def begin(model: ModelName, request: Request) -> Response:
         given = await read_object(request, limit, SHADOW)
-        registry.set_traffic(model, parsed(lambda: parse_traffic(registry.traffic(model).told() | {"shadow": given})))
+        registry.set_traffic(model, parsed(lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given})))
         await registry.state.written()
         return json_answer(report(registry, model))
 

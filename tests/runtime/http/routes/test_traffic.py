@@ -203,7 +203,7 @@ def test_rollback_undoes_the_last_change_and_then_itself(routed: RunningServer, 
     arrange(routed, {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}})
     arrange(routed, {"weights": {"2.0": 1}})
     routed.call(lambda: registry.rollback("talker"))
-    assert registry.traffic("talker").told() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
+    assert registry.traffic("talker").as_json() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
     assert version_of(routed.ask(lane=lane)) == "1.0"
     routed.call(lambda: registry.rollback("talker"))
     assert version_of(routed.ask(lane=lane)) == "2.0"
